@@ -1,0 +1,21 @@
+"""Options declared once, their resolution into one frozen configuration, and the facts of a model's config.json."""
+
+from quire.config.engine_config import EngineConfig, WorkerConfig
+from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.model_facts import ModelFacts
+from quire.config.option import Option, checked, options_of, parse_bytes
+from quire.config.resolve import Reasons, resolve
+
+__all__ = [
+    "EMBEDDED",
+    "EngineConfig",
+    "EngineOptions",
+    "ModelFacts",
+    "Option",
+    "Reasons",
+    "WorkerConfig",
+    "checked",
+    "options_of",
+    "parse_bytes",
+    "resolve",
+]

@@ -1,0 +1,54 @@
+"""One frozen configuration, made by `resolve`. Components take the values they use, not this whole object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.model_facts import ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What a worker needs to load the model and run steps."""
+
+    model_path: str
+    device: str
+    dtype: str
+    model_impl: str
+    load_format: str
+    trust_remote_code: bool
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    attention_backend: str
+    num_threads: int
+    compile: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything decided; nothing in it changes while the engine lives."""
+
+    facts: ModelFacts
+    worker: WorkerConfig
+    tokenizer_path: str
+    served_model_name: str
+    chat_template: str | None
+    use_generation_config: bool
+    max_model_len: int
+    # True: the length was Quire's choice, so it may be lowered to what memory holds
+    may_lower_max_model_len: bool
+    max_logprobs: int
+    seed: int
+    block_size: int
+    kv_cache_memory_bytes: int | None
+    num_blocks_override: int | None
+    enable_prefix_caching: bool
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    scheduling_policy: str
+    engine_process: bool | None
+    check_invariants: bool

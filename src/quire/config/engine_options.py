@@ -1,0 +1,79 @@
+"""Every option of the engine, declared once. Names that people type for vLLM are kept where the meaning is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.option import option
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What a user may say about the engine; None means that Quire decides and says why."""
+
+    # model
+    model: str = option(EMBEDDED, "directory, hub name, or 'embedded' for the model inside the package", section="model")
+    tokenizer: str | None = option(None, "directory or hub name of the tokenizer, if it is not the model's", section="model")
+    revision: str | None = option(None, "branch, tag or commit on the hub", section="model")
+    served_model_name: str | None = option(None, "name under which the API offers the model", section="model")
+    dtype: str = option(
+        "auto", "type of weights and activations", section="model", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    max_model_len: int | None = option(
+        None, "longest prompt plus output; by default the model's own, lowered to what memory holds",
+        section="model", least=1, unit="tokens",
+    )  # fmt: skip
+    model_impl: str = option(
+        "auto", "native files, or the Transformers library with Quire's attention underneath",
+        section="model", choices=("auto", "native", "transformers"),
+    )  # fmt: skip
+    load_format: str = option(
+        "auto", "safetensors of the checkpoint, or random weights from its config.json alone",
+        section="model", choices=("auto", "dummy"),
+    )  # fmt: skip
+    trust_remote_code: bool = option(
+        False, "run Python code that comes with a checkpoint (Transformers path only)", section="model"
+    )
+    chat_template: str | None = option(None, "file with a Jinja chat template, instead of the model's", section="model")
+    generation_config: str = option(
+        "auto", "take default sampling parameters from generation_config.json, or none",
+        section="model", choices=("auto", "none"),
+    )  # fmt: skip
+    seed: int = option(0, "seed of everything random that has no seed of its own", section="model", least=0)
+    max_logprobs: int = option(20, "most log-probabilities that a request may ask for", section="model", least=0)
+
+    # memory
+    block_size: int = option(16, "tokens in a block of the KV cache", section="memory", least=1, greatest=256)
+    kv_cache_memory_bytes: int | None = option(
+        None, "memory for the KV cache; by default what the requests can use, within what is free",
+        section="memory", least=1, unit="bytes",
+    )  # fmt: skip
+    num_gpu_blocks_override: int | None = option(
+        None, "blocks of the KV cache, instead of a size in bytes", section="memory", least=2, unit="blocks"
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "share of the device's memory that this engine may use in all", section="memory", least=0.05, greatest=1.0
+    )
+    enable_prefix_caching: bool = option(True, "keep and reuse blocks of earlier prompts", section="memory")
+
+    # scheduling
+    max_num_batched_tokens: int = option(
+        2048, "token budget of a step: bounds its latency and its memory", section="scheduling", least=1, unit="tokens"
+    )
+    max_num_seqs: int = option(256, "sequences that run at once", section="scheduling", least=1, greatest=65536)
+    scheduling_policy: str = option("fifo", "order in which requests are served (fcfs means fifo)", section="scheduling")
+
+    # execution
+    device: str = option("auto", "where the model runs", section="execution", choices=("auto", "cpu", "cuda"))
+    attention_backend: str = option("auto", "attention kernels: cpu (C++), reference (PyTorch)", section="execution")
+    num_threads: int | None = option(
+        None, "threads for computing on a CPU; by default as many cores as this process may use",
+        section="execution", least=1,
+    )  # fmt: skip
+    compile: bool = option(False, "compile the model with torch.compile, attention left opaque", section="execution")
+    engine_process: bool | None = option(
+        None, "run the engine core in a process of its own (LLM: no, AsyncLLM and the server: yes)", section="execution"
+    )
+    check_invariants: bool = option(False, "verify every table after each step (slow)", section="execution")

@@ -1,0 +1,70 @@
+"""The facts of a model's config.json that the engine itself needs. No torch, no Transformers.
+
+Reads both spellings of Transformers 4 and 5: `torch_dtype` and `dtype`, nested `text_config`.
+Attention layers and their shapes are not guessed here: the worker reports them after building the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ModelError
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFacts:
+    """What config.json and generation_config.json say."""
+
+    path: Path
+    model_type: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int | None
+    dtype: str | None
+    eos_token_ids: tuple[int, ...]
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> ModelFacts:
+        config = _read_json(path / "config.json", required=True)
+        generation = _read_json(path / "generation_config.json", required=False)
+        text_config = {**config, **config.get("text_config", {})}
+        model_type = config.get("model_type")
+        if not isinstance(model_type, str):
+            raise ModelError(f"{path / 'config.json'}: no model_type. Is this a Hugging Face checkpoint?")
+        vocab_size = text_config.get("vocab_size")
+        if not isinstance(vocab_size, int) or vocab_size < 1:
+            raise ModelError(f"{path / 'config.json'}: vocab_size={vocab_size!r} must be a positive whole number.")
+        lengths = [text_config[key] for key in _LENGTH_KEYS if isinstance(text_config.get(key), int)]
+        eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
+        return cls(
+            path=path,
+            model_type=model_type,
+            architecture=(config.get("architectures") or [""])[0],
+            vocab_size=vocab_size,
+            max_model_len=lengths[0] if lengths and lengths[0] > 0 else None,
+            dtype=text_config.get("dtype") or text_config.get("torch_dtype"),
+            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            hf_config=config,
+            generation_config=generation,
+        )
+
+
+def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
+    if not file.is_file():
+        if required:
+            raise ModelError(f"{file.parent}: no {file.name} there. A Hugging Face checkpoint directory is needed.")
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{file}: cannot be read as JSON ({error}).") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file}: must hold a JSON object.")
+    return content

@@ -1,0 +1,144 @@
+"""An option is declared once: name, type, default, bounds, choices, help, section.
+
+The Python keyword, the command-line flag, the row in the documentation and the check all derive from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+from quire.errors import OptionError, suggestion
+
+_SIZES = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
+_SIZES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002 - the word that argparse uses for the same thing
+    *,
+    section: str,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    greatest: float | None = None,
+    unit: str = "",
+) -> Any:
+    """A dataclass field that carries its own declaration."""
+    metadata = {
+        "help": help,
+        "section": section,
+        "choices": choices,
+        "least": least,
+        "greatest": greatest,
+        "unit": unit,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A declared option, as the command line and the documentation see it."""
+
+    name: str
+    kind: type
+    is_optional: bool
+    default: Any
+    help: str
+    section: str
+    choices: tuple[str, ...]
+    least: float | None
+    greatest: float | None
+    unit: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def parse(self, text: str) -> Any:
+        """A value typed at a command line or in a file."""
+        if self.is_optional and text.lower() in {"none", "auto"} and text not in self.choices:
+            return None
+        if self.kind is bool:
+            return self._parse_bool(text)
+        if self.unit == "bytes":
+            return parse_bytes(text, self.name)
+        try:
+            return self.kind(text)
+        except ValueError:
+            raise OptionError(f"{self.name}={text}: must be {self._kind_in_words()}.") from None
+
+    def check(self, value: Any) -> Any:
+        """The value itself, or an error that says what is allowed."""
+        if value is None:
+            if self.is_optional:
+                return None
+            raise OptionError(f"{self.name}=None: must be {self._kind_in_words()}.")
+        if isinstance(value, str) and self.kind is not str:
+            value = self.parse(value)
+        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):
+            raise OptionError(f"{self.name}={value!r}: must be {self._kind_in_words()}.")
+        if self.choices and value not in self.choices:
+            raise OptionError(
+                f"{self.name}={value!r}: must be one of {', '.join(self.choices)}."
+                + suggestion(str(value), self.choices)
+            )
+        if (self.least is not None and value < self.least) or (self.greatest is not None and value > self.greatest):
+            raise OptionError(f"{self.name}={value}: must be {self._range_in_words()}.")
+        return value
+
+    def _parse_bool(self, text: str) -> bool:
+        if text.lower() in {"1", "true", "yes", "on"}:
+            return True
+        if text.lower() in {"0", "false", "no", "off"}:
+            return False
+        raise OptionError(f"{self.name}={text}: must be true or false.")
+
+    def _kind_in_words(self) -> str:
+        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+        return words[self.kind] + (f" of {self.unit}" if self.unit else "")
+
+    def _range_in_words(self) -> str:
+        if self.greatest is None:
+            return f"at least {self.least}"
+        if self.least is None:
+            return f"at most {self.greatest}"
+        return f"between {self.least} and {self.greatest}"
+
+
+def options_of(declaration: type) -> dict[str, Option]:
+    """Every option of a dataclass whose fields were made by `option`, by name."""
+    hints = get_type_hints(declaration)
+    found = {}
+    for field in dataclasses.fields(declaration):
+        kinds = [kind for kind in get_args(hints[field.name]) if kind is not type(None)] or [hints[field.name]]
+        found[field.name] = Option(
+            name=field.name,
+            kind=kinds[0],
+            is_optional=type(None) in get_args(hints[field.name]),
+            default=field.default,
+            **field.metadata,
+        )
+    return found
+
+
+def checked(declaration: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, each checked; an unknown name is an error with a suggestion."""
+    options = options_of(declaration)
+    for name in values:
+        if name not in options:
+            raise OptionError(f"{name}: there is no such option.{suggestion(name, options)}")
+    return {name: options[name].check(value) for name, value in values.items()}
+
+
+def parse_bytes(text: str, name: str = "size") -> int:
+    """`2GiB`, `500M` or a plain number of bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    factor = _SIZES.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise OptionError(f"{name}={text}: must be a size such as 500M, 2GiB or 1073741824.")
+    return int(float(match.group(1)) * factor)

@@ -1,0 +1,154 @@
+"""From what a user said to one frozen configuration, and a table of every value with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from quire.config.engine_config import EngineConfig, WorkerConfig
+from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.model_facts import ModelFacts
+from quire.config.model_source import locate
+from quire.config.option import checked, options_of
+from quire.errors import CapacityError, OptionError
+
+_FALLBACK_LENGTH = 2048
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass
+class Reasons:
+    """Name, value and reason of every option, in the order of declaration."""
+
+    rows: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+
+    def add(self, name: str, value: object, reason: str) -> None:
+        self.rows.append((name, str(value), reason))
+
+    def table(self) -> str:
+        width = max(len(name) for name, _, _ in self.rows)
+        return "\n".join(f"{name:<{width}}  {value}  ({reason})" for name, value, reason in self.rows)
+
+
+def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
+    """Checks every value, finds the model and decides what was left open."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    options = EngineOptions(**checked(EngineOptions, values))
+    path = locate(options.model, options.revision)
+    tokenizer = locate(options.tokenizer, None) if options.tokenizer else path
+    facts = ModelFacts.read(path)
+    decided: dict[str, tuple[object, str]] = {}
+
+    device, decided["device"] = _device(options)
+    dtype, decided["dtype"] = _dtype(options, facts, device)
+    length, decided["max_model_len"] = _max_model_len(options, facts)
+    threads, decided["num_threads"] = _num_threads(options)
+    name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
+    worker = WorkerConfig(
+        model_path=str(path),
+        device=device,
+        dtype=dtype,
+        model_impl=options.model_impl,
+        load_format=options.load_format,
+        trust_remote_code=options.trust_remote_code,
+        max_model_len=length,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        attention_backend=options.attention_backend,
+        num_threads=threads,
+        compile=options.compile,
+        seed=options.seed,
+    )
+    config = EngineConfig(
+        facts=facts,
+        worker=worker,
+        tokenizer_path=str(tokenizer),
+        served_model_name=name,
+        chat_template=options.chat_template,
+        use_generation_config=options.generation_config == "auto",
+        max_model_len=length,
+        may_lower_max_model_len=options.max_model_len is None,
+        max_logprobs=options.max_logprobs,
+        seed=options.seed,
+        block_size=options.block_size,
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        num_blocks_override=options.num_gpu_blocks_override,
+        enable_prefix_caching=options.enable_prefix_caching,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        scheduling_policy={"fcfs": "fifo"}.get(options.scheduling_policy, options.scheduling_policy),
+        engine_process=options.engine_process,
+        check_invariants=options.check_invariants,
+    )
+    return config, _reasons(options, decided)
+
+
+def _reasons(options: EngineOptions, decided: dict[str, tuple[object, str]]) -> Reasons:
+    reasons = Reasons()
+    for name, declared in options_of(EngineOptions).items():
+        value = getattr(options, name)
+        if name in decided:
+            reasons.add(name, *decided[name])
+        else:
+            reasons.add(name, value, "default" if value == declared.default else "as asked")
+    return reasons
+
+
+def _device(options: EngineOptions) -> tuple[str, tuple[object, str]]:
+    if options.device != "auto":
+        return options.device, (options.device, "as asked")
+    # The driver's device file, so that the front end needs no torch to answer; the worker checks again.
+    if Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
+        return "cuda", ("cuda", "an NVIDIA driver is here")
+    return "cpu", ("cpu", "no GPU is here")
+
+
+def _dtype(options: EngineOptions, facts: ModelFacts, device: str) -> tuple[str, tuple[object, str]]:
+    if options.dtype != "auto":
+        return options.dtype, (options.dtype, "as asked")
+    stored = facts.dtype or "float32"
+    if stored not in _DTYPES:
+        raise OptionError(f"dtype=auto: config.json says {stored!r}. Give one of {', '.join(_DTYPES)}.")
+    if stored == "float16" and device == "cpu":
+        # CPUs multiply bfloat16 natively where they multiply float16 at all only by conversion
+        return "bfloat16", ("bfloat16", "the checkpoint is float16, which is slow on a CPU")
+    if stored == "float32" and device == "cuda":
+        return "bfloat16", ("bfloat16", "the checkpoint is float32, which wastes a GPU")
+    return stored, (stored, "as stored in the checkpoint")
+
+
+def _max_model_len(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[object, str]]:
+    own = facts.max_model_len
+    if options.max_model_len is None:
+        if own is None:
+            return _FALLBACK_LENGTH, (_FALLBACK_LENGTH, "config.json names no length")
+        return own, (own, "the model's own length")
+    if own is not None and options.max_model_len > own:
+        raise CapacityError(
+            f"max_model_len={options.max_model_len}: the model has positions for {own} tokens (config.json). "
+            f"Lower max_model_len to {own}, or leave it out."
+        )
+    return options.max_model_len, (options.max_model_len, "as asked")
+
+
+def _num_threads(options: EngineOptions) -> tuple[int, tuple[object, str]]:
+    if options.num_threads is not None:
+        return options.num_threads, (options.num_threads, "as asked")
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked), (asked, "OMP_NUM_THREADS")
+    count = available_cpus()
+    return count, (count, "cores that this process may use")
+
+
+def available_cpus() -> int:
+    """Cores that the scheduler and the container grant to this process."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, round(int(quota) / int(period))))

@@ -1,0 +1,72 @@
+"""The tree of exceptions. A user's mistake is a UserError and is shown without a traceback.
+
+QuireError
+├── UserError                 what was asked cannot be done; the message says what would work
+│   ├── OptionError           an unknown option, or a value out of its bounds
+│   ├── ModelError            a checkpoint that is missing, corrupt or of an unknown kind
+│   ├── CapacityError         memory that does not suffice for what was asked
+│   └── RequestError          one request is invalid; nothing else is affected
+│       └── ContextLengthError
+└── EngineError               the engine's own trouble
+    ├── RequestFailedError    one request failed while it ran
+    └── EngineDeadError       the engine is gone; every request in flight is lost
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuireError(Exception):
+    """Root of everything that Quire raises on purpose."""
+
+
+class UserError(QuireError, ValueError):
+    """What was asked cannot be done."""
+
+
+class OptionError(UserError):
+    """An unknown option, or a value outside its bounds."""
+
+
+class ModelError(UserError):
+    """A checkpoint that is missing, corrupt or of an unknown kind."""
+
+
+class CapacityError(UserError):
+    """Memory that does not suffice for what was asked."""
+
+
+class RequestError(UserError):
+    """One request is invalid. `param` names the field, `code` is machine-readable."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(RequestError):
+    """Prompt and output together exceed what the model or the memory can hold."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class EngineError(QuireError, RuntimeError):
+    """The engine's own trouble."""
+
+
+class RequestFailedError(EngineError):
+    """One request failed while it ran; the others go on."""
+
+
+class EngineDeadError(EngineError):
+    """The engine is gone, and with it every request in flight."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """A closing phrase for an unknown name: ` Did you mean "x"?`, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f' Did you mean "{close[0]}"?' if close else ""

@@ -1,0 +1,303 @@
+"""Everything that crosses a boundary between processes, as typed structs. No pickle, no objects with behaviour.
+
+client -> core     EngineRequest, ExtendRequest, AbortRequests, ControlCall
+core   -> client   EngineOutputs, ControlReply
+core   -> worker   SchedulerOutput
+worker -> core     StepOutput
+
+Bulk data travels as columns: one-dimensional or two-dimensional int64 arrays, packed as bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quire.sampling_params import SamplingParams
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+_NO_INTS: IntArray = np.empty(0, dtype=np.int64)
+
+# A request holds up to 2**10 sequences; both fit into one number, so that a step's output is two columns.
+_INDEX_BITS = 10
+
+
+def sequence_id_of(request_id: int, index: int) -> int:
+    """The number that names sequence `index` of a request everywhere."""
+    return (request_id << _INDEX_BITS) | index
+
+
+def split_sequence_id(sequence_id: int) -> tuple[int, int]:
+    """(request_id, index) of a sequence."""
+    return sequence_id >> _INDEX_BITS, sequence_id & ((1 << _INDEX_BITS) - 1)
+
+
+def int_array(values: Any) -> IntArray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def no_ints() -> IntArray:
+    return _NO_INTS
+
+
+class Message(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Root of what is sent over a socket; the class name travels as the tag."""
+
+
+# ---------------------------------------------------------------------------------------------- client and core
+
+
+class EngineRequest(Message):
+    """Tokens in. `seed` is always set by the client, so that the core draws no randomness of its own."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int = 0
+    eos_token_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] = []
+    priority: int = 0
+    cache_salt: str = ""
+    media: list[Any] = []
+    adapter: str | None = None
+    # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
+    is_final: bool = True
+
+
+class ExtendRequest(Message):
+    """More prompt tokens of a request that was added with is_final=False."""
+
+    request_id: int
+    token_ids: list[int]
+    is_final: bool = False
+
+
+class AbortRequests(Message):
+    """Sequences of these requests end with finish reason "abort"; unknown ids are ignored."""
+
+    request_ids: list[int] = []
+    # single sequences, for a stop string that one of several sequences has met
+    sequence_ids: list[int] = []
+
+
+class ControlCall(Message):
+    """A management operation: a name and arguments. `call_id` pairs the reply."""
+
+    call_id: int
+    name: str
+    args: dict[str, Any] = {}
+
+
+class ControlReply(Message):
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position: the chosen token first, then the best ones in falling order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class SequenceLogprobs(msgspec.Struct, array_like=True):
+    """One entry a token of this message, in order."""
+
+    sequence_id: int
+    positions: list[TokenLogprobs]
+
+
+class SequenceStart(msgspec.Struct, array_like=True):
+    """A sequence computes for the first time; so many of its tokens came from the prefix cache."""
+
+    sequence_id: int
+    num_cached_tokens: int
+
+
+class SequenceEnd(msgspec.Struct, array_like=True):
+    """finish_reason is stop, length, abort or error. stop_reason is the stop token id, if one was asked for."""
+
+    sequence_id: int
+    finish_reason: str
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+class EngineOutputs(Message):
+    """What one step brought: token_ids[i] belongs to sequence_ids[i]; a sequence may occur more than once, in order."""
+
+    step: int
+    sequence_ids: np.ndarray = msgspec.field(default_factory=no_ints)
+    token_ids: np.ndarray = msgspec.field(default_factory=no_ints)
+    starts: list[SequenceStart] = []
+    ends: list[SequenceEnd] = []
+    logprobs: list[SequenceLogprobs] = []
+    prompt_logprobs: list[SequenceLogprobs] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (len(self.sequence_ids) or self.starts or self.ends or self.prompt_logprobs)
+
+
+class EngineReady(Message):
+    """First message of a core: the resolved configuration as a client needs it."""
+
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    report: list[str] = []
+
+
+class EngineFailed(Message):
+    """Last message of a core that gives up. kind is the class name in quire.errors."""
+
+    kind: str
+    error: str
+
+
+ToCore: TypeAlias = EngineRequest | ExtendRequest | AbortRequests | ControlCall
+ToClient: TypeAlias = EngineOutputs | ControlReply | EngineReady | EngineFailed
+
+
+# ---------------------------------------------------------------------------------------------- core and worker
+
+
+class AdmittedSequence(msgspec.Struct, kw_only=True):
+    """A sequence gets its row, for life. The worker samples from it whenever all its tokens are computed."""
+
+    row: int
+    sequence_id: int
+    token_ids: np.ndarray
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    sampling: SamplingParams
+    seed: int
+    eos_token_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] = []
+    # False: the prompt is still arriving, so nothing is sampled until an AppendedTokens with is_final=True
+    is_final: bool = True
+
+
+class ForkedSequence(msgspec.Struct, kw_only=True):
+    """A child gets a row: tokens [0, num_total_tokens) and sampling state of its parent, a seed of its own."""
+
+    parent_row: int
+    row: int
+    sequence_id: int
+    num_total_tokens: int
+    num_computed_tokens: int
+    seed: int
+
+
+class AppendedTokens(msgspec.Struct, kw_only=True):
+    """Tokens that the core chose: streamed input, a beam's choice, a forced token."""
+
+    row: int
+    token_ids: list[int]
+    is_final: bool = True
+
+
+class SchedulerOutput(msgspec.Struct, kw_only=True):
+    """One step: who computes how many tokens, and what changed since the last one. Nothing else.
+
+    The worker applies it in the order of the fields. rows[i] computes num_tokens[i] tokens from its own
+    num_computed_tokens on; if that reaches its num_total_tokens (and its input is final) it samples.
+    """
+
+    step: int
+    released: list[int] = []
+    admitted: list[AdmittedSequence] = []
+    forked: list[ForkedSequence] = []
+    # (row, num_computed_tokens): preempted to 0, or resumed after a prefix hit
+    progress: list[tuple[int, int]] = []
+    appended: list[AppendedTokens] = []
+    # columns (group, row, index in the block table, block id), shape [4, n]
+    block_writes: np.ndarray = msgspec.field(default_factory=lambda: np.empty((4, 0), dtype=np.int64))
+    # columns (source block, destination block), shape [2, n]: all copied before any write of this step
+    block_copies: np.ndarray = msgspec.field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    rows: np.ndarray = msgspec.field(default_factory=no_ints)
+    num_tokens: np.ndarray = msgspec.field(default_factory=no_ints)
+    step_data: dict[str, Any] = {}
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return int(self.num_tokens.sum())
+
+
+class StepOutput(msgspec.Struct, kw_only=True):
+    """token_ids[i] was sampled for rows[i]; a row may occur more than once, in order (speculation)."""
+
+    step: int
+    rows: np.ndarray = msgspec.field(default_factory=no_ints)
+    token_ids: np.ndarray = msgspec.field(default_factory=no_ints)
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    # of the prompt positions computed in this step; the first prompt token has none
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    # rows that failed alone, with the reason
+    failures: dict[int, str] = {}
+
+
+class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
+    """What one attention layer keeps per token. Layers with equal specs form a group (3.4.2, DESIGN 5)."""
+
+    name: str
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    bytes_per_element: int
+    sliding_window: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        # 2.1.2: 2 x heads x dimension x size, per layer
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.bytes_per_element
+
+
+class WorkerCapacity(msgspec.Struct, kw_only=True):
+    """What a worker measured after loading: layers that keep a cache, and the bytes left for it."""
+
+    layers: list[LayerSpec]
+    available_bytes: int
+    explanation: str
+
+
+# ---------------------------------------------------------------------------------------------- encoding
+
+
+def _encode_other(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        columns = value.shape[0] if value.ndim == 2 else 0
+        return (columns, np.ascontiguousarray(value, dtype=np.int64).tobytes())
+    raise TypeError(f"{type(value).__name__} does not cross a socket")
+
+
+def _decode_other(kind: type, value: Any) -> Any:
+    if kind is np.ndarray:
+        columns, data = value
+        flat = np.frombuffer(data, dtype=np.int64)
+        return flat.reshape(columns, -1) if columns else flat
+    raise TypeError(f"{kind.__name__} does not cross a socket")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_to_core = msgspec.msgpack.Decoder(ToCore, dec_hook=_decode_other)
+_to_client = msgspec.msgpack.Decoder(ToClient, dec_hook=_decode_other)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_core(data: bytes) -> ToCore:
+    """Strict: an unknown tag, field or type raises msgspec.DecodeError or ValidationError."""
+    return _to_core.decode(data)
+
+
+def decode_to_client(data: bytes) -> ToClient:
+    return _to_client.decode(data)

@@ -1,0 +1,129 @@
+"""What a user may ask of one request's output. Names and meanings are vLLM's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from quire.errors import RequestError
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+# (field, least, greatest): both inclusive
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("n", 1, MAX_N),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("temperature", 0.0, 100.0),
+    ("top_k", -1, 2**31 - 1),
+    ("min_p", 0.0, 1.0),
+    ("max_tokens", 1, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
+    ("logprobs", 0, 1024),
+    ("prompt_logprobs", 0, 1024),
+    ("seed", -(2**63), 2**64 - 1),
+)
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Sampling and stopping of one request.
+
+    `temperature=0` is greedy. `top_k` of 0 or -1 means all tokens. `max_tokens=None` means up to the model's length.
+    `logprobs=k` returns the chosen token's log-probability and those of the k best.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] = msgspec.field(default_factory=list)
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    bad_words: list[str] = msgspec.field(default_factory=list)
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        self.stop_token_ids = list(self.stop_token_ids or ())
+        self.bad_words = list(self.bad_words or ())
+        for name, least, greatest in _BOUNDS:
+            _check_range(name, getattr(self, name), least, greatest)
+        self._check_open_ranges()
+        self._check_lists()
+        self._check_together()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    def _check_open_ranges(self) -> None:
+        if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
+            raise RequestError(f"top_p={self.top_p!r}: must be above 0 and at most 1.", param="top_p")
+        if not _is_number(self.repetition_penalty) or not 0.0 < self.repetition_penalty <= 100.0:
+            raise RequestError(
+                f"repetition_penalty={self.repetition_penalty!r}: must be above 0 and at most 100.",
+                param="repetition_penalty",
+            )
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop: {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed.", param="stop")
+        for name in ("stop", "bad_words"):
+            if not all(isinstance(text, str) and text for text in getattr(self, name)):
+                raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
+            if ids is not None and not all(_is_int(token) and token >= 0 for token in ids):
+                raise RequestError(f"{name}={ids!r}: must be a list of token ids, 0 or greater.", param=name)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids=[]: nothing could be generated. Leave it out.", param="allowed_token_ids")
+        for token, bias in (self.logit_bias or {}).items():
+            if not _is_int(token) or not _is_number(bias) or not -100.0 <= bias <= 100.0:
+                raise RequestError(
+                    f"logit_bias[{token!r}]={bias!r}: keys are token ids, values lie between -100 and 100.",
+                    param="logit_bias",
+                )
+
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens={self.min_tokens}: must not exceed max_tokens={self.max_tokens}.", param="min_tokens"
+            )
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs detokenize=True: stop strings are looked for in the text.", param="stop")
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, validated again."""
+        return msgspec.structs.replace(self, **changes)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_range(name: str, value: float | None, least: float, greatest: float) -> None:
+    if value is None and name in {"max_tokens", "logprobs", "prompt_logprobs", "seed"}:
+        return
+    is_integer = isinstance(least, int)
+    if (is_integer and not _is_int(value)) or not _is_number(value) or not least <= value <= greatest:  # type: ignore[operator]
+        kind = "a whole number" if is_integer else "a number"
+        raise RequestError(f"{name}={value!r}: must be {kind} between {least} and {greatest}.", param=name)
