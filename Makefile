@@ -1,0 +1,67 @@
+# Quire: `make serve` and `make test` do everything, the set-up included. `make help` lists the rest.
+
+# What may be passed, as in  make serve PORT=9000 MODEL=/models/qwen3  or in the environment.
+HOST ?= 127.0.0.1##      serve: the address to listen on
+PORT ?= 8000##           serve: the port
+MODEL ?=##                serve: a folder or a name on the hub; empty: the model that ships with Quire
+ARGS ?=##                 serve, test: further options, passed on as they are
+PYTHON ?=##               setup: the Python to use (3.11 to 3.13); empty: the first that fits
+TORCH_INDEX ?=##          setup: an index of CPU wheels of torch; empty: pip's own choice
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+venv := .venv
+ready := $(venv)/.quire-ready
+kernels := $(venv)/.quire-kernels
+export PYTHON TORCH_INDEX
+
+# The stamp holds the folder it was made in. A tree that was moved or copied must be set up anew: a venv cannot move.
+ifneq ($(file <$(ready)),$(CURDIR))
+.PHONY: $(ready)
+endif
+
+$(ready): pyproject.toml tools/setup.sh
+	@tools/setup.sh
+
+# Compiled ahead so that the first start is quick. Without a compiler, or if it fails, Quire runs its PyTorch kernels.
+$(kernels): $(ready) $(shell find src/quire/csrc -type f 2>/dev/null)
+	@if command -v "$${CXX:-g++}" >/dev/null; then \
+	    $(venv)/bin/python -m quire.worker.kernels.cpu.build || echo "setup: the C++ kernels were not built (reason above); the PyTorch kernels are used, which are slower"; \
+	else \
+	    echo "setup: no C++ compiler found; the PyTorch kernels are used, which are slower (sudo apt install g++)"; \
+	fi
+	@touch $@
+
+.PHONY: setup serve test lint format clean help
+
+setup: $(ready) $(kernels) ## create .venv and install everything; does nothing the second time
+
+serve: setup ## run the server in the foreground (HOST, PORT, MODEL, ARGS); Ctrl-C ends it
+	@exec $(venv)/bin/quire serve $(if $(MODEL),"$(MODEL)") --host "$(HOST)" --port "$(PORT)" $(ARGS)
+
+# One thread a process: on busy cores two threads that wait for each other are many times slower than one.
+test: export OMP_NUM_THREADS = 1
+test: export OMP_WAIT_POLICY = passive
+test: lint ## lint, then the default tests (ARGS="-k scheduler", ARGS="-m nightly")
+	@$(venv)/bin/python -m pytest $(ARGS)
+
+lint: setup ## ruff and mypy
+	@$(venv)/bin/ruff check .
+	@$(venv)/bin/ruff format --check .
+	@$(venv)/bin/mypy
+
+format: setup ## format the code, and repair what ruff can repair
+	@$(venv)/bin/ruff check --fix-only --quiet .
+	@$(venv)/bin/ruff format .
+
+clean: ## remove .venv, caches and build results
+	@rm -rf $(venv) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+help: ## this list
+	@echo "make <target> [VARIABLE=value]"; echo
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+	@echo
+	@sed -nE 's/^([A-Z_]+) \?= ?([^#]*)## *(.*)/  \1|\3|\2/p' Makefile | awk -F'|' '{printf "%-14s %s%s\n", $$1, $$2, ($$3 == "" ? "" : " [" $$3 "]")}'

@@ -1,0 +1,18 @@
+"""What holds for every test. Fixtures stand beside the tests that use them, or in `quire.testing`."""
+
+import os
+
+from hypothesis import settings
+
+# Before torch is imported: one thread, because on busy cores two that wait for each other are many times slower; and
+# no network, because a test that needs the hub is a test that fails on a train.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# The default run tries the same examples each time, so that it fails for a reason. A longer search draws new ones:
+# HYPOTHESIS_PROFILE=search make test ARGS="-k invariants"
+settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("search", deadline=None, max_examples=5_000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

@@ -1,0 +1,58 @@
+"""`import quire` answers at once: what takes seconds to import is imported by those who need it.
+
+Nothing here is timed; a busy machine would decide. What was imported is looked up in a fresh interpreter.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+HEAVY = ("torch", "transformers", "triton")
+
+REPORT = """
+import json, sys
+{statement}
+print(json.dumps([name for name in {names} if name in sys.modules]))
+"""
+
+
+def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
+    """Those of `names` that are in sys.modules after the statement ran in a new interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT.format(statement=statement, names=list(names))],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import quire",
+        "from quire import SamplingParams",
+        "from quire import errors",
+        "import quire.config",
+        "import quire.messages",
+        "import quire.interfaces.cli",
+    ],
+)
+def test_takes_no_torch_and_no_transformers(statement: str):
+    assert imported_by(statement, HEAVY) == []
+
+
+def test_the_version_needs_no_server_either():
+    assert imported_by("import quire; quire.__version__", ("numpy", "fastapi", "uvicorn", "pydantic")) == []
+
+
+def test_what_is_imported_is_found():
+    assert imported_by("import json, decimal", ("decimal", "torch")) == ["decimal"]
