@@ -211,10 +211,11 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     """
 
     step: int
+    # first: a parent may be released in the same step, and a released row may be admitted again
+    forked: list[ForkedSequence] = []
     released: list[int] = []
     admitted: list[AdmittedSequence] = []
-    forked: list[ForkedSequence] = []
-    # (row, num_computed_tokens): preempted to 0, or resumed after a prefix hit
+    # (row, num_computed_tokens): resumed after a preemption, at 0 or at a prefix hit
     progress: list[tuple[int, int]] = []
     appended: list[AppendedTokens] = []
     # columns (group, row, index in the block table, block id), shape [4, n]
@@ -296,8 +297,10 @@ def encode(message: Message) -> bytes:
 
 def decode_to_core(data: bytes) -> ToCore:
     """Strict: an unknown tag, field or type raises msgspec.DecodeError or ValidationError."""
-    return _to_core.decode(data)
+    message: ToCore = _to_core.decode(data)
+    return message
 
 
 def decode_to_client(data: bytes) -> ToClient:
-    return _to_client.decode(data)
+    message: ToClient = _to_client.decode(data)
+    return message

@@ -91,7 +91,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if ids is not None and not all(_is_int(token) and token >= 0 for token in ids):
                 raise RequestError(f"{name}={ids!r}: must be a list of token ids, 0 or greater.", param=name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids=[]: nothing could be generated. Leave it out.", param="allowed_token_ids")
+            raise RequestError(
+                "allowed_token_ids=[]: leaves nothing to generate. Leave it out.", param="allowed_token_ids"
+            )
         for token, bias in (self.logit_bias or {}).items():
             if not _is_int(token) or not _is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError(

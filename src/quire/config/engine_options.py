@@ -14,8 +14,8 @@ class EngineOptions:
     """What a user may say about the engine; None means that Quire decides and says why."""
 
     # model
-    model: str = option(EMBEDDED, "directory, hub name, or 'embedded' for the model inside the package", section="model")
-    tokenizer: str | None = option(None, "directory or hub name of the tokenizer, if it is not the model's", section="model")
+    model: str = option(EMBEDDED, "directory, hub name, or 'embedded' for the model in the package", section="model")
+    tokenizer: str | None = option(None, "directory or hub name of another tokenizer than the model's", section="model")
     revision: str | None = option(None, "branch, tag or commit on the hub", section="model")
     served_model_name: str | None = option(None, "name under which the API offers the model", section="model")
     dtype: str = option(
@@ -63,7 +63,7 @@ class EngineOptions:
         2048, "token budget of a step: bounds its latency and its memory", section="scheduling", least=1, unit="tokens"
     )
     max_num_seqs: int = option(256, "sequences that run at once", section="scheduling", least=1, greatest=65536)
-    scheduling_policy: str = option("fifo", "order in which requests are served (fcfs means fifo)", section="scheduling")
+    scheduling_policy: str = option("fifo", "order of serving (fcfs means fifo)", section="scheduling")
 
     # execution
     device: str = option("auto", "where the model runs", section="execution", choices=("auto", "cpu", "cuda"))

@@ -24,7 +24,9 @@ def locate(model: str, revision: str | None = None) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
-    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1 or path.suffix in {".gguf", ".safetensors"}
+    looks_like_path = (
+        model.startswith((".", "/", "~")) or model.count("/") > 1 or path.suffix in {".gguf", ".safetensors"}
+    )
     if path.exists() or looks_like_path or not _HUB_NAME.fullmatch(model):
         raise ModelError(f"model={model}: no such directory. Give a Hugging Face checkpoint directory or a hub name.")
     return _download(model, revision)

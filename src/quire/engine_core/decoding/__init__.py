@@ -1,0 +1,1 @@
+"""Decoding methods out of three verbs (3.5.2): fork, append, free."""

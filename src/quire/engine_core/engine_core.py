@@ -1,0 +1,92 @@
+"""The engine core (4.1.2): a state machine that is driven by calls and answers with messages.
+
+Owns the scheduler and the executor. It has no thread, no socket, no clock and no randomness: the same calls give the
+same outputs. Driven by a client in this process or by process.py over a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.engine_core.executor.executor import Executor
+from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.errors import UserError, suggestion
+from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest
+
+ControlOperation = Callable[..., Any]
+
+
+class EngineCore:
+    """schedule, execute, update: one step at a time."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, ready: EngineReady, *, check_invariants: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.ready = ready
+        self._check_invariants = check_invariants
+        # nothing to do until the next message, because the last schedule granted nothing
+        self._is_idle = True
+        self._operations: dict[str, ControlOperation] = {
+            "statistics": self.statistics,
+            "reset_prefix_cache": self._reset_prefix_cache,
+            "check_invariants": self._checked,
+        }
+
+    # ------------------------------------------------------------------------------------------ messages in
+
+    def add(self, request: EngineRequest) -> None:
+        self.scheduler.add_request(request)
+        self._is_idle = False
+
+    def extend(self, message: ExtendRequest) -> None:
+        self.scheduler.extend(message.request_id, message.token_ids, message.is_final)
+        self._is_idle = False
+
+    def abort(self, message: AbortRequests) -> None:
+        self.scheduler.abort(message.request_ids, message.sequence_ids)
+        self._is_idle = False
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        """A management operation of the core, or else of the workers (`worker.NAME`)."""
+        if name.startswith("worker."):
+            return self.executor.control(name.removeprefix("worker."), args)
+        if name not in self._operations:
+            raise UserError(f"control {name!r}: there is no such operation.{suggestion(name, self._operations)}")
+        return self._operations[name](**args)
+
+    # ------------------------------------------------------------------------------------------ messages out
+
+    @property
+    def has_work(self) -> bool:
+        """False: `step` would do nothing until the next message comes in."""
+        return not self._is_idle
+
+    def step(self) -> EngineOutputs:
+        """One iteration. Requests that ended without running (refused, aborted) are reported here as well."""
+        decision = self.scheduler.schedule()
+        if decision is None:
+            self._is_idle = True
+            outputs = EngineOutputs(step=0)
+            self.scheduler.take_events(outputs)
+        else:
+            outputs = self.scheduler.update_from_output(self.executor.execute(decision).result())
+        if self._check_invariants:
+            self._checked()
+        return outputs
+
+    def statistics(self) -> dict[str, float]:
+        return self.scheduler.statistics()
+
+    def shutdown(self) -> None:
+        self.executor.shutdown()
+
+    def _reset_prefix_cache(self) -> bool:
+        self.scheduler.manager.pool.forget_cached()
+        return True
+
+    def _checked(self) -> bool:
+        self.scheduler.check_invariants()
+        return True

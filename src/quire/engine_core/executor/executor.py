@@ -1,0 +1,26 @@
+"""What an executor is: the way from a decision to the workers and back."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+
+
+class Executor(Protocol):
+    """Runs steps in the order in which they are given."""
+
+    def measure_capacity(self) -> WorkerCapacity:
+        """Which layers keep a cache, and the memory left for it once the model is loaded."""
+
+    def initialize_cache(self, groups: list[list[str]], num_blocks: int) -> None:
+        """Allocates the cache; nothing is allocated for it afterwards."""
+
+    def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
+        """One step. The future fails if the step as a whole failed."""
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        """A management operation, passed to every worker."""
+
+    def shutdown(self) -> None: ...

@@ -1,0 +1,1 @@
+"""KV CACHE MANAGER: block pool, block tables, prefix cache, copy-on-write, and how many blocks there are."""

@@ -1,0 +1,108 @@
+"""The pool of physical blocks: who holds each one, and which known contents can be revived.
+
+A block is free, held (count >= 1), or cached (count 0, content known by its key, revived until it is evicted). It
+hands out numbers and knows neither sequences nor tokens. Called by the KV cache manager alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+# (group of layers, chain hash): the same tokens have other content in another group
+BlockKey = tuple[int, bytes]
+
+
+class BlockPool:
+    """Fixed-size blocks with reference counts (3.4.2, 3.4.4)."""
+
+    def __init__(self, num_blocks: int, free_order: Sequence[int] | None = None) -> None:
+        self.num_blocks = num_blocks
+        order = range(num_blocks) if free_order is None else free_order
+        self._free = list(reversed(order))
+        self._counts = [0] * num_blocks
+        self._keys: list[BlockKey | None] = [None] * num_blocks
+        self._block_by_key: dict[BlockKey, int] = {}
+        # count 0 and content known, least recently used first
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self.num_evictions = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def count(self, block: int) -> int:
+        return self._counts[block]
+
+    def is_cached(self, block: int) -> bool:
+        return block in self._cached
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """New blocks with count 1; evicts cached ones when none is free. The caller asks `num_available` first."""
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
+        for block in blocks:
+            self._counts[block] = 1
+        return blocks
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """One more holder for each; a cached block is revived."""
+        for block in blocks:
+            if self._counts[block] == 0:
+                del self._cached[block]
+            self._counts[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One holder less for each, in this order: give the deepest block of a chain first, so it is evicted first."""
+        for block in blocks:
+            self._counts[block] -= 1
+            if self._counts[block] == 0:
+                if self._keys[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def find(self, key: BlockKey) -> int | None:
+        """A pure look-up: takes no reference."""
+        return self._block_by_key.get(key)
+
+    def register(self, block: int, key: BlockKey) -> None:
+        """The block's content is known from now on. A second block with the same content stays anonymous."""
+        if self._keys[block] is None and key not in self._block_by_key:
+            self._keys[block] = key
+            self._block_by_key[key] = block
+
+    def forget_cached(self) -> None:
+        """Empties the prefix cache; held blocks keep their holders and lose their names."""
+        self._free.extend(self._cached)
+        self._cached.clear()
+        self._block_by_key.clear()
+        self._keys = [None] * self.num_blocks
+
+    def check_invariants(self, holders: dict[int, int]) -> None:
+        """`holders` counts, by block, the entries of all block tables."""
+        assert sorted([*self._free, *self._cached, *holders]) == list(range(self.num_blocks)), (
+            "free, cached and held blocks are not a partition of the pool"
+        )
+        for block, count in enumerate(self._counts):
+            assert count == holders.get(block, 0), f"block {block}: count {count}, holders {holders.get(block, 0)}"
+        named = {block: key for block, key in enumerate(self._keys) if key is not None}
+        assert {key: block for block, key in named.items()} == self._block_by_key, "keys and blocks do not match"
+        assert all(self._keys[block] is not None for block in self._cached)
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        key = self._keys[block]
+        assert key is not None
+        del self._block_by_key[key]
+        self._keys[block] = None
+        self.num_evictions += 1
+        return block

@@ -1,0 +1,112 @@
+"""How many blocks there are, and why: from what a worker measured, what was asked, and what the requests can use.
+
+A small model must not take the machine (it is capped by need), and a long context must not fail at the first long
+request (the length is lowered to what memory holds, if the user left it to us).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
+from quire.errors import CapacityError
+from quire.messages import WorkerCapacity
+
+GIB = 2**30
+_DEFAULT_CPU_CAP = 4 * GIB
+_SHARE_OF_FREE_MEMORY = 0.5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that bear on capacity."""
+
+    block_size: int
+    max_model_len: int
+    may_lower_max_model_len: bool
+    max_num_seqs: int
+    step_tokens: int
+    num_blocks: int | None
+    memory_bytes: int | None
+    is_cpu: bool
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """The decision, with the sentence that the start-up log shows."""
+
+    groups: list[KVGroup]
+    num_blocks: int
+    max_model_len: int
+    explanation: str
+
+
+def plan_cache(measured: WorkerCapacity, asked: Asked) -> CachePlan:
+    """The number of blocks and the greatest length; CapacityError says what would fit."""
+    groups, bytes_per_token = make_groups(measured.layers)
+    block_bytes = bytes_per_token * asked.block_size
+    per_request = _blocks_per_request(groups, asked, asked.max_model_len)
+    num_blocks, reason = _num_blocks(measured, asked, block_bytes, per_request)
+    length = asked.max_model_len
+    if num_blocks < per_request:
+        longest = _longest(groups, asked, num_blocks)
+        if not asked.may_lower_max_model_len or longest < 2:
+            raise CapacityError(_too_small(asked, block_bytes, per_request, num_blocks, longest, measured.explanation))
+        length, reason = longest, f"{reason}; max_model_len lowered from {length} to {longest} to fit"
+    tokens = num_blocks * asked.block_size // max(1, len(groups))
+    explanation = (
+        f"KV cache: {num_blocks:,} blocks of {asked.block_size} tokens = {tokens:,} tokens, "
+        f"{_size(num_blocks * block_bytes)} ({reason}); "
+        f"{num_blocks / _blocks_per_request(groups, asked, length):.1f} requests of {length:,} tokens at once"
+    )
+    return CachePlan(groups, num_blocks, length, explanation)
+
+
+def _num_blocks(measured: WorkerCapacity, asked: Asked, block_bytes: int, per_request: int) -> tuple[int, str]:
+    if asked.num_blocks is not None:
+        return asked.num_blocks, "num_gpu_blocks_override"
+    if asked.memory_bytes is not None:
+        return asked.memory_bytes // block_bytes, "kv_cache_memory_bytes"
+    free = measured.available_bytes
+    need = per_request * asked.max_num_seqs * block_bytes
+    if not asked.is_cpu:
+        return min(need, free) // block_bytes, _because(need <= free, measured.explanation)
+    # A CPU's memory belongs to others too: half of what is free, and no more than the cap unless one request needs it.
+    limit = min(int(free * _SHARE_OF_FREE_MEMORY), max(_DEFAULT_CPU_CAP, per_request * block_bytes))
+    return min(need, limit) // block_bytes, _because(need <= limit, measured.explanation)
+
+
+def _because(need_is_met: bool, explanation: str) -> str:
+    return "all that max_num_seqs requests can use" if need_is_met else explanation
+
+
+def _blocks_per_request(groups: list[KVGroup], asked: Asked, length: int) -> int:
+    return sum(group.most_blocks(length, asked.step_tokens, asked.block_size) for group in groups)
+
+
+def _longest(groups: list[KVGroup], asked: Asked, num_blocks: int) -> int:
+    """The greatest length of which one request fits; by bisection, because windows make the need irregular."""
+    low, high = 0, asked.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _blocks_per_request(groups, asked, middle) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _too_small(
+    asked: Asked, block_bytes: int, per_request: int, num_blocks: int, longest: int, explanation: str
+) -> str:
+    advice = f"Lower max_model_len to {longest:,}" if longest >= 2 else "Give the KV cache more memory"
+    return (
+        f"max_model_len={asked.max_model_len}: needs {_size(per_request * block_bytes)} of KV cache per request "
+        f"({per_request:,} blocks), {_size(num_blocks * block_bytes)} is available ({num_blocks:,} blocks; "
+        f"{explanation}). "
+        f"{advice}, or raise kv_cache_memory_bytes or num_gpu_blocks_override."
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"

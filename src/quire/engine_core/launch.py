@@ -1,0 +1,71 @@
+"""Builds an engine core: load the model, measure, decide on the cache, connect the parts."""
+
+from __future__ import annotations
+
+from quire.config import EngineConfig
+from quire.engine_core.engine_core import EngineCore
+from quire.engine_core.executor.executor import Executor
+from quire.engine_core.executor.in_process import InProcessExecutor
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.capacity import Asked, CachePlan, plan_cache
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
+from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.policies import make_policy
+from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.messages import EngineReady
+from quire.observability.phases import PhaseTimer
+
+
+def build_engine_core(config: EngineConfig) -> EngineCore:
+    """The whole core in this process. A user's mistake raises a UserError."""
+    phases = PhaseTimer()
+    policy = make_policy(config.scheduling_policy)
+    with phases.measure("load model"):
+        executor = InProcessExecutor(config.worker)
+    with phases.measure("measure memory"):
+        plan = plan_cache(executor.measure_capacity(), _asked(config))
+    with phases.measure("allocate KV cache"):
+        executor.initialize_cache([list(group.layer_names) for group in plan.groups], plan.num_blocks)
+    report = [f"{phase.name}: {phase.seconds:.2f} s" for phase in phases.phases] + [plan.explanation]
+    return assemble(config, executor, plan, make_scheduler(config, plan, policy=policy), report)
+
+
+def make_scheduler(config: EngineConfig, plan: CachePlan, policy: SchedulingPolicy | None = None) -> Scheduler:
+    rows = Rows(config.max_num_seqs, plan.max_model_len)
+    hasher = PrefixHasher(config.block_size) if config.enable_prefix_caching else None
+    manager = KVCacheManager(BlockPool(plan.num_blocks), plan.groups, config.block_size, rows, hasher)
+    return Scheduler(
+        manager,
+        rows,
+        policy or make_policy(config.scheduling_policy),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+    )
+
+
+def assemble(
+    config: EngineConfig, executor: Executor, plan: CachePlan, scheduler: Scheduler, report: list[str]
+) -> EngineCore:
+    ready = EngineReady(
+        max_model_len=plan.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        num_blocks=plan.num_blocks,
+        block_size=config.block_size,
+        report=report,
+    )
+    return EngineCore(scheduler, executor, ready, check_invariants=config.check_invariants)
+
+
+def _asked(config: EngineConfig) -> Asked:
+    return Asked(
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        may_lower_max_model_len=config.may_lower_max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        step_tokens=config.max_num_batched_tokens,
+        num_blocks=config.num_blocks_override,
+        memory_bytes=config.kv_cache_memory_bytes,
+        is_cpu=config.worker.device == "cpu",
+    )

@@ -1,0 +1,41 @@
+"""What a core's process is told when it starts: read from its standard input, so that no secret shows in `ps`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from quire.config import EngineConfig
+
+_LENGTH_BYTES = 8
+
+
+class LaunchDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    config: EngineConfig
+    # the socket to connect to, and its folder, which the process removes if its parent dies before they met
+    endpoint: str
+    folder: str
+
+    def encode(self) -> bytes:
+        """Its length, then MessagePack: unlike JSON it has an infinity, which config.json files may hold."""
+        data = msgspec.msgpack.encode(self, enc_hook=_encode_path)
+        return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> LaunchDocument:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "big")
+        return msgspec.msgpack.decode(file.read(length), type=cls, dec_hook=_decode_path)
+
+
+def _encode_path(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be told to another process")
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(value)
+    raise TypeError(f"{kind.__name__} cannot be read from a parent")

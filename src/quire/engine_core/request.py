@@ -1,0 +1,128 @@
+"""Request and Sequence: what the scheduler moves around.
+
+A request is a group of sequences (3.4.5, a sequence group): admitted, preempted and resumed together. A sequence is a
+line of tokens with two numbers and a block table per group of layers. Its numbers live in Rows once it has a row.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.messages import EngineRequest, sequence_id_of
+
+if TYPE_CHECKING:
+    from quire.engine_core.rows import Rows
+
+Tokens = npt.NDArray[np.int32]
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    ENDED = "ended"
+
+
+class Sequence:
+    """A line of tokens: num_computed_tokens, num_total_tokens and a block table per group."""
+
+    def __init__(self, request: Request, index: int, prompt: Tokens, seed: int, num_groups: int) -> None:
+        self.request = request
+        self.index = index
+        self.sequence_id = sequence_id_of(request.request_id, index)
+        self.seed = seed
+        self.row = -1
+        # block_tables[group][i] holds tokens [i * block_size, (i + 1) * block_size); -1 where a window has passed
+        self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        # chain hashes of the leading full blocks, as far as anyone has asked
+        self.block_hashes: list[bytes] = []
+        self.num_cached_blocks = 0
+        self._prompt = prompt
+        self._rows: Rows | None = None
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return int(self._rows.num_computed[self.row]) if self._rows is not None else 0
+
+    @property
+    def num_total_tokens(self) -> int:
+        return int(self._rows.num_total[self.row]) if self._rows is not None else len(self._prompt)
+
+    def token_ids(self, start: int, stop: int) -> Tokens:
+        source = self._rows.tokens[self.row] if self._rows is not None else self._prompt
+        tokens: Tokens = source[start:stop]
+        return tokens
+
+    def place(self, rows: Rows, row: int) -> None:
+        """From now on the row holds this sequence's tokens and numbers."""
+        count = len(self._prompt)
+        rows.tokens[row, :count] = self._prompt
+        rows.num_total[row] = count
+        rows.num_computed[row] = 0
+        rows.writable_until[row] = 0
+        rows.sequence_id[row] = self.sequence_id
+        self.row, self._rows = row, rows
+
+    def extend_prompt(self, tokens: Tokens) -> None:
+        """Streamed input (4.4.4): num_total_tokens grows by what arrived."""
+        if self._rows is None:
+            self._prompt = np.concatenate([self._prompt, tokens])
+            return
+        total = self.num_total_tokens
+        self._rows.tokens[self.row, total : total + len(tokens)] = tokens
+        self._rows.num_total[self.row] = total + len(tokens)
+
+
+class Request:
+    """What a user asked. `sequences` holds the living ones, by index."""
+
+    def __init__(self, message: EngineRequest, arrival: int, num_groups: int) -> None:
+        self.request_id = message.request_id
+        self.message = message
+        self.sampling = message.sampling
+        self.priority = message.priority
+        self.arrival = arrival
+        self.status = Status.WAITING
+        self.is_final = message.is_final
+        self.num_prompt_tokens = len(message.prompt_token_ids)
+        self.content_key = _content_key(message)
+        # prompt log-probabilities need every position computed, so nothing may come from the cache
+        self.use_prefix_cache = message.sampling.prompt_logprobs is None
+        self.was_started = False
+        # rows that fork will still take; they count as taken from admission on, so that a group never waits half-way
+        self.num_reserved_rows = message.sampling.n - 1
+        prompt = np.asarray(message.prompt_token_ids, dtype=np.int32)
+        first = Sequence(self, 0, prompt, message.seed, num_groups)
+        self.sequences: dict[int, Sequence] = {0: first}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the whole group needs."""
+        return len(self.sequences) + self.num_reserved_rows
+
+    @property
+    def stop_ids(self) -> list[int]:
+        eos = [] if self.sampling.ignore_eos else self.message.eos_token_ids
+        return sorted({*eos, *self.sampling.stop_token_ids})
+
+    def max_total_tokens(self, max_model_len: int) -> int:
+        if self.sampling.max_tokens is None:
+            return max_model_len
+        return min(max_model_len, self.num_prompt_tokens + self.sampling.max_tokens)
+
+    def seed_of(self, index: int) -> int:
+        """Independent seeds for the sequences of one request; the first keeps the request's own."""
+        if index == 0:
+            return self.message.seed
+        return (self.message.seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+
+
+def _content_key(message: EngineRequest) -> bytes:
+    """Whatever besides the tokens changes a block's content or its visibility: each part typed by its length."""
+    parts = [message.cache_salt.encode(), (message.adapter or "").encode()]
+    return b"".join(struct.pack("<q", len(part)) + part for part in parts) if any(parts) else b""

@@ -1,0 +1,1 @@
+"""SCHEDULER: who computes how many tokens in the next step."""

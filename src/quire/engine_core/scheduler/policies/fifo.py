@@ -1,0 +1,18 @@
+"""First in, first out (4.5.1, algorithm 1): the earliest request is served first, the latest is preempted first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from quire.engine_core.request import Request
+
+
+class Fifo:
+    """Arrival order. Nobody starves: the earliest request is never preempted."""
+
+    def order(self, requests: Iterable[Request]) -> Iterator[Request]:
+        return iter(requests)
+
+    def victim(self, running: list[Request]) -> Request:
+        # 3.4.5: lowest priority first (a smaller number is more important), then latest arrival
+        return max(running, key=lambda request: (request.priority, request.arrival))

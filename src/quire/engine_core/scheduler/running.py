@@ -1,0 +1,71 @@
+"""Who runs: requests in the policy's order, and which sequence sits in which row.
+
+Keeps the rows of all running sequences as one array, built again only when somebody came or went.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.engine_core.request import Request, Sequence, Status
+from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.messages import IntArray, int_array, no_ints
+
+
+class Running:
+    """Requests that hold blocks, and the sequences of all rows (those of preempted requests included)."""
+
+    def __init__(self, rows: Rows, policy: SchedulingPolicy) -> None:
+        self.requests: list[Request] = []
+        self._rows = rows
+        self._policy = policy
+        self._sequences: list[Sequence | None] = [None] * rows.num_rows
+        self._rows_in_order: IntArray | None = no_ints()
+
+    def join(self, request: Request) -> None:
+        request.status = Status.RUNNING
+        request.was_started = True
+        by_arrival = sorted([*self.requests, request], key=lambda other: other.arrival)
+        self.requests = list(self._policy.order(by_arrival))
+        self._rows_in_order = None
+
+    def leave(self, request: Request) -> None:
+        self.requests.remove(request)
+        self._rows_in_order = None
+
+    def place(self, sequence: Sequence) -> int:
+        """A row for a sequence that has none yet."""
+        row = self._rows.take()
+        sequence.place(self._rows, row)
+        self._sequences[row] = sequence
+        self._rows_in_order = None
+        return row
+
+    def remove(self, sequence: Sequence) -> None:
+        self._sequences[sequence.row] = None
+        self._rows.give_back(sequence.row)
+        self._rows_in_order = None
+
+    def rows_in_order(self) -> IntArray:
+        if self._rows_in_order is None:
+            self._rows_in_order = int_array(
+                [sequence.row for request in self.requests for sequence in request.sequences.values()]
+            )
+        return self._rows_in_order
+
+    def sequence_at(self, row: int) -> Sequence:
+        sequence = self._sequences[row]
+        assert sequence is not None, f"row {row} has no sequence"
+        return sequence
+
+    def find(self, row: int) -> Sequence | None:
+        return self._sequences[row]
+
+    def num_reserved_rows(self) -> int:
+        """Rows that groups which have not forked yet will still take."""
+        waiting_for_fork = np.flatnonzero(self._rows.is_watched)
+        return sum(self.sequence_at(row).request.num_reserved_rows for row in waiting_for_fork.tolist())
+
+    def living_sequences(self) -> list[Sequence]:
+        return [sequence for sequence in self._sequences if sequence is not None]
