@@ -1,0 +1,192 @@
+"""Tiny checkpoints with random weights, made on the spot: every architecture without a download.
+
+The directories are what a user has: config.json, model.safetensors, and a byte-level tokenizer with a chat template.
+Weights are wide (standard deviation 0.25 instead of 0.02), so that the best token is far ahead of the second and
+greedy comparisons do not hang on rounding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_STD = 0.25
+VOCAB_SIZE = 320
+# 256 bytes, then these.
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EOS_TOKEN_ID = 256
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": EOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": None,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+_WINDOW = 24
+_GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
+_OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64, "activation_function": "relu"}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+# name -> (model_type, what differs from _SIZES). Several names may share a model_type.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama_bias": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama_rope_llama3": ("llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama_rope_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_rope_dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_rope_yarn": ("llama", {"rope_parameters": _YARN_ROPE}),
+    "mistral": ("mistral", {"sliding_window": _WINDOW}),
+    "mistral_full": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_window": ("qwen2", {"use_sliding_window": True, "sliding_window": _WINDOW, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3_tied": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "opt": ("opt", _OPT),
+    "opt_post_norm": ("opt", {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "gpt2": ("gpt2", _GPT2),
+    "gpt2_inverse_layer": ("gpt2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True}),
+    # through the Transformers library
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": _WINDOW, "query_pre_attn_scalar": 16}),
+    "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
+    "phi3": ("phi3", {"sliding_window": None}),
+    "granite": ("granite", {"attention_multiplier": 0.2, "logits_scaling": 2.0, "residual_multiplier": 0.7}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
+    "mixtral": ("mixtral", _EXPERTS),
+    "gpt_oss": ("gpt_oss", {**_EXPERTS, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
+    "cohere": ("cohere", {}),
+    "stablelm": ("stablelm", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": _WINDOW}),
+    "gpt_neox": ("gpt_neox", {}),
+    "qwen3_moe": ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    "smollm3": ("smollm3", {}),
+    # refused, each for a reason of its own
+    "mamba": ("mamba", {}),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "t5": ("t5", {}),
+    "llama4": ("llama4_text", {"attention_chunk_size": _WINDOW, **_EXPERTS}),
+}
+
+
+def make_checkpoint(path: Path, name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """A checkpoint directory for one of ARCHITECTURES, with a tokenizer; returns its path."""
+    model = make_model(name, seed=seed, dtype=dtype, **changes)
+    path.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    return path
+
+
+def make_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """The Transformers model itself, with wide random weights."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=dtype)
+    _widen(model, seed)
+    return model.eval()
+
+
+def make_config(name: str, **changes: Any) -> Any:
+    """The Transformers configuration of one of ARCHITECTURES."""
+    from transformers import AutoConfig
+
+    model_type, differences = ARCHITECTURES[name]
+    return AutoConfig.for_model(model_type, **{**_SIZES, **differences, **changes})
+
+
+def _widen(model: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * _STD
+            # Norms stay near what they were (one, or zero where one is added to them).
+            is_vector = parameter.ndim == 1
+            parameter.copy_(parameter.float() + noise * 0.5 if is_vector else noise)
+
+
+def write_tokenizer(path: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+    """A tokenizer whose tokens are bytes: any text, any language, no training."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(_byte_tokens())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL_TOKENS[0], bos_token=SPECIAL_TOKENS[0])
+    if chat_template is not None:
+        fast.chat_template = chat_template
+    fast.save_pretrained(path)
+
+
+def _byte_tokens() -> list[str]:
+    """The letter that byte-level BPE writes for each byte, in the order of bytes."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def shape_0_6b_config(path: Path, **changes: Any) -> Path:
+    """config.json alone, with the shape of Qwen3-0.6B: for load_format=dummy."""
+    return _write_config(path, {**_SHAPE_0_6B, **changes})
+
+
+_SHAPE_0_6B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1_000_000,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "eos_token_id": 151_645,
+    "bos_token_id": 151_643,
+    "torch_dtype": "bfloat16",
+}
+
+
+def _write_config(path: Path, config: dict[str, Any]) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return path
+
+
+# For tests that build a whole directory once and share it.
+CheckpointMaker = Callable[..., Path]

@@ -1,0 +1,78 @@
+"""Greedy float32 tokens equal Transformers', whatever is switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire.testing.greedy import Reference, assert_same_tokens, generate_greedy, real_core, reference_generate
+from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+
+NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2"]
+FALLBACK = ["gemma2", "phi3", "mixtral"]
+LENGTHS = [1, 15, 16, 17, 63, 101]
+NUM_TOKENS = 40
+SETTINGS = {
+    "blocks of 16": {"block_size": 16},
+    "blocks of 8": {"block_size": 8},
+    "budget of 48": {"block_size": 16, "max_num_batched_tokens": 48},
+    "few sequences": {"block_size": 16, "max_num_seqs": 2},
+    "reference attention": {"block_size": 16, "attention_backend": "reference"},
+}
+Checkpoint = tuple[Path, list[list[int]], list[Reference]]
+
+
+@pytest.fixture(scope="module", params=NATIVE + FALLBACK)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
+    path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(11)
+    prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
+    yield path, prompts, [reference_generate(model, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+def check(tokens: list[list[int]], references: list[Reference], what: str) -> None:
+    for ours, reference, length in zip(tokens, references, LENGTHS, strict=True):
+        assert_same_tokens(ours, reference, f"{what}, prompt of {length}")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tokens_equal_transformers(checkpoint: Checkpoint, setting: str) -> None:
+    path, prompts, references = checkpoint
+    core = real_core(path, kv_cache_memory_bytes=2**26, **SETTINGS[setting])
+    check(generate_greedy(core, prompts, NUM_TOKENS), references, setting)
+    assert core.statistics()["num_blocks_held"] == 0
+    core.shutdown()
+
+
+def test_tokens_equal_transformers_with_a_warm_prefix_cache(checkpoint: Checkpoint) -> None:
+    path, prompts, references = checkpoint
+    core = real_core(path, kv_cache_memory_bytes=2**26, block_size=8)
+    generate_greedy(core, prompts, NUM_TOKENS)
+    assert core.statistics()["num_prefix_hit_tokens_total"] == 0
+    check(generate_greedy(core, prompts, NUM_TOKENS), references, "warm")
+    assert core.statistics()["num_prefix_hit_tokens_total"] > 100
+    core.shutdown()
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefix_caching: bool) -> None:
+    path, prompts, references = checkpoint
+    # Windows free blocks, so it takes fewer of them to run short; gemma2 has a second group of layers.
+    num_blocks = {"mistral": 13, "gemma2": 36}.get(path.name.rstrip("0123456789"), 24)
+    core = real_core(
+        path,
+        block_size=8,
+        num_gpu_blocks_override=num_blocks,
+        max_model_len=160,
+        max_num_batched_tokens=48,
+        enable_prefix_caching=prefix_caching,
+    )
+    check(generate_greedy(core, prompts, NUM_TOKENS), references, "preempted")
+    assert core.statistics()["num_preemptions_total"] > 0, "the test asks for preemption"
+    assert core.statistics()["num_blocks_held"] == 0
+    core.shutdown()
