@@ -29,7 +29,7 @@ def run(core: EngineCore, order: list[int]) -> tuple[Logprobs, list[list[int]]]:
     tables: list[list[int]] = []
     while core.has_work:
         outputs = core.step()
-        tables = [sequence.block_tables[0] for sequence in core.scheduler.running.living_sequences()] or tables
+        tables = [list(sequence.block_tables[0]) for sequence in core.scheduler.running.living_sequences()] or tables
         for entry in outputs.logprobs:
             found.setdefault(entry.sequence_id, []).extend((p.token_ids, p.logprobs) for p in entry.positions)
     return found, tables
