@@ -83,7 +83,12 @@ def _transformers(path: Path) -> Callable[[list[list[int]], int], Any]:
         ids = torch.tensor(prompts)
         mask = torch.ones_like(ids)
         output = model.generate(
-            ids, attention_mask=mask, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=mask,
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
         )
         assert output.shape[1] == ids.shape[1] + num_tokens
 

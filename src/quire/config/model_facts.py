@@ -29,6 +29,8 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     hf_config: dict[str, Any]
     generation_config: dict[str, Any]
+    # size of the weight files; 0 where there are none
+    num_weight_bytes: int
 
     @classmethod
     def read(cls, path: Path) -> ModelFacts:
@@ -53,6 +55,7 @@ class ModelFacts:
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
             hf_config=config,
             generation_config=generation,
+            num_weight_bytes=sum(file.stat().st_size for file in path.glob("*.safetensors")),
         )
 
 

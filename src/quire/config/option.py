@@ -78,6 +78,8 @@ class Option:
             raise OptionError(f"{self.name}=None: must be {self._kind_in_words()}.")
         if isinstance(value, str) and self.kind is not str:
             value = self.parse(value)
+            if value is None:
+                return None
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):

@@ -14,6 +14,7 @@ from quire.config.option import checked, options_of
 from quire.errors import CapacityError, OptionError
 
 _FALLBACK_LENGTH = 2048
+_SMALL_MODEL_BYTES = 48 * 2**20
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -43,7 +44,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     device, decided["device"] = _device(options)
     dtype, decided["dtype"] = _dtype(options, facts, device)
     length, decided["max_model_len"] = _max_model_len(options, facts)
-    threads, decided["num_threads"] = _num_threads(options)
+    threads, decided["num_threads"] = _num_threads(options, facts)
     name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
     worker = WorkerConfig(
         model_path=str(path),
@@ -134,12 +135,15 @@ def _max_model_len(options: EngineOptions, facts: ModelFacts) -> tuple[int, tupl
     return options.max_model_len, (options.max_model_len, "as asked")
 
 
-def _num_threads(options: EngineOptions) -> tuple[int, tuple[object, str]]:
+def _num_threads(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[object, str]]:
     if options.num_threads is not None:
         return options.num_threads, (options.num_threads, "as asked")
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked), (asked, "OMP_NUM_THREADS")
+    if 0 < facts.num_weight_bytes < _SMALL_MODEL_BYTES:
+        # A step takes less time than two threads need to find each other on a busy machine.
+        return 1, (1, f"the weights are small ({facts.num_weight_bytes / 2**20:.0f} MiB)")
     count = available_cpus()
     return count, (count, "cores that this process may use")
 

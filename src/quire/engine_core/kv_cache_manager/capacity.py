@@ -51,7 +51,7 @@ def plan_cache(measured: WorkerCapacity, asked: Asked) -> CachePlan:
     if num_blocks < per_request:
         longest = _longest(groups, asked, num_blocks)
         if not asked.may_lower_max_model_len or longest < 2:
-            raise CapacityError(_too_small(asked, block_bytes, per_request, num_blocks, longest, measured.explanation))
+            raise CapacityError(_too_small(asked, block_bytes, per_request, num_blocks, longest, reason))
         length, reason = longest, f"{reason}; max_model_len lowered from {length} to {longest} to fit"
     tokens = num_blocks * asked.block_size // max(1, len(groups))
     explanation = (
@@ -96,14 +96,12 @@ def _longest(groups: list[KVGroup], asked: Asked, num_blocks: int) -> int:
     return low
 
 
-def _too_small(
-    asked: Asked, block_bytes: int, per_request: int, num_blocks: int, longest: int, explanation: str
-) -> str:
+def _too_small(asked: Asked, block_bytes: int, per_request: int, num_blocks: int, longest: int, reason: str) -> str:
     advice = f"Lower max_model_len to {longest:,}" if longest >= 2 else "Give the KV cache more memory"
     return (
         f"max_model_len={asked.max_model_len}: needs {_size(per_request * block_bytes)} of KV cache per request "
         f"({per_request:,} blocks), {_size(num_blocks * block_bytes)} is available ({num_blocks:,} blocks; "
-        f"{explanation}). "
+        f"{reason}). "
         f"{advice}, or raise kv_cache_memory_bytes or num_gpu_blocks_override."
     )
 

@@ -1,0 +1,93 @@
+"""What is refused on arrival, and that nobody else notices."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.messages import AbortRequests, EngineRequest, sequence_id_of
+from quire.sampling_params import SamplingParams
+from quire.testing.core import CoreUnderTest
+
+PROMPT = [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "reason"),
+    [
+        ([], {}, "the prompt is empty"),
+        (list(range(40)), {}, "maximum context length is 40 tokens. However, the prompt has 40 tokens"),
+        (PROMPT, {"n": 5}, "n=5: at most max_num_seqs=4"),
+        (PROMPT, {"n": 4, "max_tokens": 30}, "4 x 33 tokens need 36 blocks of 4 tokens, the engine has 20 (80 tokens)"),
+    ],
+)
+def test_what_can_never_run_is_refused(prompt: list[int], sampling: dict[str, int], reason: str) -> None:
+    core = CoreUnderTest(num_blocks=20, block_size=4, max_num_seqs=4, max_model_len=40)
+    core.add(1, PROMPT, max_tokens=3)
+    core.add(2, prompt, **sampling)
+    core.add(3, PROMPT, max_tokens=3)
+    core.run()
+    refused = [end for end in core.ends.values() if end.finish_reason == "error"]
+    assert {end.sequence_id for end in refused} == {sequence_id_of(2, index) for index in range(sampling.get("n", 1))}
+    assert all(reason in (end.error or "") for end in refused), refused
+    assert len(core.tokens[sequence_id_of(1, 0)]) == len(core.tokens[sequence_id_of(3, 0)]) == 3
+
+
+def test_adapters_and_media_are_refused_until_they_are_built() -> None:
+    core = CoreUnderTest()
+    core.core.add(EngineRequest(request_id=1, prompt_token_ids=PROMPT, sampling=SamplingParams(), adapter="a"))
+    core.run()
+    assert "not supported" in (core.ends[sequence_id_of(1, 0)].error or "")
+
+
+def test_an_abort_frees_blocks_in_the_same_step() -> None:
+    core = CoreUnderTest()
+    core.add(1, PROMPT, n=3, max_tokens=50, temperature=1.0)
+    core.add(2, PROMPT, max_tokens=50)
+    for _ in range(4):
+        core.step()
+    core.core.abort(AbortRequests(sequence_ids=[sequence_id_of(1, 1)]))
+    core.step()
+    assert core.ends[sequence_id_of(1, 1)].finish_reason == "abort"
+    assert len(core.scheduler.running.living_sequences()) == 3
+    core.core.abort(AbortRequests(request_ids=[1, 2, 77]))
+    core.step()
+    assert core.pool.num_held == 0
+    assert len(core.ends) == 4
+
+
+def test_a_request_that_waits_with_n_ends_once_for_each_sequence() -> None:
+    core = CoreUnderTest(max_num_seqs=4)
+    core.add(1, PROMPT, n=4, max_tokens=9, temperature=1.0)
+    core.add(2, PROMPT, n=2, max_tokens=9, temperature=1.0)
+    core.step()
+    core.core.abort(AbortRequests(request_ids=[2]))
+    core.step()
+    assert {end for end in core.ends if end >> 10 == 2} == {sequence_id_of(2, 0), sequence_id_of(2, 1)}
+
+
+def test_one_failing_row_ends_one_request() -> None:
+    core = CoreUnderTest()
+    core.add(1, PROMPT, max_tokens=9)
+    core.add(2, [4, 5], max_tokens=9)
+    core.step()
+    core.executor.failing_rows[0] = "the logits are not finite"
+    core.run()
+    assert core.ends[sequence_id_of(1, 0)].error == "the logits are not finite"
+    assert core.ends[sequence_id_of(2, 0)].finish_reason == "length"
+    assert len(core.tokens[sequence_id_of(2, 0)]) == 9
+
+
+def test_stop_tokens_end_a_sequence_and_min_tokens_holds_them_back() -> None:
+    plain = CoreUnderTest()
+    plain.add(1, PROMPT, max_tokens=12)
+    plain.run()
+    tokens = plain.tokens[sequence_id_of(1, 0)]
+    stop = tokens[4]
+    core = CoreUnderTest()
+    core.add(1, PROMPT, max_tokens=12, stop_token_ids=[stop])
+    core.add(2, PROMPT, max_tokens=12, stop_token_ids=[stop], min_tokens=tokens.index(stop) + 2)
+    core.run()
+    assert core.tokens[sequence_id_of(1, 0)] == tokens[: tokens.index(stop) + 1]
+    end = core.ends[sequence_id_of(1, 0)]
+    assert (end.finish_reason, end.stop_reason) == ("stop", stop)
+    assert len(core.tokens[sequence_id_of(2, 0)]) > tokens.index(stop) + 1

@@ -1,0 +1,91 @@
+"""The pool as a state machine: whatever is done, blocks are free, cached or held, and counts equal holders."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """`held` is the model: a list of holders, each a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(6)
+        self.held: list[int] = []
+        self.next_name = 0
+
+    @rule(count=st.integers(1, 4))
+    def allocate(self, count: int) -> None:
+        if count <= self.pool.num_available:
+            blocks = self.pool.allocate(count)
+            assert len(set(blocks)) == count
+            assert not set(blocks) & set(self.held), "a held block was handed out"
+            self.held += blocks
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.held))
+        self.pool.hold([block])
+        self.held.append(block)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.held))
+        self.held.remove(block)
+        self.pool.release([block])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), same=st.booleans())
+    def register(self, data: st.DataObject, same: bool) -> None:
+        block = data.draw(st.sampled_from(self.held))
+        self.next_name += not same
+        self.pool.register(block, (0, str(self.next_name).encode()))
+
+    @rule(number=st.integers(0, 12))
+    def revive(self, number: int) -> None:
+        block = self.pool.find((0, str(number).encode()))
+        if block is not None:
+            self.pool.hold([block])
+            self.held.append(block)
+
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget_cached()
+        assert self.pool.num_cached == 0
+
+    @invariant()
+    def partition(self) -> None:
+        self.pool.check_invariants({block: self.held.count(block) for block in self.held})
+        assert self.pool.num_held == len(set(self.held))
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool = PoolMachine.TestCase
+
+
+def test_the_deepest_block_of_a_chain_is_evicted_first() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for index, block in enumerate(blocks):
+        pool.register(block, (0, bytes([index])))
+    pool.release(reversed(blocks))
+    assert pool.allocate(1) == [blocks[2]]
+    assert pool.find((0, bytes([0]))) == blocks[0]
+
+
+def test_least_recently_used_goes_first() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    for block in (first, second):
+        pool.register(block, (0, bytes([block])))
+    pool.release([first])
+    pool.release([second])
+    pool.hold([first])
+    pool.release([first])
+    assert pool.allocate(1) == [second]

@@ -1,0 +1,95 @@
+"""How many blocks there are, and why: a table of situations."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from quire.engine_core.kv_cache_manager.capacity import GIB, Asked, plan_cache
+from quire.errors import CapacityError, ModelError
+from quire.messages import LayerSpec, WorkerCapacity
+
+
+def layers(count: int, *, window: int = 0, **changes: int) -> list[LayerSpec]:
+    spec = LayerSpec(name="", num_kv_heads=8, key_dim=128, value_dim=128, bytes_per_element=2, sliding_window=window)
+    return [msgspec.structs.replace(spec, name=f"{window}.{i}", **changes) for i in range(count)]
+
+
+def asked(**changes: object) -> Asked:
+    defaults = {
+        "block_size": 16,
+        "max_model_len": 2048,
+        "may_lower_max_model_len": True,
+        "max_num_seqs": 4,
+        "step_tokens": 512,
+        "num_blocks": None,
+        "memory_bytes": None,
+        "is_cpu": True,
+    }
+    return Asked(**{**defaults, **changes})  # type: ignore[arg-type]
+
+
+def measured(gib: float, specs: list[LayerSpec]) -> WorkerCapacity:
+    return WorkerCapacity(layers=specs, available_bytes=int(gib * GIB), explanation="what is free")
+
+
+def test_bytes_per_token_follow_the_formula() -> None:
+    # 3.3: OPT-13B keeps 2 x 5120 x 40 x 2 bytes = 800 KB a token; 2.1.2: 100 layers of 8 heads of 128 about 400 KB
+    opt = LayerSpec(name="", num_kv_heads=40, key_dim=128, value_dim=128, bytes_per_element=2)
+    assert 40 * opt.bytes_per_token == 819_200
+    assert 100 * layers(1)[0].bytes_per_token == 409_600
+
+
+def test_a_small_model_takes_what_its_requests_can_use() -> None:
+    plan = plan_cache(measured(64, layers(2)), asked())
+    assert plan.num_blocks == 4 * 2048 // 16
+    assert "all that max_num_seqs requests can use" in plan.explanation
+    assert "4.0 requests of 2,048 tokens at once" in plan.explanation
+
+
+def test_a_cpu_gives_half_of_what_is_free_and_no_more_than_the_cap() -> None:
+    tokens = {gib: plan_cache(measured(gib, layers(28)), asked(max_num_seqs=256)).num_blocks * 16 for gib in (4, 64)}
+    per_token = 28 * 4096
+    assert tokens[4] == 2 * GIB // per_token // 16 * 16
+    assert tokens[64] == 4 * GIB // per_token // 16 * 16
+
+
+def test_a_gpu_takes_all_that_is_left() -> None:
+    plan = plan_cache(measured(64, layers(28)), asked(max_num_seqs=4096, is_cpu=False))
+    assert plan.num_blocks == 64 * GIB // (28 * 4096 * 16)
+
+
+@pytest.mark.parametrize(("changes", "blocks"), [({"num_blocks": 77}, 77), ({"memory_bytes": 2**27}, 1024)])
+def test_absolute_sizes_are_obeyed(changes: dict[str, int], blocks: int) -> None:
+    plan = plan_cache(measured(64, layers(2)), asked(**changes))
+    assert plan.num_blocks == blocks
+
+
+def test_a_length_that_was_ours_is_lowered_to_what_fits() -> None:
+    plan = plan_cache(measured(64, layers(2)), asked(num_blocks=10))
+    assert plan.max_model_len == 160
+    assert "max_model_len lowered from 2048 to 160" in plan.explanation
+
+
+def test_a_length_that_was_asked_for_is_an_error_with_numbers() -> None:
+    with pytest.raises(
+        CapacityError, match=r"max_model_len=2048: needs 16.0 MiB .*128 blocks.*Lower max_model_len to 160"
+    ):
+        plan_cache(measured(64, layers(2)), asked(num_blocks=10, may_lower_max_model_len=False))
+
+
+def test_windows_form_groups_of_equal_size_and_need_fewer_blocks() -> None:
+    plan = plan_cache(measured(64, [*layers(2), *layers(6, window=128)]), asked(step_tokens=64))
+    assert [(len(group.layer_names), group.sliding_window) for group in plan.groups] == [
+        (2, 0),
+        (2, 128),
+        (2, 128),
+        (2, 128),
+    ]
+    # 128 blocks for all tokens, and 8 for a window, 4 for a step, 1 for the boundaries, three times
+    assert plan.num_blocks == 4 * (128 + 3 * 13)
+
+
+def test_layers_of_different_shapes_are_refused() -> None:
+    with pytest.raises(ModelError, match="layers of 2 different shapes"):
+        plan_cache(measured(64, [*layers(2), *layers(2, key_dim=64)]), asked())
