@@ -1,0 +1,68 @@
+// Which table of kernels this processor gets.
+
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace quire {
+
+namespace avx2 { const KernelTable* table(); }
+namespace avx512 { const KernelTable* table(); }
+namespace avx512_bf16 { const KernelTable* table(); }
+
+namespace {
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+struct Candidate {
+  const char* name;
+  bool (*is_supported)();
+  const KernelTable* (*table)();
+};
+
+// Best first.
+constexpr Candidate CANDIDATES[] = {
+    {"avx512_bf16", has_avx512_bf16, avx512_bf16::table},
+    {"avx512", has_avx512, avx512::table},
+    {"avx2", has_avx2, avx2::table},
+};
+
+const KernelTable* find(const char* name) {
+  for (const Candidate& candidate : CANDIDATES) {
+    if ((name == nullptr || std::strcmp(name, candidate.name) == 0) && candidate.is_supported()) return candidate.table();
+  }
+  return nullptr;
+}
+
+const KernelTable*& chosen() {
+  static const KernelTable* table = [] {
+    const KernelTable* named = find(std::getenv("QUIRE_CPU_ISA"));
+    return named != nullptr ? named : find(nullptr);
+  }();
+  return table;
+}
+
+}  // namespace
+
+const KernelTable* kernels() { return chosen(); }
+
+}  // namespace quire
+
+// For the log, and for tests that try each instruction set in turn.
+extern "C" {
+__attribute__((visibility("default"))) const char* quire_isa() { return quire::kernels() == nullptr ? "" : quire::kernels()->isa; }
+__attribute__((visibility("default"))) int quire_select_isa(const char* name) {
+  const quire::KernelTable* table = quire::find(name);
+  if (table == nullptr) return 0;
+  quire::chosen() = table;
+  return 1;
+}
+}

@@ -1,0 +1,379 @@
+"""What every home of a kernel must do: grids of cases, each compared with the reference or with dense PyTorch.
+
+A twin is anything with the functions of `quire.worker.kernels` (for the reference, `REFERENCE` below). A new home runs
+
+    @pytest.mark.parametrize("case", ATTENTION_CASES, ids=str)
+    def test_attention(case):
+        check_paged_attention(my_twin, case, device="cuda")
+
+The caches of every case are hostile: places that no sequence owns hold NaN, blocks are scattered, the tail of each row
+of the block table and what a window has left behind are ids that do not exist. Tensors are slices of wider ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.worker.kernels import reference
+
+# Allowed difference relative to the largest magnitudes at hand. float32: sums in another order. The others: one unit
+# in the last place of the result, because both sides compute in float32 and round once.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.0 / 128, torch.float16: 1.0 / 1024}
+
+
+class AttentionKernels(Protocol):
+    """The functions on the cache, with the signatures of `quire.worker.kernels`."""
+
+    def write_kv(
+        self, key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor
+    ) -> None: ...
+
+    def paged_attention(
+        self,
+        query_THD: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables_SM: Tensor,
+        seq_lens_S: Tensor,
+        query_starts_S1: Tensor,
+        out_THE: Tensor,
+        *,
+        scale: float,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+        sinks_H: Tensor | None = None,
+    ) -> None: ...
+
+    def copy_blocks(self, caches: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
+
+
+class _Reference:
+    """The reference with the public signature; it also runs for tensors whose device has a faster home."""
+
+    write_kv = staticmethod(reference.write_kv)
+    copy_blocks = staticmethod(reference.copy_blocks)
+    rms_norm = staticmethod(reference.rms_norm)
+    add_rms_norm = staticmethod(reference.add_rms_norm)
+    silu_and_mul = staticmethod(reference.silu_and_mul)
+    rotary_embedding = staticmethod(reference.rotary_embedding)
+
+    @staticmethod
+    def paged_attention(
+        query_THD: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables_SM: Tensor,
+        seq_lens_S: Tensor,
+        query_starts_S1: Tensor,
+        out_THE: Tensor,
+        *,
+        scale: float,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        tensors = (query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE)
+        reference.paged_attention(*tensors, sinks_H, scale, sliding_window, soft_cap)
+
+
+REFERENCE = _Reference()
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One call. `sequences` are pairs (number of query rows, length of the sequence)."""
+
+    sequences: tuple[tuple[int, int], ...] = ((1, 37), (5, 5), (0, 9), (20, 70), (1, 1))
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    value_dim: int = 0  # 0: as the keys
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"{n}of{length}" for n, length in self.sequences[:3]]
+        parts += [f"h{self.num_heads}/{self.num_kv_heads}", f"d{self.head_dim}", f"b{self.block_size}"]
+        parts += [f"e{self.value_dim}"] * bool(self.value_dim) + [f"w{self.sliding_window}"] * bool(self.sliding_window)
+        parts += [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks
+        return "-".join([*parts, str(self.dtype).removeprefix("torch.")])
+
+
+MIX = AttentionCase().sequences
+ONES = ((1, 3), (1, 64), (1, 65), (1, 130), (1, 17))
+LONG = ((3, 1100), (1, 700), (40, 600))  # several partitions of 512 keys
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+ATTENTION_CASES = (
+    *(AttentionCase(block_size=b, dtype=d, sequences=s) for b in (1, 8, 16, 32) for d in DTYPES for s in (MIX, ONES)),
+    *(AttentionCase(head_dim=d, dtype=t) for d in (16, 32, 80, 96, 128, 256) for t in DTYPES),
+    *(AttentionCase(head_dim=d, value_dim=e, dtype=t) for d, e in ((64, 32), (96, 80), (24, 20)) for t in DTYPES),
+    *(AttentionCase(num_heads=h, num_kv_heads=k) for h, k in ((1, 1), (3, 3), (7, 1), (8, 2), (16, 8), (100, 1))),
+    *(AttentionCase(sliding_window=w, sequences=s) for w in (1, 5, 16, 33, 1000) for s in (MIX, ONES)),
+    *(AttentionCase(sliding_window=w, sequences=LONG, dtype=d) for w in (0, 100, 600) for d in DTYPES),
+    *(AttentionCase(soft_cap=c, dtype=d) for c in (5.0, 30.0) for d in DTYPES),
+    *(AttentionCase(has_sinks=True, sliding_window=w, sequences=s, dtype=d)
+      for w in (0, 20) for s in (MIX, ONES, LONG) for d in DTYPES),
+    AttentionCase(has_sinks=True, soft_cap=20.0, sliding_window=40, sequences=LONG, num_heads=6, block_size=8),
+    AttentionCase(sequences=((130, 130), (100, 400))),  # more rows than one tile
+    AttentionCase(sequences=((0, 0), (0, 5), (1, 1))),
+)  # fmt: skip
+
+
+@dataclass
+class PagedBatch:
+    """The tensors of a case. Keys and values are also kept as they were before they were cut into blocks."""
+
+    query_THD: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables_SM: Tensor
+    seq_lens_S: Tensor
+    query_starts_S1: Tensor
+    sinks_H: Tensor | None
+    scale: float
+    slots: Tensor
+    key_TKD: Tensor
+    value_TKE: Tensor
+    options: dict[str, float | int] = field(default_factory=dict)
+
+    def attend(self, kernels: AttentionKernels) -> Tensor:
+        out = self.query_THD.new_full((*self.query_THD.shape[:2], self.v_cache.shape[-1]), 77.0)
+        soft_cap, window = float(self.options.get("soft_cap", 0.0)), int(self.options.get("sliding_window", 0))
+        kernels.paged_attention(
+            self.query_THD,
+            self.k_cache,
+            self.v_cache,
+            self.block_tables_SM,
+            self.seq_lens_S,
+            self.query_starts_S1,
+            out,
+            scale=self.scale,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            sinks_H=self.sinks_H,
+        )
+        return out
+
+
+def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> PagedBatch:
+    """Random tensors for a case, the caches filled through the reference."""
+    random = torch.Generator().manual_seed(seed)
+    value_dim = case.value_dim or case.head_dim
+    tables, num_blocks = _block_tables(case, random)
+    rows, tokens = sum(n for n, _ in case.sequences), sum(length for _, length in case.sequences)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(case.dtype).to(device)
+
+    # Slices of one wider tensor, as a fused projection of query, key and value gives them.
+    query_THD = normal(rows, case.num_heads + 1, case.head_dim)[:, 1:]
+    fused = normal(tokens, case.num_kv_heads, case.head_dim + value_dim)
+    # All layers in one tensor: each layer is a view with a wide stride over blocks.
+    k_cache = torch.full((num_blocks, 2, case.num_kv_heads, case.block_size, case.head_dim), math.nan)[:, 1]
+    v_cache = torch.full((num_blocks, 3, case.num_kv_heads, case.block_size, value_dim), math.nan)[:, 0]
+    slots = [
+        int(tables[s, p // case.block_size]) * case.block_size + p % case.block_size
+        for s, (_, length) in enumerate(case.sequences)
+        for p in range(length)
+    ]
+    batch = PagedBatch(
+        query_THD=query_THD,
+        k_cache=k_cache.to(case.dtype).to(device),
+        v_cache=v_cache.to(case.dtype).to(device),
+        block_tables_SM=tables.to(device),
+        seq_lens_S=torch.tensor([length for _, length in case.sequences], dtype=torch.int32, device=device),
+        query_starts_S1=torch.tensor([0, *(n for n, _ in case.sequences)], device=device).cumsum(0).int(),
+        sinks_H=normal(case.num_heads).float() if case.has_sinks else None,
+        scale=case.head_dim**-0.5,
+        slots=torch.tensor(slots, dtype=torch.int64, device=device),
+        key_TKD=fused[..., : case.head_dim],
+        value_TKE=fused[..., case.head_dim :],
+        options={"sliding_window": case.sliding_window, "soft_cap": case.soft_cap},
+    )
+    reference.write_kv(batch.key_TKD, batch.value_TKE, batch.k_cache, batch.v_cache, batch.slots)
+    forget_what_windows_left(batch, case)
+    return batch
+
+
+def _block_tables(case: AttentionCase, random: torch.Generator) -> tuple[Tensor, int]:
+    counts = [-(-length // case.block_size) for _, length in case.sequences]
+    num_blocks = sum(counts) + 3
+    ids = torch.randperm(num_blocks, generator=random).int()
+    tables = torch.full((len(counts), max(counts) + 2), 2**31 - 1, dtype=torch.int32)
+    for s, count in enumerate(counts):
+        begin = sum(counts[:s])
+        tables[s, :count] = ids[begin : begin + count]
+    return tables, num_blocks
+
+
+def forget_what_windows_left(batch: PagedBatch, case: AttentionCase) -> None:
+    """Block ids that no query row can see any more become ids that do not exist."""
+    if case.sliding_window > 0:
+        for s, (num_rows, length) in enumerate(case.sequences):
+            first_visible = max(0, length - num_rows - case.sliding_window + 1)
+            batch.block_tables_SM[s, : first_visible // case.block_size] = 2**30
+
+
+def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
+    """The same with `scaled_dot_product_attention` on contiguous float32 tensors; no soft cap, no sinks."""
+    outputs, row, token = [], 0, 0
+    for num_rows, length in case.sequences:
+        query_HQD = batch.query_THD[row : row + num_rows].float().transpose(0, 1)
+        key_KPD = batch.key_TKD[token : token + length].float().transpose(0, 1)
+        value_KPE = batch.value_TKE[token : token + length].float().transpose(0, 1)
+        group_size = case.num_heads // case.num_kv_heads
+        distance = torch.arange(length - num_rows, length)[:, None] - torch.arange(length)
+        visible = (distance >= 0) & (distance < (case.sliding_window or length + 1))
+        key_HPD, value_HPE = key_KPD.repeat_interleave(group_size, 0), value_KPE.repeat_interleave(group_size, 0)
+        mask = visible.to(query_HQD.device)
+        out = F.scaled_dot_product_attention(query_HQD, key_HPD, value_HPE, attn_mask=mask, scale=batch.scale)
+        outputs.append(out.transpose(0, 1))
+        row, token = row + num_rows, token + length
+    return torch.cat(outputs).to(case.dtype)
+
+
+def assert_close(actual: Tensor, expected: Tensor, factor: float = 1.0) -> None:
+    """Within `factor` times the tolerance of the dtype. NaN is never close: the hostile caches are full of it."""
+    assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
+    bound = TOLERANCE[actual.dtype] * factor
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=bound, atol=bound, equal_nan=False)
+
+
+def check_paged_attention(kernels: AttentionKernels, case: AttentionCase, device: str = "cpu") -> None:
+    """A twin against the reference."""
+    batch = make_batch(case, device)
+    assert_close(batch.attend(kernels), batch.attend(REFERENCE))
+
+
+def check_reference_attention(case: AttentionCase, device: str = "cpu") -> None:
+    """The reference against dense attention, where that has all it needs."""
+    batch = make_batch(case, device)
+    assert_close(batch.attend(REFERENCE), dense_attention(batch, case))
+
+
+def check_invariance(kernels: AttentionKernels, case: AttentionCase, device: str = "cpu") -> None:
+    """A row's bits do not depend on the rest of the batch, nor on how its sequence is cut, nor on where blocks lie."""
+    batch = make_batch(case, device)
+    whole = batch.attend(kernels)
+    row = 0
+    for s, (num_rows, length) in enumerate(case.sequences):
+        for size in {1, 7, num_rows} - {0}:
+            for start in range(0, num_rows, size):
+                stop = min(start + size, num_rows)
+                piece = PagedBatch(**{
+                    **vars(batch),
+                    "query_THD": batch.query_THD[row + start : row + stop],
+                    "block_tables_SM": batch.block_tables_SM[s : s + 1],
+                    "seq_lens_S": torch.tensor([length - num_rows + stop], dtype=torch.int32, device=device),
+                    "query_starts_S1": torch.tensor([0, stop - start], dtype=torch.int32, device=device),
+                })  # fmt: skip
+                assert torch.equal(piece.attend(kernels), whole[row + start : row + stop]), f"sequence {s}, size {size}"
+        row += num_rows
+    order = torch.randperm(batch.k_cache.shape[0], generator=torch.Generator().manual_seed(9)).to(device)
+    exists = batch.block_tables_SM < order.shape[0]
+    places = torch.argsort(order)[torch.where(exists, batch.block_tables_SM, 0)].int()
+    moved = PagedBatch(**{
+        **vars(batch),
+        "k_cache": batch.k_cache[order],
+        "v_cache": batch.v_cache[order],
+        "block_tables_SM": torch.where(exists, places, batch.block_tables_SM),
+    })  # fmt: skip
+    assert torch.equal(moved.attend(kernels), whole), "blocks moved"
+
+
+def check_write_kv(kernels: AttentionKernels, case: AttentionCase, device: str = "cpu") -> None:
+    """Rows land in their slots, bit by bit; negative slots and all other places stay as they were."""
+    batch = make_batch(case, device)
+    slots = batch.slots.clone()
+    slots[::3] = -1
+    for chosen in (slots, torch.full_like(slots, -1), batch.slots):
+        caches = [torch.full_like(cache, 5.0) for cache in (batch.k_cache, batch.v_cache)]
+        expected = [cache.clone() for cache in caches]
+        kernels.write_kv(batch.key_TKD, batch.value_TKE, caches[0], caches[1], chosen)
+        for t, slot in enumerate(chosen.tolist()):
+            if slot >= 0:
+                expected[0][slot // case.block_size, :, slot % case.block_size] = batch.key_TKD[t]
+                expected[1][slot // case.block_size, :, slot % case.block_size] = batch.value_TKE[t]
+        assert all(torch.equal(cache, right) for cache, right in zip(caches, expected, strict=True))
+
+
+def check_copy_blocks(kernels: AttentionKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Pairs take effect in order, in every cache, also in views; a destination may be a later source."""
+    for pairs in ([], [[0, 1]], [[2, 5], [5, 6], [0, 5]], [[3, 3], [1, 4], [2, 1]]):
+        wide = torch.randn(7, 2, 3, 4, 8, device=device).to(dtype)
+        caches = [wide[:, 0], wide[:, 1], torch.randn(7, 2, 2, 6000, device=device).to(dtype)]
+        expected = [cache.clone() for cache in caches]
+        for cache in expected:
+            for source, destination in pairs:
+                cache[destination] = cache[source].clone()
+        kernels.copy_blocks(caches, torch.tensor(pairs, dtype=torch.int64).view(-1, 2))
+        assert all(torch.equal(cache, right) for cache, right in zip(caches, expected, strict=True)), f"pairs={pairs}"
+
+
+class FusedKernels(Protocol):
+    """The small operations, with the signatures of `quire.worker.kernels`."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]: ...
+
+    def silu_and_mul(self, x_T2I: Tensor) -> Tensor: ...
+
+    def rotary_embedding(
+        self, positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor
+    ) -> None: ...
+
+
+# (rows, width); None: [T, H, D] as a slice of a fused projection, the norm of each head.
+WIDTHS = ((1, 64), (3, 80), (5, 7), (2, 2048), (70, 1024), (0, 32))
+
+
+def _rows(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """A slice with gaps between the rows."""
+    wide = torch.randn(*shape[:-1], shape[-1] + 8, generator=torch.Generator().manual_seed(seed))
+    return wide.to(dtype)[..., 8:]
+
+
+def check_norms(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """rms_norm and add_rms_norm; the sum must be exact, the norm within a unit in the last place."""
+    for shape in (*WIDTHS, (6, 4, 64), (2, 3, 4, 16), (40,)):
+        x, residual = _rows(shape, dtype, 1).to(device), (_rows(shape, dtype, 2) * 3).to(device)
+        weight = _rows(shape[-1:], dtype, 3).to(device).contiguous()
+        assert_close(kernels.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), factor=2)
+        normed, total = kernels.add_rms_norm(x, residual, weight, 1e-5)
+        expected, expected_total = reference.add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(total, expected_total)
+        assert_close(normed, expected, factor=2)
+
+
+def check_silu_and_mul(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Also far from zero, where exp of float32 overflows."""
+    for rows, width in WIDTHS:
+        x = (_rows((rows, 2 * width), dtype, 4) * 20).to(device)
+        assert_close(kernels.silu_and_mul(x), reference.silu_and_mul(x), factor=2)
+
+
+def check_rotary_embedding(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Query and key are slices of one fused tensor; dimensions beyond the rotary ones and the rest stay as they are."""
+    for head_dim, rotary_dim in ((64, 64), (80, 32), (128, 128), (96, 24), (16, 4)):
+        angle = torch.arange(50)[:, None] / 100 ** (torch.arange(rotary_dim // 2) / rotary_dim)
+        cos_sin = torch.cat((angle.cos(), angle.sin()), -1).to(device)
+        for positions in (torch.tensor([0, 49, 7, 7]), torch.tensor([], dtype=torch.int64)):
+            mine = torch.randn(len(positions), 9, head_dim, generator=torch.Generator().manual_seed(5)).to(dtype)
+            mine, theirs = mine.to(device), mine.clone().to(device)
+            kernels.rotary_embedding(positions.to(device), mine[:, :5], mine[:, 5:8], cos_sin)
+            reference.rotary_embedding(positions.to(device), theirs[:, :5], theirs[:, 5:8], cos_sin)
+            assert_close(mine, theirs)
+            assert torch.equal(mine[:, 8], theirs[:, 8])
+            assert torch.equal(mine[..., rotary_dim:], theirs[..., rotary_dim:])

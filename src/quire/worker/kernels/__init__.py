@@ -1,0 +1,27 @@
+"""The operations that a model spends its time in, each behind one function, whatever the device.
+
+A function hands its tensors to a torch operator of the same name in the namespace `quire` (`operators.py`). The
+dispatcher of torch then picks the home: C++ for tensors on the CPU (`kernels/cpu`, `csrc/cpu`), otherwise plain
+PyTorch (`kernels/reference`), which is also the specification. torch.compile sees each operator as one opaque call.
+
+Shape suffixes used in `kernels`, innermost dimension last:
+
+    T  tokens of a step, all sequences one after the other      S  sequences
+    H  heads (those of keys and values are fewer: K)            M  block ids in a row of the block table
+    D  head dimension (that of values may differ: E)            N  blocks of the cache, or pairs of blocks
+    B  places in a block                                        I  width of the feed-forward layer
+    R  rotary dimension                                         P  positions in a table
+"""
+
+from quire.worker.kernels.attention import copy_blocks, paged_attention, write_kv
+from quire.worker.kernels.fused import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+
+__all__ = [
+    "add_rms_norm",
+    "copy_blocks",
+    "paged_attention",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "write_kv",
+]

@@ -1,0 +1,49 @@
+"""The three operations on the paged KV cache. What each one means is written in `reference/<name>.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from quire.worker.kernels import operators
+
+
+def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
+    """Store keys and values of the step in the cache; slot = block * block_size + place, negative slots are skipped."""
+    operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T)
+
+
+def paged_attention(
+    query_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables_SM: Tensor,
+    seq_lens_S: Tensor,
+    query_starts_S1: Tensor,
+    out_THE: Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    sinks_H: Tensor | None = None,
+) -> None:
+    """Causal attention of each sequence's newest tokens over its blocks, any mix of lengths; fills `out_THE`."""
+    operators.paged_attention(
+        query_THD,
+        k_cache,
+        v_cache,
+        block_tables_SM,
+        seq_lens_S,
+        query_starts_S1,
+        out_THE,
+        sinks_H,
+        scale,
+        sliding_window,
+        soft_cap,
+    )
+
+
+def copy_blocks(caches: Sequence[Tensor], pairs_N2: Tensor) -> None:
+    """Copy block `pairs[i, 0]` to block `pairs[i, 1]` in every cache, in the order of the pairs."""
+    operators.copy_blocks(caches, pairs_N2)

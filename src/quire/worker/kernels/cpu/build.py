@@ -1,0 +1,165 @@
+"""Build the C++ kernels: `python -m quire.worker.kernels.cpu.build`, or by the first call that needs them.
+
+One shared library holds the kernels for every instruction set in `ISAS`; which one runs is decided when it is loaded.
+It goes to the user's cache under a name made of everything that it depends on, so a new compiler or a changed source
+builds a new one beside the old. It needs torch's headers (stable ABI) and any g++ that knows C++17.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[3] / "csrc" / "cpu"
+# Never -march=native: the cache may be a network folder that machines with other processors share.
+ISAS = {
+    "avx2": ("-march=x86-64-v3",),
+    "avx512": ("-march=x86-64-v4",),
+    "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+}
+PER_ISA = ("attention_tile.cpp", "fused.cpp")
+COMMON = ("attention.cpp", "cache.cpp", "isa.cpp", "operators.cpp")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    # What the vector code does not rely on and what keeps the compiler from using vectors for scalars.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    # GCC's own header of AVX-512 intrinsics sets these off, on purpose, thousands of times.
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",  # the oldest torch that the library must work with: 2.11
+)
+
+
+class BuildError(Exception):
+    """Why there are no C++ kernels on this machine, in words for the log."""
+
+
+def library_path() -> Path:
+    """Where the library of these sources and this compiler is or would be. Raises BuildError if none can be built."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise BuildError(f"no C++ kernels for {platform.machine()} processors")
+    return cache_directory() / f"kernels-{_key(_compiler())}.so"
+
+
+def cache_directory() -> Path:
+    if folder := os.environ.get("QUIRE_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
+
+
+def build() -> Path:
+    """The library, built if it is not there yet. Processes that ask at the same time wait for one of them."""
+    target = library_path()
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_trusted(target.parent)
+    if target.exists():
+        return target
+    with (target.parent / f"{target.stem}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                finished = _compile(_compiler(), Path(folder))
+                finished.replace(target)  # whoever looks sees the whole library or none
+    return target
+
+
+def _check_trusted(folder: Path) -> None:
+    # What lies there is loaded into this process.
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        raise BuildError(
+            f"{folder} belongs to or can be written by other users; set QUIRE_CACHE_DIR to a private folder"
+        )
+
+
+def _compiler() -> str:
+    name = os.environ.get("CXX", "g++")
+    compiler = shutil.which(name)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler found ({name} is not on the PATH)")
+    return compiler
+
+
+def _key(compiler: str) -> str:
+    digest = hashlib.sha256()
+    digest.update(_run([compiler, "--version"]).encode())
+    digest.update(repr((ISAS, FLAGS)).encode())
+    for source in sorted(SOURCES.iterdir()):
+        if source.suffix in (".cpp", ".h"):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, folder: Path) -> Path:
+    torch_folder = _torch_folder()
+    include = ("-isystem", str(torch_folder / "include"))
+    # The longest first: with two cores that is what decides the time.
+    commands = [
+        (source, [*flags, f"-DQUIRE_ISA={isa}"], f"{Path(source).stem}.{isa}.o")
+        for source in PER_ISA
+        for isa, flags in reversed(ISAS.items())
+    ]
+    commands += [(source, list(include), f"{Path(source).stem}.o") for source in reversed(COMMON)]
+
+    def compile_one(command: tuple[str, list[str], str]) -> str:
+        source, flags, name = command
+        _run([compiler, *FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(folder / name)])
+        return str(folder / name)
+
+    with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)))) as pool:
+        objects = list(pool.map(compile_one, commands))
+    target = folder / "kernels.so"
+    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
+    _run([compiler, "-shared", "-fopenmp", *objects, *libraries, "-o", str(target)])
+    return target
+
+
+def _torch_folder() -> Path:
+    # Found without importing it: the command builds before anything runs.
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise BuildError("torch is not installed")
+    return Path(spec.origin).parent
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
+        raise BuildError(f"{Path(command[0]).name} failed: {lines[0] if lines else 'no message'}") from error
+    except OSError as error:
+        raise BuildError(f"{command[0]}: {error.strerror}") from error
+
+
+def main() -> int:
+    start = time.monotonic()
+    try:
+        target = build()
+    except (BuildError, OSError) as error:
+        print(f"The C++ kernels were not built: {error}", file=sys.stderr)
+        return 1
+    print(f"{target} ({time.monotonic() - start:.1f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

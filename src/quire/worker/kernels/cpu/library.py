@@ -1,0 +1,71 @@
+"""Load the library of C++ kernels, once for each process."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from pathlib import Path
+
+_logger = logging.getLogger("quire")
+_lock = threading.Lock()
+_is_decided = False
+_library: ctypes.CDLL | None = None
+_path: Path | None = None
+_reason = "not asked for yet"
+
+
+def load() -> bool:
+    """True if the C++ kernels run from now on; decided by the first call, which may build them (some seconds).
+
+    QUIRE_CPU_KERNELS: `auto` (default) falls back to the reference and says why in the log, `jit` raises instead,
+    `reference` never loads anything.
+    """
+    global _is_decided
+    if not _is_decided:
+        with _lock:
+            if not _is_decided:
+                _decide(os.environ.get("QUIRE_CPU_KERNELS", "auto"))
+                _is_decided = True
+    return _library is not None
+
+
+def _decide(choice: str) -> None:
+    global _library, _path, _reason
+    if choice not in ("auto", "jit", "reference"):
+        raise ValueError(f"QUIRE_CPU_KERNELS={choice}: must be auto, jit or reference")
+    if choice == "reference":
+        _reason = "QUIRE_CPU_KERNELS=reference"
+        return
+    # Here, not at the top: `python -m ...build` imports this package first and must not find itself loaded.
+    from quire.worker.kernels.cpu import build
+
+    try:
+        _path = build.build()
+        # Registers itself with torch while it is loaded; see the end of operators.cpp.
+        library = ctypes.CDLL(str(_path))
+    except (build.BuildError, OSError) as error:
+        if choice == "jit":
+            raise
+        _reason = str(error)
+        _logger.warning("CPU kernels: plain PyTorch, several times slower, because: %s", error)
+        return
+    library.quire_isa.restype = ctypes.c_char_p
+    if not library.quire_isa():
+        _reason = "this processor has no AVX2"
+        _logger.warning("CPU kernels: plain PyTorch, several times slower, because %s", _reason)
+        return
+    _library = library
+
+
+def select_isa(name: str) -> bool:
+    """Use the kernels of another instruction set from now on; False if this processor cannot run it. For tests."""
+    return load() and _library is not None and bool(_library.quire_select_isa(name.encode()))
+
+
+def statistics() -> dict[str, str]:
+    """Which kernels run on the CPU, and why."""
+    if _library is None:
+        return {"kernels": "reference", "reason": _reason}
+    return {"kernels": "c++", "isa": _library.quire_isa().decode(), "path": str(_path)}

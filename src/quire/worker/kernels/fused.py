@@ -1,0 +1,27 @@
+"""The small operations between the linear layers. What each one means is written in `reference/<name>.py`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.worker.kernels import operators
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension, rounded where Transformers rounds."""
+    return operators.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual): the norm at the head of a layer and the residual that goes on."""
+    return operators.add_rms_norm(x, residual, weight, eps)
+
+
+def silu_and_mul(x_T2I: Tensor) -> Tensor:
+    """silu(first half) * second half of the last dimension: the gate of a feed-forward layer."""
+    return operators.silu_and_mul(x_T2I)
+
+
+def rotary_embedding(positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor) -> None:
+    """Turn the first R dimensions of each head by the angles of the token's position, in place."""
+    operators.rotary_embedding(positions_T, query_THD, key_TKD, cos_sin_cache_PR)

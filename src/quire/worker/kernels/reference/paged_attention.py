@@ -1,0 +1,118 @@
+"""Attention over a paged KV cache (section 3.4 of the thesis; one call for any mix of query lengths, 4.4).
+
+    sequence s owns the query rows  query_starts[s] : query_starts[s + 1]
+    its last row has the position   seq_lens[s] - 1, the one before seq_lens[s] - 2, ...
+    key position p lies in          cache[block_tables[s, p // block_size], :, p % block_size]
+    a query at position q sees      q - sliding_window < p <= q     (all p <= q if sliding_window is 0)
+
+Rows from query_starts[S] on belong to nobody: they pad the step, and what `out_THE` holds there has no meaning.
+Block ids outside of what a sequence's rows can see are never used: they may be stale or out of range. Nor is what
+lies in the cache there: it may be NaN. Scores, softmax and the sum over values are float32 throughout.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def paged_attention(
+    query_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables_SM: Tensor,
+    seq_lens_S: Tensor,
+    query_starts_S1: Tensor,
+    out_THE: Tensor,
+    sinks_H: Tensor | None,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+) -> None:
+    """Fill `out_THE`. Heads h * g ... h * g + g - 1 of the query share head h of the cache, g = H // K."""
+    softmax = (sinks_H, scale, soft_cap)
+    if query_THD.shape[0] == block_tables_SM.shape[0]:
+        # As many rows as sequences: a step of single tokens. All at once, and no length is needed on the host.
+        _attend_row_by_row(
+            query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE, softmax, sliding_window
+        )
+        return
+    block_size = k_cache.shape[2]
+    starts = query_starts_S1.tolist()
+    for s, seq_len in enumerate(seq_lens_S.tolist()):
+        rows = slice(starts[s], starts[s + 1])
+        num_rows = rows.stop - rows.start
+        if num_rows == 0:
+            continue
+        first_position = seq_len - num_rows
+        first_visible = max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0
+        first_block = first_visible // block_size
+        blocks_M = block_tables_SM[s, first_block : (seq_len + block_size - 1) // block_size]
+        row_Q = torch.arange(first_position, seq_len, device=query_THD.device)
+        column_P = first_block * block_size + torch.arange(blocks_M.shape[0] * block_size, device=query_THD.device)
+        visible_1QP = _visible(row_Q[None], column_P, sliding_window)
+        out_THE[rows] = _attend(query_THD[None, rows], k_cache, v_cache, blocks_M[None], visible_1QP, softmax)[0]
+
+
+def _attend_row_by_row(
+    query_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables_SM: Tensor,
+    seq_lens_S: Tensor,
+    query_starts_S1: Tensor,
+    out_THE: Tensor,
+    softmax: tuple[Tensor | None, float, float],
+    sliding_window: int,
+) -> None:
+    """Each row with a copy of its own of all keys: right for every mix of lengths, good if all lengths are 1."""
+    row_T = torch.arange(query_THD.shape[0], device=query_THD.device)
+    owner_T = (torch.searchsorted(query_starts_S1.long(), row_T, right=True) - 1).clamp(max=seq_lens_S.shape[0] - 1)
+    position_T = seq_lens_S[owner_T] - query_starts_S1[owner_T + 1] + row_T
+    position_T = torch.where(row_T < query_starts_S1[-1], position_T, -1)  # rows that pad the step see nothing
+    block_size = k_cache.shape[2]
+    column_P = torch.arange(block_tables_SM.shape[1] * block_size, device=query_THD.device)
+    visible_T1P = _visible(position_T[:, None], column_P, sliding_window)
+    is_used_TM = visible_T1P[:, 0].unflatten(1, (-1, block_size)).any(-1)
+    blocks_TM = torch.where(is_used_TM, block_tables_SM[owner_T], 0)
+    out_THE.copy_(_attend(query_THD[:, None], k_cache, v_cache, blocks_TM, visible_T1P, softmax)[:, 0])
+
+
+def _visible(row_SQ: Tensor, column_P: Tensor, sliding_window: int) -> Tensor:
+    """Which key positions (columns) a query position (row) sees: [S, Q, P]."""
+    distance_SQP = row_SQ[:, :, None] - column_P
+    visible_SQP = distance_SQP >= 0
+    return visible_SQP & (distance_SQP < sliding_window) if sliding_window > 0 else visible_SQP
+
+
+def _attend(
+    query_SQHD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    blocks_SM: Tensor,
+    visible_SQP: Tensor,
+    softmax: tuple[Tensor | None, float, float],
+) -> Tensor:
+    """Dense attention of S equally long pieces, each over its own blocks; the result is float32 [S, Q, H, E]."""
+    sinks_H, scale, soft_cap = softmax
+    num_heads, num_kv_heads = query_SQHD.shape[2], k_cache.shape[1]
+    key_SKPD = k_cache[blocks_SM].transpose(1, 2).flatten(2, 3).float()
+    value_SKPE = v_cache[blocks_SM].transpose(1, 2).flatten(2, 3).float()
+    # 0 * NaN is NaN, so a weight of zero does not keep out what nobody wrote.
+    value_SKPE = value_SKPE.masked_fill(~visible_SQP.any(1)[:, None, :, None], 0.0)
+    query_SQKGD = query_SQHD.float().unflatten(2, (num_kv_heads, num_heads // num_kv_heads))
+    score_SKGQP = torch.einsum("sqkgd,skpd->skgqp", query_SQKGD, key_SKPD) * scale
+    if soft_cap > 0:
+        score_SKGQP = soft_cap * torch.tanh(score_SKGQP / soft_cap)
+    score_SKGQP = score_SKGQP.masked_fill(~visible_SQP[:, None, None], float("-inf"))
+    # A row that sees nothing (padding) becomes zero: its maximum is -inf, and -inf - -inf would be NaN.
+    maximum_SKGQ1 = score_SKGQP.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    if sinks_H is not None:
+        sink_KG11 = sinks_H.float().view(num_kv_heads, -1, 1, 1)
+        maximum_SKGQ1 = torch.maximum(maximum_SKGQ1, sink_KG11)
+    weight_SKGQP = torch.exp(score_SKGQP - maximum_SKGQ1)
+    total_SKGQ1 = weight_SKGQP.sum(-1, keepdim=True)
+    if sinks_H is not None:  # one more logit in the denominator, without a value
+        total_SKGQ1 = total_SKGQ1 + torch.exp(sink_KG11 - maximum_SKGQ1)
+    weight_SKGQP = weight_SKGQP / total_SKGQ1.clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.einsum("skgqp,skpe->sqkge", weight_SKGQP, value_SKPE).flatten(2, 3)

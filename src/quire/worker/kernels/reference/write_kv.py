@@ -1,0 +1,25 @@
+"""Store the keys and values of a step in the paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
+    """cache[slot // block_size, :, slot % block_size] = key for every token whose slot is not negative.
+
+    Selecting tokens with a mask would make the host wait for a device. So a token without a slot repeats the write of
+    the first one that has a slot, and if there is none, it writes what is there already.
+    """
+    if slots_T.numel() == 0:
+        return
+    has_slot_T = slots_T >= 0
+    own_T = torch.arange(slots_T.shape[0], device=slots_T.device)
+    source_T = torch.where(has_slot_T, own_T, has_slot_T.int().argmax())
+    slot_T = slots_T[source_T].clamp(min=0)
+    is_write_T11 = has_slot_T[source_T][:, None, None]
+    for new, cache in ((key_TKD, k_cache), (value_TKE, v_cache)):
+        block_size = cache.shape[2]
+        block_T, place_T = slot_T // block_size, slot_T % block_size
+        cache[block_T, :, place_T] = torch.where(is_write_T11, new[source_T], cache[block_T, :, place_T])

@@ -1,0 +1,108 @@
+"""The kernels on the cache: the reference against dense attention, the C++ twin against the reference."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire.testing import kernel_contracts as contracts
+from quire.testing.kernel_contracts import ATTENTION_CASES, DTYPES, LONG, REFERENCE, AttentionCase
+
+DENSE_CASES = [case for case in ATTENTION_CASES if not case.soft_cap and not case.has_sinks]
+INVARIANT_CASES = [
+    *(AttentionCase(dtype=dtype) for dtype in DTYPES),
+    AttentionCase(sequences=((100, 640), (1, 1030)), num_heads=8, num_kv_heads=2, dtype=torch.bfloat16),
+    AttentionCase(sequences=((60, 560), (9, 70)), sliding_window=70, head_dim=80, has_sinks=True, soft_cap=10.0),
+]
+
+
+@pytest.mark.parametrize("case", DENSE_CASES, ids=str)
+def test_reference_is_dense_attention(case):
+    contracts.check_reference_attention(case)
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=str)
+def test_cpu_is_the_reference(cpu_kernels, case):
+    contracts.check_paged_attention(cpu_kernels, case)
+
+
+@pytest.mark.parametrize("case", INVARIANT_CASES, ids=str)
+def test_cpu_is_invariant(cpu_kernels, case):
+    contracts.check_invariance(cpu_kernels, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cpu_does_not_depend_on_threads(cpu_kernels, dtype):
+    # Long enough that several threads share one sequence.
+    batch = contracts.make_batch(AttentionCase(sequences=((1, 3000), (2, 40)), dtype=dtype, head_dim=128))
+    threads = torch.get_num_threads()
+    try:
+        outputs = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            outputs.append(batch.attend(cpu_kernels))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize(
+    "case", [AttentionCase(), AttentionCase(value_dim=24, block_size=1, dtype=torch.bfloat16)], ids=str
+)
+def test_write_kv(cpu_kernels, case):
+    contracts.check_write_kv(cpu_kernels, case)
+    contracts.check_write_kv(REFERENCE, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copy_blocks(cpu_kernels, dtype):
+    contracts.check_copy_blocks(cpu_kernels, dtype)
+    contracts.check_copy_blocks(REFERENCE, dtype)
+
+
+def test_the_suite_can_fail():
+    """A kernel that is wrong by one key must not pass."""
+
+    class OneKeyTooFew:
+        @staticmethod
+        def paged_attention(query, k_cache, v_cache, tables, seq_lens, starts, out, **options):
+            window = options.pop("sliding_window") or 10_000
+            arguments = (query, k_cache, v_cache, tables, seq_lens, starts, out)
+            REFERENCE.paged_attention(*arguments, sliding_window=min(window, 36), **options)
+
+    with pytest.raises(AssertionError):
+        contracts.check_paged_attention(OneKeyTooFew(), replace(AttentionCase(), sequences=((1, 37),)))
+
+
+def test_rows_that_see_nothing_are_zero(cpu_kernels):
+    batch = contracts.make_batch(AttentionCase(sequences=((3, 5), (1, 4))))
+    batch.seq_lens_S[0] = 2  # the first of three rows has the position -1
+    for kernels in (cpu_kernels, REFERENCE):
+        out = batch.attend(kernels)
+        assert (out[0] == 0).all()
+        assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("num_padding", [1, 2])
+def test_rows_that_pad_the_step_are_ignored(cpu_kernels, num_padding):
+    # With two of them there are as many rows as sequences, which is the other way through the reference.
+    batch = contracts.make_batch(AttentionCase(sequences=((0, 5), (1, 20), (0, 3)), block_size=4))
+    expected = batch.attend(REFERENCE)
+    batch.query_THD = torch.cat((batch.query_THD, batch.query_THD.new_zeros(num_padding, *batch.query_THD.shape[1:])))
+    for kernels in (cpu_kernels, REFERENCE):
+        contracts.assert_close(batch.attend(kernels)[:1], expected)
+
+
+def test_nan_is_not_hidden(cpu_kernels):
+    batch = contracts.make_batch(AttentionCase(sequences=((1, 5), (1, 4))))
+    batch.query_THD[0] = float("nan")
+    out = batch.attend(cpu_kernels)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
+def test_long_context_of_many_rows(cpu_kernels):
+    contracts.check_paged_attention(
+        cpu_kernels, AttentionCase(sequences=LONG, num_heads=16, num_kv_heads=8, head_dim=128)
+    )

@@ -1,0 +1,150 @@
+"""Building, loading and choosing: the parts around the kernels."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from quire.worker import kernels
+from quire.worker.kernels import cpu, reference
+from quire.worker.kernels.cpu import build, library
+
+NORM = (torch.randn(3, 32), torch.randn(32), 1e-6)
+
+
+@pytest.fixture
+def undecided(monkeypatch):
+    """A process that has not looked for the library yet. (What is registered with torch stays so.)"""
+    for name, value in (("_is_decided", False), ("_library", None), ("_path", None), ("_reason", "")):
+        monkeypatch.setattr(library, name, value)
+
+
+def test_no_compiler_falls_back_and_says_why(undecided, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("CXX", "a-compiler-that-does-not-exist")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("QUIRE_CPU_KERNELS", "auto")
+    with caplog.at_level(logging.WARNING, "quire"):
+        assert not cpu.load()
+        assert not cpu.load()
+    assert len(caplog.records) == 1
+    assert "no C++ compiler" in caplog.text
+    assert cpu.statistics()["kernels"] == "reference"
+
+
+def test_source_that_does_not_compile_falls_back(undecided, monkeypatch, tmp_path, caplog):
+    (tmp_path / "src").mkdir()
+    for name in (*build.PER_ISA, *build.COMMON):
+        (tmp_path / "src" / name).write_text("this is no C++;\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("QUIRE_CPU_KERNELS", "auto")
+    assert not cpu.load()
+    assert "error:" in caplog.text
+    assert not list((tmp_path / "cache").glob("*.so"))
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+def test_a_cache_that_others_can_write_is_not_trusted(monkeypatch, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_compiler", lambda: sys.executable)
+    with pytest.raises(build.BuildError, match="not private"):
+        build.build()
+
+
+def test_jit_raises_what_auto_logs(undecided, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "a-compiler-that-does-not-exist")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("QUIRE_CPU_KERNELS", "jit")
+    with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
+        cpu.load()
+
+
+def test_unknown_choice_is_an_error(undecided, monkeypatch):
+    monkeypatch.setenv("QUIRE_CPU_KERNELS", "fast")
+    with pytest.raises(ValueError, match="auto, jit or reference"):
+        cpu.load()
+
+
+def test_a_changed_source_has_another_name(monkeypatch, tmp_path):
+    for source in build.SOURCES.iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    compiler = sys.executable  # anything that knows --version
+    before = build._key(compiler)
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    assert build._key(compiler) == before
+    (tmp_path / "simd.h").write_text("// changed")
+    assert build._key(compiler) != before
+
+
+def test_objects_of_an_instruction_set_share_nothing(tmp_path):
+    """A weak symbol compiled for AVX-512 could become the copy that a lesser processor runs."""
+    try:
+        compiler = build._compiler()
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    target = tmp_path / "fused.o"
+    command = [*build.FLAGS, *build.ISAS["avx512"], "-DQUIRE_ISA=avx512", "-c", str(build.SOURCES / "fused.cpp")]
+    subprocess.run([compiler, *command, "-o", str(target)], check=True)
+    symbols = subprocess.run(["nm", "-C", "--defined-only", str(target)], check=True, capture_output=True, text=True)
+    kinds = {line.split()[1] for line in symbols.stdout.splitlines()}
+    assert not kinds & set("WVu")
+    assert "quire::avx512::table" in symbols.stdout
+
+
+def test_reference_can_be_asked_for():
+    """In a process of its own: the library cannot be taken back once it is loaded."""
+    script = """
+import sys, torch
+from quire.worker import kernels
+from quire.worker.kernels import cpu, reference
+x = torch.randn(3, 32)
+assert torch.equal(kernels.rms_norm(x, x[0], 1e-6), reference.rms_norm(x, x[0], 1e-6))
+assert cpu.statistics() == {"kernels": "reference", "reason": "QUIRE_CPU_KERNELS=reference"}, cpu.statistics()
+"""
+    environment = {**os.environ, "QUIRE_CPU_KERNELS": "reference", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+def test_torch_compile_sees_one_operator(cpu_kernels):
+    seen = []
+
+    def backend(graph, _example_inputs):
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def layer(x, weight, cache, slots):
+        normed, total = kernels.add_rms_norm(x, x, weight, 1e-6)
+        kernels.write_kv(normed[:, None], total[:, None], cache[0], cache[1], slots)
+        return kernels.silu_and_mul(normed)
+
+    cache = torch.zeros(2, 4, 1, 8, 32)
+    x, weight, eps = NORM
+    out = layer(x, weight, cache, torch.tensor([0, 9, -1]))
+    normed, total = reference.add_rms_norm(x, x, weight, eps)
+    torch.testing.assert_close(out, reference.silu_and_mul(normed))
+    torch.testing.assert_close(cache[1, 1, 0, 1], total[1])
+    names = {str(target) for target in seen}
+    assert {"quire.add_rms_norm.default", "quire.write_kv.default", "quire.silu_and_mul.default"} <= names
+
+
+def test_wrong_arguments_are_refused(cpu_kernels):
+    cache = torch.zeros(2, 1, 8, 32)
+    key = torch.zeros(1, 1, 32)
+    with pytest.raises(RuntimeError, match="slot 16 is beyond the cache of 16"):
+        kernels.write_kv(key, key, cache, cache, torch.tensor([16]))
+    with pytest.raises(RuntimeError, match="same dtype"):
+        kernels.write_kv(key.half(), key, cache, cache, torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="block 2 is not in a cache of 2"):
+        kernels.copy_blocks([cache], torch.tensor([[0, 2]]))
+    with pytest.raises(RuntimeError, match="position 7 is beyond the table of 7"):
+        kernels.rotary_embedding(torch.tensor([7]), key, key, torch.zeros(7, 32))
+    tables, starts = torch.zeros(1, 2, dtype=torch.int32), torch.tensor([0, 1])
+    with pytest.raises(RuntimeError, match="longer than its 16 slots"):
+        kernels.paged_attention(key, cache, cache, tables, torch.tensor([17]), starts, key.clone(), scale=1.0)
