@@ -51,6 +51,12 @@ _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 _OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64, "activation_function": "relu"}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
+_LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -84,17 +90,25 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {}),
     "starcoder2": ("starcoder2", {"sliding_window": _WINDOW}),
     "gpt_neox": ("gpt_neox", {}),
-    "qwen3_moe": ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
     "smollm3": ("smollm3", {}),
+    "deepseek_v3": ("deepseek_v3", _LATENT),
     # refused, each for a reason of its own
     "mamba": ("mamba", {}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
-    "t5": ("t5", {}),
+    "bert": ("bert", {"pad_token_id": 0}),
+    "bart": ("bart", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}),
     "llama4": ("llama4_text", {"attention_chunk_size": _WINDOW, **_EXPERTS}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
 }
 
 
-def make_checkpoint(path: Path, name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+def make_checkpoint(
+    path: Path, name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Path:
     """A checkpoint directory for one of ARCHITECTURES, with a tokenizer; returns its path."""
     model = make_model(name, seed=seed, dtype=dtype, **changes)
     path.mkdir(parents=True, exist_ok=True)

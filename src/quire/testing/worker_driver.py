@@ -1,0 +1,135 @@
+"""Drives a worker by hand: what scheduler and KV cache manager would say, in a few calls of a test.
+
+Blocks are handed out in random order, so a block table that is accidentally read as a range must fail.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from quire.messages import (
+    AdmittedSequence,
+    AppendedTokens,
+    ForkedSequence,
+    IntArray,
+    SchedulerOutput,
+    StepOutput,
+    int_array,
+)
+from quire.sampling_params import SamplingParams
+from quire.worker.worker import Worker
+
+
+class WorkerDriver:
+    """Collects differences until `step`, and follows the two numbers of each row."""
+
+    def __init__(
+        self, worker: Worker, *, block_size: int = 4, num_blocks: int = 0, num_groups: int = 0, seed: int = 0
+    ) -> None:
+        self.worker = worker
+        self.computed: dict[int, int] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self._block_size = block_size
+        self._num_groups = num_groups
+        self._free = list(range(num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._tables: dict[int, list[list[int]]] = {}
+        self._num_steps = 0
+        self._changes: dict[str, list[Any]] = defaultdict(list)
+
+    def admit(self, row: int, tokens: Sequence[int], **fields: Any) -> None:
+        """`fields` are those of AdmittedSequence; sampling is greedy unless given."""
+        self.computed[row], self.tokens[row] = fields.pop("num_computed_tokens", 0), list(tokens)
+        self._tables[row] = [[] for _ in range(self._num_groups)]
+        fields.setdefault("sampling", SamplingParams(temperature=0.0))
+        fields.setdefault("num_prompt_tokens", len(tokens))
+        fields.setdefault("seed", row)
+        admitted = AdmittedSequence(
+            row=row, sequence_id=row, token_ids=int_array(tokens), num_computed_tokens=self.computed[row], **fields
+        )
+        self._changes["admitted"].append(admitted)
+
+    def fork(self, parent: int, row: int, num_total_tokens: int, *, seed: int = 0) -> None:
+        """A child shares all full blocks and gets a copy of the last one."""
+        computed = num_total_tokens - 1
+        self.computed[row], self.tokens[row] = computed, self.tokens[parent][:num_total_tokens]
+        self._tables[row] = [[] for _ in range(self._num_groups)]
+        for group, table in enumerate(self._tables[parent]):
+            for index, block in enumerate(table[: -(-computed // self._block_size)]):
+                own = block
+                if (index + 1) * self._block_size > computed:
+                    own = self._free.pop()
+                    self._changes["block_copies"].append((block, own))
+                self._give(group, row, own)
+        self._changes["forked"].append(
+            ForkedSequence(
+                parent_row=parent,
+                row=row,
+                sequence_id=row,
+                num_total_tokens=num_total_tokens,
+                num_computed_tokens=computed,
+                seed=seed,
+            )
+        )
+
+    def release(self, row: int) -> None:
+        self._changes["released"].append(row)
+        del self.computed[row], self.tokens[row], self._tables[row]
+
+    def append(self, row: int, tokens: Sequence[int], *, is_final: bool = True) -> None:
+        self.tokens[row] += tokens
+        self._changes["appended"].append(AppendedTokens(row=row, token_ids=list(tokens), is_final=is_final))
+
+    def preempt(self, row: int) -> None:
+        """By recomputation: its blocks are free, and others are taken when it is granted tokens again."""
+        self.computed[row] = 0
+        for table in self._tables[row]:
+            self._free = [*table, *self._free]
+            table.clear()
+        self._changes["progress"].append((row, 0))
+
+    def step(self, grants: dict[int, int] | None = None) -> StepOutput:
+        """One step. Without grants, every row computes all it can."""
+        if grants is None:
+            grants = {row: len(tokens) - self.computed[row] for row, tokens in self.tokens.items()}
+        for row, count in grants.items():
+            self.computed[row] += count
+            for group in range(self._num_groups):
+                while len(self._tables[row][group]) * self._block_size < self.computed[row]:
+                    self._give(group, row, self._free.pop())
+        self._num_steps += 1
+        changes: dict[str, Any] = {
+            **self._changes,
+            "block_writes": self._columns("block_writes", 4),
+            "block_copies": self._columns("block_copies", 2),
+        }
+        scheduled = SchedulerOutput(
+            step=self._num_steps,
+            rows=int_array(list(grants)),
+            num_tokens=int_array(list(grants.values())),
+            **changes,
+        )
+        self._changes.clear()
+        output = self.worker.execute(scheduled)
+        self.worker.control("check_invariants", {})
+        for row, token in zip(output.rows.tolist(), output.token_ids.tolist(), strict=True):
+            self.tokens[row].append(token)
+        return output
+
+    def generate(self, count: int) -> dict[int, list[int]]:
+        """So many steps of all rows; the tokens of each row that were sampled in them."""
+        before = {row: len(tokens) for row, tokens in self.tokens.items()}
+        for _ in range(count):
+            self.step()
+        return {row: self.tokens[row][length:] for row, length in before.items()}
+
+    def _columns(self, name: str, width: int) -> IntArray:
+        return int_array(self._changes[name]).reshape(-1, width).T
+
+    def _give(self, group: int, row: int, block: int) -> None:
+        table = self._tables[row][group]
+        self._changes["block_writes"].append((group, row, len(table), block))
+        table.append(block)

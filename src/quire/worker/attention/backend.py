@@ -1,0 +1,72 @@
+"""The interface between the engine and attention kernels (4.2.2, Attention Backend Interface).
+
+A backend takes query, key and value with fixed shapes, fills an output with a fixed shape, and brings its own
+metadata: whatever it wants to compute once per step and group rather than once per layer.
+
+Shape suffixes: T tokens of the step, S sequences of the step, M blocks of the longest table, H query heads,
+K key/value heads, D dimension of a key, E dimension of a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from quire.worker.attention.layer import Attention
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Everything about a layer that may decide whether a backend can serve it."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    block_size: int
+    dtype: torch.dtype
+    device_type: str
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """What the model runner knows of a step, for one group.
+
+    Sequence s owns the tokens query_starts[s] ... query_starts[s + 1] - 1 of the step; they are its newest tokens,
+    so the last of them has the position seq_lens[s] - 1. No phases: one token or a thousand are the same to it.
+    """
+
+    query_starts_S1: Tensor
+    seq_lens_S: Tensor
+    block_tables_SM: Tensor
+    # slot = block * block_size + offset of each token's own key and value; negative: keep nothing
+    slots_T: Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+class AttentionBackend(Protocol):
+    """One way of computing attention over a paged KV cache."""
+
+    name: str
+
+    def supports(self, spec: AttentionSpec) -> str | None:
+        """None, or the reason why this backend cannot serve such a layer."""
+        ...
+
+    def build_metadata(self, batch: AttentionBatch) -> Any:
+        """Called once per step and group; the result reaches `forward` unchanged."""
+        ...
+
+    def forward(
+        self, layer: Attention, query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, metadata: Any, out_THE: Tensor
+    ) -> None:
+        """Store keys and values in `layer`'s cache, then fill `out_THE`."""
+        ...

@@ -1,0 +1,148 @@
+"""Attention, as the author of a model writes it: `Attention(...)` in the constructor, `self.attn(q, k, v)` in forward.
+
+Owns: the description of the layer and its place in the KV cache. Must never: look at a batch itself; that is what the
+backend does with the metadata of the forward context. The call is one opaque operator, so torch.compile sees neither
+the cache nor the metadata (4.3.1, Operation Fusion).
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from quire.messages import LayerSpec
+from quire.worker.attention.backend import AttentionBackend, AttentionSpec
+from quire.worker.forward_context import current_forward_context
+
+# The operator gets a number, because a tensor operator cannot take a module. A number is never used twice.
+_layers: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
+_next_index = 0
+
+
+class Attention(nn.Module):
+    """Causal attention of each sequence's new tokens over all its tokens, whose keys and values are kept in blocks."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        *,
+        name: str,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
+        value_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{name}: num_heads={num_heads} is no multiple of num_kv_heads={num_kv_heads}")
+        self.name = name
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.value_dim = head_dim if value_dim is None else value_dim
+        self.scale = scale
+        # tokens that a token sees, itself included; 0 means all
+        self.sliding_window = sliding_window
+        self.soft_cap = soft_cap
+        self.sinks = sinks
+        # keys and values are kept as they are computed: in the type that the model is built in
+        self.dtype = torch.get_default_dtype()
+        self.backend: AttentionBackend | None = None
+        self.group = -1
+        self.k_cache: Tensor | None = None
+        self.v_cache: Tensor | None = None
+        self.index = _number(self)
+
+    @property
+    def spec(self) -> LayerSpec:
+        """What this layer keeps per token, as the engine core groups layers by it."""
+        return LayerSpec(
+            name=self.name,
+            num_kv_heads=self.num_kv_heads,
+            key_dim=self.head_dim,
+            value_dim=self.value_dim,
+            bytes_per_element=self.dtype.itemsize,
+            sliding_window=self.sliding_window,
+        )
+
+    def attention_spec(self, block_size: int, device_type: str) -> AttentionSpec:
+        """What a backend must know to say whether it can serve this layer."""
+        return AttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            key_dim=self.head_dim,
+            value_dim=self.value_dim,
+            block_size=block_size,
+            dtype=self.dtype,
+            device_type=device_type,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            has_sinks=self.sinks is not None,
+        )
+
+    def bind(self, group: int, k_cache: Tensor, v_cache: Tensor) -> None:
+        """Its cache, [num_blocks, num_kv_heads, block_size, dim], and the index of its group's metadata."""
+        for cache, dim in ((k_cache, self.head_dim), (v_cache, self.value_dim)):
+            if cache.ndim != 4 or cache.shape[1] != self.num_kv_heads or cache.shape[3] != dim:
+                raise ValueError(f"{self.name}: cache {tuple(cache.shape)} is not [*, {self.num_kv_heads}, *, {dim}]")
+        self.group = group
+        self.k_cache = k_cache
+        self.v_cache = v_cache
+
+    def forward(self, query_TF: Tensor, key_TF: Tensor, value_TF: Tensor) -> Tensor:
+        """Heads flattened in and out: [T, H*D], [T, K*D], [T, K*E] -> [T, H*E]."""
+        query_THD = query_TF.view(-1, self.num_heads, self.head_dim)
+        key_TKD = key_TF.view(-1, self.num_kv_heads, self.head_dim)
+        value_TKE = value_TF.view(-1, self.num_kv_heads, self.value_dim)
+        out_THE = query_TF.new_empty((query_THD.shape[0], self.num_heads, self.value_dim))
+        _operator(query_THD, key_TKD, value_TKE, out_THE, self.index)
+        return out_THE.view(-1, self.num_heads * self.value_dim)
+
+    def extra_repr(self) -> str:
+        window = f", sliding_window={self.sliding_window}" if self.sliding_window else ""
+        return f"{self.num_heads} heads over {self.num_kv_heads} of {self.head_dim}{window}"
+
+
+def attention_layers(model: nn.Module) -> dict[str, Attention]:
+    """The attention layers of a model by name, in the model's order."""
+    found: dict[str, Attention] = {}
+    for module in model.modules():
+        if isinstance(module, Attention):
+            if module.name in found:
+                raise ValueError(f"{module.name}: two attention layers have this name")
+            found[module.name] = module
+    return found
+
+
+def _number(layer: Attention) -> int:
+    global _next_index
+    index = _next_index
+    _next_index += 1
+    _layers[index] = layer
+    return index
+
+
+def _attention(query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, out_THE: Tensor, layer_index: int) -> None:
+    layer = _layers[layer_index]
+    context = current_forward_context()
+    if context.is_profiling:
+        out_THE.zero_()
+        return
+    if layer.backend is None or layer.k_cache is None:
+        raise RuntimeError(f"{layer.name}: attention was called before a backend and a cache were bound")
+    layer.backend.forward(layer, query_THD, key_TKD, value_TKE, context.metadata[layer.group], out_THE)
+
+
+# Library.define/impl costs 1.6 us a call, torch.library.custom_op 8 us; the number is symbolic, so that layers which
+# are compiled one by one share one artefact.
+_library = torch.library.Library("quire", "FRAGMENT")
+_library.define("attention(Tensor query, Tensor key, Tensor value, Tensor(a!) out, SymInt layer) -> ()")
+_library.impl("attention", _attention, "CompositeExplicitAutograd")
+torch.library.register_fake("quire::attention", lambda query, key, value, out, layer: None, lib=_library)
+# Bound once: looking an operator up costs more than calling it.
+_operator = torch.ops.quire.attention.default

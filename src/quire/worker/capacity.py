@@ -1,0 +1,108 @@
+"""How much memory is left for the KV cache: run the largest step, see what it needed, take the rest (4.1, DESIGN 8).
+
+The largest step has max_num_batched_tokens tokens in the model and max_num_seqs rows of logits in the sampler. A GPU
+runs it in full. On a CPU that may take many seconds, so a small step is run, its live tensors are counted to the byte,
+and the result is scaled: what a step needs grows in proportion to its tokens and rows. Attention runs without a cache
+here: its own memory is that of its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quire.config import WorkerConfig
+from quire.messages import WorkerCapacity
+from quire.worker.attention import attention_layers
+from quire.worker.forward_context import forward_context, profiling_context
+from quire.worker.live_tensors import LiveTensors
+from quire.worker.platforms import MemoryReport, Platform
+from quire.worker.sampler.choose import DrawSettings, choose_tokens
+
+_SIZE_ON_CPU = 16
+# room for what kernels on a CPU allocate inside of themselves
+_INSIDE_KERNELS = 1.25
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes at the worst moment of the largest step, and what was run to find out."""
+
+    num_bytes: int
+    description: str
+
+
+@torch.inference_mode()
+def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerConfig) -> StepMemory:
+    """Memory that the largest step needs above what is in use now."""
+
+    def run_model(num_tokens: int) -> Tensor:
+        tokens = torch.zeros(num_tokens, dtype=torch.int64, device=platform.device)
+        positions = torch.arange(num_tokens, device=platform.device) % config.max_model_len
+        with forward_context(profiling_context()):
+            return model(tokens, positions)
+
+    def run_sampler(num_rows: int) -> None:
+        rows = torch.zeros(num_rows, dtype=torch.int64, device=platform.device)
+        logits = model.compute_logits(hidden[0][rows]).float()
+        choose_tokens(logits, _drawing(num_rows))
+
+    most_tokens, most_rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
+    hidden: list[Tensor] = []
+    tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
+    rows, rows_bytes = _peak(run_sampler, most_rows, platform)
+    # The hidden states of all tokens are still there while the sampler runs.
+    rows_bytes += most_tokens * hidden[0][0].nbytes
+    scaled = " (scaled)" if (tokens, rows) != (most_tokens, most_rows) else ""
+    return StepMemory(
+        max(tokens_bytes, rows_bytes),
+        f"{most_tokens} tokens, {most_rows} sampling; measured with {tokens} and {rows}{scaled}",
+    )
+
+
+def capacity(model: nn.Module, memory: MemoryReport, step: StepMemory, utilization: float) -> WorkerCapacity:
+    """What is left of the memory, and the arithmetic in words."""
+    allowed, used = int(memory.total_bytes * utilization), memory.total_bytes - memory.free_bytes
+    left = allowed - used - step.num_bytes
+    explanation = (
+        f"{_gib(memory.total_bytes)} is {memory.limit}; {utilization:.0%} of it may be used: {_gib(allowed)}. "
+        f"In use now, weights included: {_gib(used)}. Largest step: {_gib(step.num_bytes)} ({step.description}). "
+        f"Left for the KV cache: {_gib(max(0, left))}."
+    )
+    layers = [layer.spec for layer in attention_layers(model).values()]
+    return WorkerCapacity(layers=layers, available_bytes=max(0, left), explanation=explanation)
+
+
+def _peak(run: Callable[[int], object], most: int, platform: Platform) -> tuple[int, int]:
+    """(size that was run, bytes that the largest size needs)."""
+    if _runs_in_full(platform):
+        with platform.measure_peak() as peak:
+            run(most)
+            platform.synchronize()
+        return most, peak.peak_bytes
+    size = min(most, _SIZE_ON_CPU)
+    with LiveTensors() as live:
+        run(size)
+    return size, int(live.peak_bytes * most / size * _INSIDE_KERNELS)
+
+
+def _runs_in_full(platform: Platform) -> bool:
+    return platform.device.type != "cpu"
+
+
+def _drawing(num_rows: int) -> DrawSettings:
+    return DrawSettings(
+        temperature=np.ones(num_rows, dtype=np.float32),
+        top_k=np.full(num_rows, 2**31, dtype=np.int64),
+        top_p=np.ones(num_rows),
+        min_p=np.zeros(num_rows, dtype=np.float32),
+        uniform=np.full(num_rows, 0.5),
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,50 @@
+"""What a layer needs beyond its inputs, set once per step (4.2.2).
+
+Owns: the metadata of attention, one entry a group. Must never: be nested, outlive its step, or be read by anything but
+the attention operator. Called by: the model runner around `model(...)`; read by `attention/layer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """metadata[group] is what the group's attention backend made of this step's AttentionBatch."""
+
+    metadata: tuple[Any, ...]
+    # True: measure time or memory of a step without any cache; attention returns zeros
+    is_profiling: bool = False
+
+
+_current: ContextVar[ForwardContext | None] = ContextVar("quire_forward_context", default=None)
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[None]:
+    """The scope of one step."""
+    if _current.get() is not None:
+        raise RuntimeError("forward_context is set already: a step runs inside another step")
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def profiling_context() -> ForwardContext:
+    """A step that has no cache: everything of the model runs but attention itself."""
+    return ForwardContext(metadata=(), is_profiling=True)
+
+
+def current_forward_context() -> ForwardContext:
+    """The context of the step that runs now."""
+    context = _current.get()
+    if context is None:
+        raise RuntimeError("no forward_context is set: a model runs only inside `with forward_context(...)`")
+    return context

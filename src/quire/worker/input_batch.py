@@ -1,0 +1,104 @@
+"""The inputs of one step, gathered out of the row table with array operations: no loop over sequences (4.6.2).
+
+Owns nothing that outlives the step. Sequences of the batch stand in the order of SchedulerOutput.rows, their new
+tokens one after the other. Called by ModelRunner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.messages import IntArray
+from quire.worker.attention.backend import AttentionBatch
+from quire.worker.row_table import RowTable
+from quire.worker.staging import to_device
+
+
+@dataclass(frozen=True)
+class InputBatch:
+    """What the model, attention and the sampler get of a step. Suffixes: T tokens, S sequences, N sampling rows."""
+
+    rows_S: IntArray
+    num_tokens_S: IntArray
+    # tokens that were computed before this step
+    num_computed_S: IntArray
+    # where the tokens of each sequence begin among those of the step
+    query_starts_S1: npt.NDArray[np.int32]
+    # rows whose last token is computed in this step, so that they sample, and the places of those tokens
+    sampling_rows_N: IntArray
+    input_ids_T: Tensor
+    positions_T: Tensor
+    logits_indices_N: Tensor
+    # one for each group of attention layers
+    attention: tuple[AttentionBatch, ...]
+
+
+class BatchBuilder:
+    """Makes the batch of a step."""
+
+    def __init__(self, table: RowTable, block_size: int, device: torch.device) -> None:
+        self._table = table
+        self._block_size = block_size
+        self._device = device
+
+    def build(self, rows_S: IntArray, num_tokens_S: IntArray) -> InputBatch:
+        table = self._table
+        num_computed_S = table.num_computed[rows_S]
+        seq_lens_S = num_computed_S + num_tokens_S
+        query_starts_S1 = np.zeros(len(rows_S) + 1, dtype=np.int32)
+        np.cumsum(num_tokens_S, out=query_starts_S1[1:])
+        if len(rows_S) == query_starts_S1[-1]:  # one token each: the common case needs no repetition
+            row_T, position_T = rows_S, num_computed_S
+        else:
+            row_T = np.repeat(rows_S, num_tokens_S)
+            position_T = np.arange(len(row_T)) + np.repeat(num_computed_S - query_starts_S1[:-1], num_tokens_S)
+        is_sampling_S = (seq_lens_S == table.num_total[rows_S]) & table.is_final[rows_S]
+
+        arrays = [
+            table.token_ids[row_T, position_T].astype(np.int64),
+            position_T,
+            query_starts_S1[1:][is_sampling_S].astype(np.int64) - 1,
+            query_starts_S1,
+            seq_lens_S.astype(np.int32),
+            *self._block_arrays(rows_S, row_T, position_T, int(seq_lens_S.max())),
+        ]
+        input_ids_T, positions_T, logits_indices_N, starts, seq_lens, *blocks = to_device(arrays, self._device)
+        attention = tuple(
+            AttentionBatch(
+                query_starts_S1=starts,
+                seq_lens_S=seq_lens,
+                block_tables_SM=block_tables,
+                slots_T=slots,
+                max_query_len=int(num_tokens_S.max()),
+                max_seq_len=int(seq_lens_S.max()),
+            )
+            for block_tables, slots in zip(blocks[0::2], blocks[1::2], strict=True)
+        )
+        return InputBatch(
+            rows_S=rows_S,
+            num_tokens_S=num_tokens_S,
+            num_computed_S=num_computed_S,
+            query_starts_S1=query_starts_S1,
+            sampling_rows_N=rows_S[is_sampling_S],
+            input_ids_T=input_ids_T,
+            positions_T=positions_T,
+            logits_indices_N=logits_indices_N,
+            attention=attention,
+        )
+
+    def _block_arrays(
+        self, rows_S: IntArray, row_T: IntArray, position_T: IntArray, max_seq_len: int
+    ) -> list[npt.NDArray[np.int32] | IntArray]:
+        """For each group: block tables, trimmed to the longest sequence, and the slot of each token."""
+        arrays: list[npt.NDArray[np.int32] | IntArray] = []
+        index_T, offset_T = np.divmod(position_T, self._block_size)
+        longest = -(-max_seq_len // self._block_size)
+        for block_table in self._table.block_tables:
+            arrays.append(block_table[rows_S, :longest])
+            arrays.append(block_table[row_T, index_T] * np.int64(self._block_size) + offset_T)
+        return arrays

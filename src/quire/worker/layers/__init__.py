@@ -1,0 +1,34 @@
+"""Layers that models are written with."""
+
+from quire.worker.layers.activation import GatedActivation, activation
+from quire.worker.layers.embedding import LMHead, VocabEmbedding
+from quire.worker.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from quire.worker.layers.norm import LayerNorm, RMSNorm
+from quire.worker.layers.parameter import load_weight, make_parameter
+from quire.worker.layers.rotary import RotaryEmbedding
+from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
+
+__all__ = [
+    "ColumnParallelLinear",
+    "GatedActivation",
+    "LMHead",
+    "LayerNorm",
+    "MergedColumnParallelLinear",
+    "QKVParallelLinear",
+    "RMSNorm",
+    "ReplicatedLinear",
+    "RotaryEmbedding",
+    "RowParallelLinear",
+    "TensorParallelGroup",
+    "VocabEmbedding",
+    "activation",
+    "load_weight",
+    "make_parameter",
+    "tensor_parallel",
+]

@@ -1,0 +1,146 @@
+"""Linear layers, and all the parallelism that a model has (4.3.1): drop-in for nn.Linear, each rank owns a piece.
+
+ReplicatedLinear              every rank holds the whole weight
+ColumnParallelLinear          rows of the weight are shared out: each rank computes a part of the output
+MergedColumnParallelLinear    several of them side by side in one multiplication (gate and up)
+QKVParallelLinear             the same for query, key and value, shared out by heads
+RowParallelLinear             columns of the weight are shared out: each rank has a part of the input; a sum follows
+
+Weights are [out, in] as in the checkpoint until `pack_weights` replaces them by a packed copy (`packing.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quire.worker.layers.packing import PackedWeight, multiply, pack
+from quire.worker.layers.parameter import Part, make_parameter
+from quire.worker.layers.tensor_parallel import current_group
+
+
+class ReplicatedLinear(nn.Module):
+    """y = x @ weight.T + bias, whole on every rank."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.group = current_group()
+        self.in_features = in_features
+        self.out_features = out_features
+        self._create(out_features, in_features, bias)
+
+    def _create(self, num_rows: int, num_columns: int, bias: bool, parts: tuple[Part, ...] = (None,)) -> None:
+        self.weight = make_parameter(num_rows, num_columns, pick=self._pick, parts=parts)
+        self.bias = make_parameter(num_rows, pick=self._pick_bias, parts=parts) if bias else None
+        self.packed: PackedWeight | None = None
+
+    def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        """Where a tensor of the checkpoint goes, and the piece of it that this rank keeps."""
+        return whole, tensor
+
+    def _pick_bias(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        return self._pick(whole, tensor, part)
+
+    def pack_weights(self) -> None:
+        """Replace the weight by its packed copy, if the processor gains from one. After loading, once."""
+        if self.packed is None and (packed := pack(self.weight.data)) is not None:
+            self.packed = packed
+            # The original goes at once: the peak is one weight, not one model.
+            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply(x, self.weight, self.packed, self.bias)
+
+    def extra_repr(self) -> str:
+        share = f"{self.group.rank + 1} of {self.group.size}"
+        return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, share {share}"
+
+
+class ColumnParallelLinear(ReplicatedLinear):
+    """Each rank computes its share of the output features."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+        nn.Module.__init__(self)
+        self.group = current_group()
+        self.in_features = in_features
+        self.out_features = self.group.share_of(out_features, "out_features")
+        self._create(self.out_features, in_features, bias)
+
+    def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        return whole, self.group.slice_of(tensor, 0)
+
+
+class MergedColumnParallelLinear(ColumnParallelLinear):
+    """Several column-parallel layers with the same input as one; part i of the checkpoint is layer i."""
+
+    def __init__(self, in_features: int, out_features: list[int], *, bias: bool = True) -> None:
+        nn.Module.__init__(self)
+        self.group = current_group()
+        self.in_features = in_features
+        self.sizes = [self.group.share_of(size, "out_features") for size in out_features]
+        self.out_features = sum(self.sizes)
+        self._create(self.out_features, in_features, bias, tuple(range(len(self.sizes))))
+
+    def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        assert isinstance(part, int), "a merged weight is loaded part by part"
+        return whole.narrow(0, sum(self.sizes[:part]), self.sizes[part]), self.group.slice_of(tensor, 0)
+
+
+class QKVParallelLinear(ColumnParallelLinear):
+    """Query, key and value of one attention layer as one; parts "q", "k", "v". Ranks own whole heads.
+
+    With more ranks than key/value heads, each such head is kept by several ranks.
+    """
+
+    def __init__(
+        self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int, *, bias: bool = True
+    ) -> None:
+        nn.Module.__init__(self)
+        self.group = current_group()
+        self.in_features = in_features
+        self.head_dim = head_dim
+        # of this rank, from here on
+        self.num_heads = self.group.share_of(num_heads, "num_attention_heads")
+        self._kv_shares = min(self.group.size, num_kv_heads)
+        self.num_kv_heads = num_kv_heads // self._kv_shares
+        self.sizes = [self.num_heads * head_dim, self.num_kv_heads * head_dim, self.num_kv_heads * head_dim]
+        self.out_features = sum(self.sizes)
+        self._create(self.out_features, in_features, bias, ("q", "k", "v"))
+
+    def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        assert part in ("q", "k", "v"), "a merged weight is loaded part by part"
+        index = ("q", "k", "v").index(part)
+        place = whole.narrow(0, sum(self.sizes[:index]), self.sizes[index])
+        if part == "q":
+            return place, self.group.slice_of(tensor, 0)
+        kv_rank = self.group.rank * self._kv_shares // self.group.size
+        return place, self.group.slice_of(tensor, 0, kv_rank, self._kv_shares)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, heads flattened."""
+        query, key, value = super().forward(x).split(self.sizes, dim=-1)
+        return query, key, value
+
+
+class RowParallelLinear(ReplicatedLinear):
+    """Each rank multiplies its share of the input features; the results are summed over the ranks."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+        nn.Module.__init__(self)
+        self.group = current_group()
+        self.in_features = self.group.share_of(in_features, "in_features")
+        self.out_features = out_features
+        self._create(out_features, self.in_features, bias)
+
+    def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        return whole, self.group.slice_of(tensor, 1)
+
+    def _pick_bias(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        return whole, tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return multiply(x, self.weight, self.packed, self.bias)
+        total: Tensor = self.group.all_reduce(multiply(x, self.weight, self.packed, None))
+        # once, not once a rank
+        return total if self.bias is None else torch.add(total, self.bias)

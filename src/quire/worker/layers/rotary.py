@@ -1,0 +1,144 @@
+"""Rotary position embedding: angles by position, from what config.json says.
+
+Reads `rope_parameters` (Transformers 5) or `rope_theta` and `rope_scaling` (4). Each kind is a function from the
+parameters to frequencies; the table of cosines and sines is float32 and made once per model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.worker import kernels
+from quire.worker.kernels import reference
+
+
+class RotaryEmbedding(nn.Module):
+    """Turns queries and keys by their positions, up to `max_model_len`."""
+
+    cos_sin_cache: Tensor
+
+    def __init__(self, frequencies: Tensor, max_model_len: int, scale: float = 1.0) -> None:
+        super().__init__()
+        positions = torch.arange(max_model_len, dtype=torch.float32, device=frequencies.device)
+        angles = torch.outer(positions, frequencies)
+        cache = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
+        self.register_buffer("cos_sin_cache", cache.to(torch.get_default_device()), persistent=False)
+
+    @classmethod
+    def from_config(cls, config: Any, max_model_len: int) -> RotaryEmbedding:
+        parameters = rope_parameters(config)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        kind = parameters["rope_type"]
+        if kind not in _KINDS:
+            raise ModelError(
+                f"config.json: rope_type={kind!r} is not among {', '.join(_KINDS)}. Try model_impl=transformers."
+            )
+        longest = getattr(config, "max_position_embeddings", None) or max_model_len
+        parameters.setdefault("original_max_position_embeddings", longest)
+        if kind == "yarn":
+            parameters.setdefault("factor", longest / parameters["original_max_position_embeddings"])
+        if kind == "dynamic" and max_model_len > longest:
+            raise ModelError(
+                f"max_model_len={max_model_len}: rope_type=dynamic changes all angles beyond {longest} tokens, which "
+                f"keys in the cache cannot follow. Lower max_model_len to {longest}."
+            )
+        try:
+            frequencies, scale = _KINDS[kind](parameters, rotary_dim)
+        except KeyError as error:
+            raise ModelError(f"config.json: rope_type={kind} needs {error.args[0]} beside it.") from None
+        return cls(frequencies, max_model_len, scale)
+
+    def forward(self, positions_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> None:
+        """In place, on flattened heads."""
+        source = reference if torch.compiler.is_compiling() else kernels
+        num_tokens = query_TF.shape[0]
+        query_THD = query_TF.view(num_tokens, -1, head_dim)
+        source.rotary_embedding(positions_T, query_THD, key_TF.view(num_tokens, -1, head_dim), self.cos_sin_cache)
+
+
+def rope_parameters(config: Any) -> dict[str, Any]:
+    """The parameters in the newer spelling, as a copy: rope_type and rope_theta are always there."""
+    new = getattr(config, "rope_parameters", None)
+    parameters = dict(new or getattr(config, "rope_scaling", None) or {})
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ModelError(
+            "config.json: rope_parameters differ by kind of layer, which this model's file does not expect. "
+            "Try model_impl=transformers."
+        )
+    kind = parameters.pop("type", None)
+    parameters.setdefault("rope_type", kind or "default")
+    parameters.setdefault("rope_theta", getattr(config, "rope_theta", None) or 10_000.0)
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _inverse_powers(parameters: dict[str, Any], dim: int) -> Tensor:
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim
+    return 1.0 / (parameters["rope_theta"] ** exponents)
+
+
+def _default(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    return _inverse_powers(parameters, dim), 1.0
+
+
+def _linear(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    return _inverse_powers(parameters, dim) / parameters["factor"], 1.0
+
+
+def _llama3(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    """Long wavelengths are stretched, short ones kept, and those between are interpolated."""
+    frequencies = _inverse_powers(parameters, dim)
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * keep + frequencies / parameters["factor"] * (1 - keep), 1.0
+
+
+def _yarn(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    """Frequencies that turn often within the original length are kept, slow ones are stretched."""
+    theta, factor = parameters["rope_theta"], parameters["factor"]
+    original = parameters["original_max_position_embeddings"]
+
+    def dimension_with(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = dimension_with(parameters.get("beta_fast") or 32)
+    high = dimension_with(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)
+    stretch = ramp.clamp(0, 1)
+    frequencies = _inverse_powers(parameters, dim)
+    return frequencies / factor * stretch + frequencies * (1 - stretch), _yarn_scale(parameters)
+
+
+def _yarn_scale(parameters: dict[str, Any]) -> float:
+    if "attention_factor" in parameters:
+        return float(parameters["attention_factor"])
+
+    def magnitude(weight: float) -> float:
+        factor = parameters["factor"]
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return magnitude(parameters["mscale"]) / magnitude(parameters["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+# Within the model's own length the dynamic kind is the default one; beyond it `from_config` refuses.
+_KINDS: dict[str, Callable[[dict[str, Any], int], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _default,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,42 @@
+"""What every decoder with a language-model head has: a backbone, a head, and the two calls of the model runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quire.worker.layers.embedding import LMHead, VocabEmbedding
+
+
+class CausalLM(nn.Module):
+    """A backbone under `model` that turns (input_ids, positions, input_embeds) into hidden states, and a head."""
+
+    def __init__(self, model: nn.Module, lm_head: LMHead) -> None:
+        super().__init__()
+        self.model = model
+        self.lm_head = lm_head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        input_embeds: Tensor | None = None,
+        intermediate_tensors: Any = None,
+    ) -> Tensor:
+        """Hidden states of all tokens of the step, [T, hidden_size]."""
+        if intermediate_tensors is not None:
+            raise NotImplementedError("intermediate_tensors: pipeline parallelism is not built, every stage is here")
+        hidden: Tensor = self.model(input_ids, positions, input_embeds)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the rows of `hidden`, [N, vocab_size]."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+
+def head_of(config: Any, embedding: VocabEmbedding) -> LMHead:
+    """The head that config.json describes: tied to the embedding or with a weight of its own."""
+    tied_to = embedding if config.tie_word_embeddings else None
+    return LMHead(config.vocab_size, config.hidden_size, tied_to=tied_to)

@@ -1,0 +1,127 @@
+"""Llama 1 to 3, and every checkpoint that calls itself one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from quire.worker.attention import Attention
+from quire.worker.layers import (
+    GatedActivation,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    VocabEmbedding,
+)
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+
+# (config, index of the layer, name of the attention module, rotary embedding) -> attention module
+MakeAttention: TypeAlias = Callable[[Any, int, str, RotaryEmbedding], nn.Module]
+
+
+class LlamaAttention(nn.Module):
+    def __init__(
+        self,
+        config: Any,
+        name: str,
+        rotary: RotaryEmbedding,
+        *,
+        qkv_bias: bool,
+        output_bias: bool,
+        sliding_window: int = 0,
+    ) -> None:
+        super().__init__()
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.rotary = rotary
+        self.qkv_proj = QKVParallelLinear(
+            config.hidden_size, self.head_dim, config.num_attention_heads, config.num_key_value_heads, bias=qkv_bias
+        )
+        self.o_proj = RowParallelLinear(
+            config.num_attention_heads * self.head_dim, config.hidden_size, bias=output_bias
+        )
+        self.attn = Attention(
+            self.qkv_proj.num_heads,
+            self.qkv_proj.num_kv_heads,
+            self.head_dim,
+            self.head_dim**-0.5,
+            name=f"{name}.attn",
+            sliding_window=sliding_window,
+        )
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        query, key, value = self.qkv_proj(hidden)
+        self.rotary(positions, query, key, self.head_dim)
+        return self.o_proj(self.attn(query, key, value))
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, config: Any, *, bias: bool) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = MergedColumnParallelLinear(size, [inner, inner], bias=bias)
+        self.act = GatedActivation(config.hidden_act)
+        self.down_proj = RowParallelLinear(inner, size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_up_proj(x)))
+
+
+class LlamaDecoderLayer(nn.Module):
+    def __init__(self, config: Any, attention: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = LlamaMLP(config, bias=getattr(config, "mlp_bias", False))
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`residual` is what the layers before have summed up; the last branch is still to be added to it."""
+        if residual is None:
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm(hidden, residual)
+        hidden = self.self_attn(positions, hidden)
+        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, config: Any, max_model_len: int, make_attention: MakeAttention) -> None:
+        super().__init__()
+        rotary = RotaryEmbedding.from_config(config, max_model_len)
+        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(config, make_attention(config, index, f"model.layers.{index}.self_attn", rotary))
+            for index in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
+        hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
+        residual = None
+        for layer in self.layers:
+            hidden, residual = layer(positions, hidden, residual)
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    bias = getattr(config, "attention_bias", False)
+    return LlamaAttention(config, name, rotary, qkv_bias=bias, output_bias=bias)
+
+
+class LlamaForCausalLM(CausalLM):
+    architectures = ("LlamaForCausalLM", "LLaMAForCausalLM")
+    checkpoint_map = CheckpointMap(merged=MERGED)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, make_attention)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = LlamaForCausalLM

@@ -1,0 +1,33 @@
+"""Mistral 7B and its relatives: Llama with a sliding window over all layers, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import ModelError
+from quire.worker.layers import RotaryEmbedding
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.llama import LlamaAttention, LlamaModel
+
+
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
+    window = config.sliding_window or 0
+    return LlamaAttention(config, name, rotary, qkv_bias=False, output_bias=False, sliding_window=window)
+
+
+class MistralForCausalLM(CausalLM):
+    architectures = ("MistralForCausalLM",)
+    checkpoint_map = CheckpointMap(merged=MERGED)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        if getattr(config, "layer_types", None) is not None:
+            raise ModelError(
+                "config.json: layer_types beside model_type=mistral means windows that alternate, which is "
+                "model_type=ministral. Correct model_type."
+            )
+        model = LlamaModel(config, max_model_len, make_attention)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = MistralForCausalLM

@@ -1,0 +1,40 @@
+"""Qwen 3: queries and keys are normalised head by head before their positions are turned in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from quire.worker.layers import RMSNorm, RotaryEmbedding
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.llama import LlamaAttention, LlamaModel
+from quire.worker.models.qwen2 import window_of_layer
+
+
+class Qwen3Attention(LlamaAttention):
+    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
+        bias, window = config.attention_bias, window_of_layer(config, index)
+        super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias, sliding_window=window)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        query, key, value = self.qkv_proj(hidden)
+        query = self.q_norm(query.view(-1, self.attn.num_heads, self.head_dim)).flatten(1)
+        key = self.k_norm(key.view(-1, self.attn.num_kv_heads, self.head_dim)).flatten(1)
+        self.rotary(positions, query, key, self.head_dim)
+        return self.o_proj(self.attn(query, key, value))
+
+
+class Qwen3ForCausalLM(CausalLM):
+    architectures = ("Qwen3ForCausalLM",)
+    checkpoint_map = CheckpointMap(merged=MERGED)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, Qwen3Attention)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = Qwen3ForCausalLM

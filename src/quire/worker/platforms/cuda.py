@@ -1,0 +1,53 @@
+"""An NVIDIA GPU, through torch.cuda. Quire's own GPU kernels are not built yet, so the reference kernels serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from quire.errors import OptionError
+from quire.worker.platforms.platform import MemoryReport, PeakMemory, dtype_by_name
+
+
+class CudaPlatform:
+    """The GPU that is current in this process."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            reason = "this build of torch has no CUDA" if torch.version.cuda is None else "torch finds no usable GPU"
+            raise OptionError(f"device=cuda: {reason}. Use device=cpu, or install a torch with CUDA and a driver.")
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        # Before Ampere there is no arithmetic in bfloat16.
+        has_bfloat16 = torch.cuda.get_device_capability(self.device)[0] >= 8
+        self.supported_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16)
+        if has_bfloat16:
+            self.supported_dtypes = (torch.float32, torch.bfloat16, torch.float16)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return dtype_by_name(name, self.supported_dtypes, torch.cuda.get_device_name(self.device))
+
+    def memory(self) -> MemoryReport:
+        # What torch keeps in reserve for itself is free to this process.
+        free, total = torch.cuda.mem_get_info(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return MemoryReport(total, free + kept, "the GPU's memory")
+
+    @contextmanager
+    def measure_peak(self) -> Iterator[PeakMemory]:
+        result = PeakMemory()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        start = torch.cuda.memory_allocated(self.device)
+        yield result
+        torch.cuda.synchronize(self.device)
+        result.peak_bytes = torch.cuda.max_memory_allocated(self.device) - start
+
+    def set_threads(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)

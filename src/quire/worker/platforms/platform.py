@@ -1,0 +1,65 @@
+"""What the engine must know about the machine that a worker computes on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from quire.errors import OptionError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes that this process may use in all, and those still free to it; `limit` says what sets the bound."""
+
+    total_bytes: int
+    free_bytes: int
+    limit: str
+
+
+class PeakMemory:
+    """Filled when the measurement ends: the most memory that was in use above what was in use at its start."""
+
+    peak_bytes: int = 0
+
+
+class Platform(Protocol):
+    """One kind of device."""
+
+    name: str
+    device: torch.device
+    supported_dtypes: tuple[torch.dtype, ...]
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type of this name, or OptionError if the device does not compute in it."""
+        ...
+
+    def memory(self) -> MemoryReport:
+        """As this process sees it now: limits of its container and what others use included."""
+        ...
+
+    def measure_peak(self) -> AbstractContextManager[PeakMemory]:
+        """How much memory a piece of work needs at its worst moment."""
+        ...
+
+    def set_threads(self, num_threads: int) -> None:
+        """Threads that one operator may use on the host."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked."""
+        ...
+
+
+def dtype_by_name(name: str, supported: tuple[torch.dtype, ...], where: str) -> torch.dtype:
+    """The type of this name, if it is among the supported ones."""
+    dtype = _DTYPES.get(name)
+    if dtype is None or dtype not in supported:
+        names = [known for known, value in _DTYPES.items() if value in supported]
+        raise OptionError(f"dtype={name}: {where} computes in {', '.join(names)}. Choose one of them.")
+    return dtype

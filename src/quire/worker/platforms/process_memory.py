@@ -1,0 +1,104 @@
+"""Memory as this process may really use it: the machine's, or less inside a container (Linux).
+
+The free memory of a container is its limit minus what it uses; pages of files do not count, because the kernel gives
+them back. Both versions of control groups are read, and every group on the way up to the root can be the narrow one.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from quire.worker.platforms.platform import MemoryReport
+
+# Version 1 says "no limit" as a number near 2**63.
+_UNLIMITED = 2**60
+
+
+def process_memory(root: Path = Path("/")) -> MemoryReport:
+    """`root` is where /proc and /sys are found; a test puts its own there."""
+    machine = _fields(root / "proc/meminfo", scale=1024)
+    total = machine.get("MemTotal", 0)
+    report = MemoryReport(total, machine.get("MemAvailable", machine.get("MemFree", 0)), "the machine's memory")
+    for group, version in _control_groups(root):
+        limit, used = _limit_and_use(group, version)
+        if limit is None:
+            continue
+        free = min(report.free_bytes, max(0, limit - used))
+        if limit < report.total_bytes:
+            report = MemoryReport(limit, free, "the container's memory limit")
+        elif free < report.free_bytes:
+            report = MemoryReport(report.total_bytes, free, report.limit)
+    return report
+
+
+def resident_bytes(root: Path = Path("/")) -> int:
+    """Memory of this process that is in RAM now."""
+    return _fields(root / "proc/self/status", scale=1024).get("VmRSS", 0)
+
+
+def peak_resident_bytes(root: Path = Path("/")) -> int:
+    """The most that was in RAM since the start of the process, or since `reset_peak`."""
+    peak = _fields(root / "proc/self/status", scale=1024).get("VmHWM", 0)
+    return peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_peak(root: Path = Path("/")) -> bool:
+    """Forget the peak; False where the kernel does not let us."""
+    try:
+        (root / "proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _fields(file: Path, *, scale: int = 1) -> dict[str, int]:
+    """`name: number` or `name number` by line."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    fields = {}
+    for line in lines:
+        words = line.replace(":", " ").split()
+        if len(words) >= 2 and words[1].isdigit():
+            fields[words[0]] = int(words[1]) * scale
+    return fields
+
+
+def _control_groups(root: Path) -> list[tuple[Path, int]]:
+    """Directories of the groups that this process is in, innermost first, each up to the root of its hierarchy."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found: list[tuple[Path, int]] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            top, version = root / "sys/fs/cgroup", 2
+        elif "memory" in controllers.split(","):
+            top, version = root / "sys/fs/cgroup/memory", 1
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        # Inside a container the path may be the host's; then only the root of the hierarchy is there.
+        found += [(top.joinpath(*parts[:depth]), version) for depth in range(len(parts), -1, -1)]
+    return found
+
+
+def _limit_and_use(group: Path, version: int) -> tuple[int | None, int]:
+    limit_name, use_name = (
+        ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    try:
+        limit, use = (group / limit_name).read_text().strip(), int((group / use_name).read_text())
+    except (OSError, ValueError):
+        return None, 0
+    if not limit.isdigit() or int(limit) >= _UNLIMITED:
+        return None, 0
+    stat = _fields(group / "memory.stat")
+    prefix = "total_" if version == 1 else ""
+    files = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+    return int(limit), max(0, use - files)

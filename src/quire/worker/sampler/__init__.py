@@ -1,0 +1,1 @@
+"""Sampling: from hidden states to tokens (docs/sampling.md)."""

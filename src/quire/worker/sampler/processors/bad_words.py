@@ -1,0 +1,49 @@
+"""bad_words: sequences of tokens that must not appear in the output.
+
+The last token of a sequence is excluded when the output so far ends in those before it. The prompt does not count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, int_array
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.processors.processor import RowStates, TokenPlaces
+
+
+class BadWords:
+    """Words as lists of token ids."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self._states: RowStates[list[list[int]]] = RowStates(table.num_rows)
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        self._states.set(sequence.row, [word for word in sequence.bad_words_token_ids if word] or None)
+
+    def fork(self, fork: ForkedSequence) -> None:
+        self._states.set(fork.row, self._states.get(fork.parent_row))
+
+    def release(self, row: int) -> None:
+        self._states.set(row, None)
+
+    def is_active(self, rows_N: IntArray) -> bool:
+        return self._states.is_active(rows_N)
+
+    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
+        users = self._states.users(rows_N)
+        ids = [self._excluded(row, words) for _, row, words in users]
+        TokenPlaces([user[0] for user in users], ids, logits_NV).write(-torch.inf)
+
+    def _excluded(self, row: int, words: list[list[int]]) -> IntArray:
+        longest = max(len(word) for word in words) - 1
+        total = int(self._table.num_total[row])
+        start = max(int(self._table.num_prompt[row]), total - longest)
+        end_of_output = self._table.token_ids[row, start:total].tolist()
+        return int_array([word[-1] for word in words if _ends_in(end_of_output, word[:-1])])
+
+
+def _ends_in(tokens: list[int], ending: list[int]) -> bool:
+    return len(tokens) >= len(ending) and tokens[len(tokens) - len(ending) :] == ending

@@ -1,0 +1,121 @@
+"""Penalties on what was said already.
+
+    repetition   tokens of prompt and output: a positive logit is divided by it, a negative one multiplied
+    frequency    tokens of the output: minus the penalty for each time
+    presence     tokens of the output: minus the penalty once
+
+Only the tokens that a row contains are touched, not the vocabulary. A row's counts follow its tokens in the row table
+lazily: new ones are added when the row samples, so a child of a fork simply starts to count its own tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.processors.processor import RowStates, TokenPlaces
+
+# Fewer new tokens than this are added one by one, more of them by sorting all.
+_FEW = 32
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """The parameters of a row."""
+
+    repetition: float
+    frequency: float
+    presence: float
+
+
+class TokenCounts:
+    """The different tokens of a row, and how often each one is in the output."""
+
+    def __init__(self, strengths: Strengths) -> None:
+        self.strengths = strengths
+        self._num_counted = 0
+        self._size = 0
+        self._place_by_token: dict[int, int] = {}
+        self._tokens: IntArray = np.empty(0, dtype=np.int64)
+        self._counts: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
+
+    @property
+    def tokens(self) -> IntArray:
+        return self._tokens[: self._size]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        return self._counts[: self._size]
+
+    def follow(self, tokens: npt.NDArray[np.int32], num_prompt: int) -> None:
+        """Count what is new in a row's tokens. Only repetition looks at the prompt."""
+        num_new = len(tokens) - self._num_counted
+        if 0 <= num_new < _FEW and self._num_counted >= num_prompt:
+            for token in tokens[self._num_counted :].tolist():
+                self._add(token)
+        else:
+            self._recount(tokens, num_prompt)
+        self._num_counted = len(tokens)
+
+    def _recount(self, tokens: npt.NDArray[np.int32], num_prompt: int) -> None:
+        said, times = np.unique(tokens[num_prompt:], return_counts=True)
+        prompt = tokens[:num_prompt] if self.strengths.repetition != 1.0 else tokens[:0]
+        unsaid = np.setdiff1d(prompt, said)
+        self._tokens = np.concatenate([said, unsaid]).astype(np.int64)
+        self._counts = np.concatenate([times, np.zeros(len(unsaid))]).astype(np.float32)
+        self._size = len(self._tokens)
+        self._place_by_token = {token: place for place, token in enumerate(self._tokens.tolist())}
+
+    def _add(self, token: int) -> None:
+        place = self._place_by_token.setdefault(token, self._size)
+        if place == self._size:
+            if self._size == len(self._tokens):
+                room = np.zeros(max(_FEW, self._size), dtype=np.int64)
+                self._tokens = np.concatenate([self._tokens, room])
+                self._counts = np.concatenate([self._counts, room.astype(np.float32)])
+            self._tokens[place], self._counts[place] = token, 0
+            self._size += 1
+        self._counts[place] += 1
+
+
+class Penalties:
+    """All three in one pass, in the order repetition, frequency, presence."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self._states: RowStates[TokenCounts] = RowStates(table.num_rows)
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        sampling = sequence.sampling
+        strengths = Strengths(sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        self._states.set(sequence.row, None if strengths == Strengths(1.0, 0.0, 0.0) else TokenCounts(strengths))
+
+    def fork(self, fork: ForkedSequence) -> None:
+        parent = self._states.get(fork.parent_row)
+        self._states.set(fork.row, None if parent is None else TokenCounts(parent.strengths))
+
+    def release(self, row: int) -> None:
+        self._states.set(row, None)
+
+    def is_active(self, rows_N: IntArray) -> bool:
+        return self._states.is_active(rows_N)
+
+    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
+        users = self._states.users(rows_N)
+        for _, row, state in users:
+            state.follow(self._table.token_ids[row, : self._table.num_total[row]], int(self._table.num_prompt[row]))
+        strengths = [state.strengths for _, _, state in users]
+        places = TokenPlaces([user[0] for user in users], [state.tokens for _, _, state in users], logits_NV)
+        counts = places.each([state.counts for _, _, state in users])
+        repetition = places.repeated([strength.repetition for strength in strengths])
+        logits = places.read()
+        logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits -= places.repeated([strength.frequency for strength in strengths]) * counts
+        logits -= places.repeated([strength.presence for strength in strengths]) * (counts > 0)
+        places.write(logits)

@@ -1,0 +1,107 @@
+"""Log-probabilities of prompt tokens, chunk by chunk: token i + 1 is judged by the logits of position i.
+
+Owns how far each row has come, so that a recomputed prompt (preemption) is not reported twice. Same hooks as a logits
+processor. The core lets such a request compute its whole prompt; a prefix taken from the cache has no logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogprobs
+from quire.worker.input_batch import InputBatch
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.logprobs import LogprobReader
+from quire.worker.staging import Array, to_device
+
+# Logits exist for so many numbers at a time: 64 MiB in float32.
+_SLICE = 1 << 24
+STREAMED_PROMPT = "prompt_logprobs cannot be combined with a prompt that arrives in pieces: leave one of the two out."
+
+
+class PromptLogprobs:
+    """Nothing is computed or allocated unless a row of the step asks."""
+
+    def __init__(self, table: RowTable, compute_logits: Callable[[Tensor], Tensor]) -> None:
+        self._table = table
+        self._compute_logits = compute_logits
+        self._counts = np.full(table.num_rows, -1, dtype=np.int64)
+        # positions below this one are reported
+        self._next_position = np.zeros(table.num_rows, dtype=np.int64)
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        count = sequence.sampling.prompt_logprobs
+        self._counts[sequence.row] = -1 if count is None else count
+        self._next_position[sequence.row] = 0
+
+    def fork(self, fork: ForkedSequence) -> None:
+        # the parent reports the prompt for all of its request
+        self._counts[fork.row] = -1
+
+    def release(self, row: int) -> None:
+        self._counts[row] = -1
+
+    def start(self, hidden_TE: Tensor, batch: InputBatch) -> PromptReading:
+        """What this step can report; its tensors go to the host together with the sampled tokens."""
+        reading = PromptReading()
+        for s in np.flatnonzero(self._counts[batch.rows_S] >= 0).tolist():
+            self._add_row(reading, s, batch)
+        if reading.rows:
+            self._read(reading, hidden_TE)
+        return reading
+
+    def _add_row(self, reading: PromptReading, s: int, batch: InputBatch) -> None:
+        row, start = int(batch.rows_S[s]), int(batch.num_computed_S[s])
+        first = max(start, int(self._next_position[row]))
+        end = min(start + int(batch.num_tokens_S[s]), int(self._table.num_prompt[row]) - 1)
+        if not self._table.is_final[row]:
+            reading.failures[row] = STREAMED_PROMPT
+        elif first < end:
+            place = int(batch.query_starts_S1[s]) - start
+            reading.rows.append((row, end - first))
+            reading.indices.append(np.arange(place + first, place + end))
+            reading.tokens.append(self._table.token_ids[row, first + 1 : end + 1].astype(np.int64))
+            reading.counts.append(np.full(end - first, self._counts[row]))
+            self._next_position[row] = end
+
+    def _read(self, reading: PromptReading, hidden_TE: Tensor) -> None:
+        indices, tokens, counts = map(np.concatenate, (reading.indices, reading.tokens, reading.counts))
+        index_n, token_n = to_device([indices, tokens], hidden_TE.device)
+        start, step = 0, 1
+        while start < len(indices):
+            logits_nV = self._compute_logits(hidden_TE[index_n[start : start + step]]).float()
+            reader = LogprobReader(counts[start : start + step], logits_nV.shape[1])
+            reading.parts.append((reader, reader.read(logits_nV.log_softmax(-1), token_n[start : start + step])))
+            # The first slice, of one row, tells how wide a row is.
+            start, step = start + step, max(1, _SLICE // logits_nV.shape[1])
+
+
+class PromptReading:
+    """Prompt positions of one step on their way to the host."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int]] = []
+        self.indices: list[IntArray] = []
+        self.tokens: list[IntArray] = []
+        self.counts: list[IntArray] = []
+        self.parts: list[tuple[LogprobReader, list[Tensor]]] = []
+        self.failures: dict[int, str] = {}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for _, tensors in self.parts for tensor in tensors]
+
+    def by_row(self, arrays: Sequence[Array]) -> dict[int, list[TokenLogprobs]]:
+        """Entries in the order of positions, out of the arrays of `tensors`."""
+        entries: list[TokenLogprobs] = []
+        start = 0
+        for reader, tensors in self.parts:
+            entries += reader.entries(arrays[start : start + len(tensors)])
+            start += len(tensors)
+        by_row: dict[int, list[TokenLogprobs]] = {}
+        for row, count in self.rows:
+            by_row[row], entries = entries[:count], entries[count:]
+        return by_row

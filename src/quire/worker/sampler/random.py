@@ -1,0 +1,38 @@
+"""Counter-based randomness: one uniform number for each (seed, position), whatever the batch, order or history.
+
+A sequence that is preempted and resumed, or moved to another row, draws the same numbers again. Nothing is stored.
+The hash is the finalizer of SplitMix64, applied to the seed and then to the seed's hash and the position together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.messages import IntArray
+
+UIntArray = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+# 48 bits: u and its product with a sum of float32 weights stay exactly below the sum in float64
+_BITS = 48
+
+
+def to_uint64(seed: int) -> int:
+    """Seeds of any sign and size up to 64 bits, modulo 2**64."""
+    return seed & 0xFFFFFFFFFFFFFFFF
+
+
+def uniforms(seeds: UIntArray, positions: IntArray) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1): the same for the same seed and position."""
+    hashed = _mix(_mix(seeds + _GOLDEN) ^ _mix(positions.astype(np.uint64) * _GOLDEN + _MIX_1))
+    return (hashed >> np.uint64(64 - _BITS)).astype(np.float64) / float(1 << _BITS)
+
+
+def _mix(x: UIntArray) -> UIntArray:
+    """SplitMix64's finalizer; integers wrap around."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,105 @@
+"""From hidden states to sampled tokens: logits, raw log-probabilities, processors, choice, one way back to the host.
+
+Owns the sampling parameters of rows and the logits processors. Must never change the row table: ModelRunner does, with
+what this returns. A row whose logits are unusable fails alone and gets no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogprobs, no_ints
+from quire.worker.input_batch import InputBatch
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.choose import DrawSettings, choose_tokens
+from quire.worker.sampler.logprobs import SampledLogprobs
+from quire.worker.sampler.processors import RowFollower, built_in_processors
+from quire.worker.sampler.prompt_logprobs import PromptLogprobs
+from quire.worker.sampler.random import uniforms
+from quire.worker.sampler.settings import RowSettings
+from quire.worker.staging import to_host
+
+NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be chosen."
+NOTHING_LEFT = "no token is left to choose from: allowed_token_ids, bad_words and min_tokens together exclude all."
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One token for each of `rows`, and what goes with it."""
+
+    rows: IntArray
+    token_ids: IntArray
+    logprobs: dict[int, list[TokenLogprobs]]
+    prompt_logprobs: dict[int, list[TokenLogprobs]]
+    failures: dict[int, str]
+
+
+class Sampler:
+    """Samples for the rows of a batch whose last token was computed."""
+
+    def __init__(self, table: RowTable, compute_logits: Callable[[Tensor], Tensor]) -> None:
+        self._table = table
+        self._compute_logits = compute_logits
+        self._settings = RowSettings(table.num_rows)
+        self._processors = built_in_processors(table)
+        self._prompt_logprobs = PromptLogprobs(table, compute_logits)
+        self._followers: tuple[RowFollower, ...] = (self._settings, *self._processors, self._prompt_logprobs)
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        for follower in self._followers:
+            follower.admit(sequence)
+
+    def fork(self, fork: ForkedSequence) -> None:
+        for follower in self._followers:
+            follower.fork(fork)
+
+    def release(self, row: int) -> None:
+        for follower in self._followers:
+            follower.release(row)
+
+    def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
+        rows_N = batch.sampling_rows_N
+        prompt = self._prompt_logprobs.start(hidden_TE, batch)
+        if len(rows_N) == 0:
+            by_row = prompt.by_row(to_host(prompt.tensors))
+            return Sampled(no_ints(), no_ints(), {}, by_row, prompt.failures)
+        logits_NV = self._compute_logits(hidden_TE[batch.logits_indices_N]).float()
+        logprobs = SampledLogprobs(logits_NV, self._settings.num_logprobs[rows_N])
+        for processor in self._processors:
+            if processor.is_active(rows_N):
+                processor.apply(logits_NV, rows_N)
+        tokens_N, top_N = choose_tokens(logits_NV, self._draw_settings(rows_N))
+        chosen = logprobs.read(tokens_N)
+        token_ids, top, *rest = to_host([tokens_N, top_N, *chosen, *prompt.tensors])
+        is_good = np.isfinite(top)
+        return Sampled(
+            rows=rows_N[is_good],
+            token_ids=token_ids[is_good],
+            logprobs=logprobs.by_row(rest[: len(chosen)], rows_N),
+            prompt_logprobs=prompt.by_row(rest[len(chosen) :]),
+            failures=prompt.failures | _failures(rows_N[~is_good], top[~is_good]),
+        )
+
+    def _draw_settings(self, rows_N: IntArray) -> DrawSettings | None:
+        """None if every row is greedy."""
+        settings = self._settings
+        temperature_N = settings.temperature[rows_N]
+        if not temperature_N.any():
+            return None
+        return DrawSettings(
+            temperature=temperature_N,
+            top_k=settings.top_k[rows_N],
+            top_p=settings.top_p[rows_N],
+            min_p=settings.min_p[rows_N],
+            uniform=uniforms(settings.seed[rows_N], self._table.num_total[rows_N]),
+        )
+
+
+def _failures(rows: IntArray, top: npt.NDArray[np.float32]) -> dict[int, str]:
+    reasons = (NOTHING_LEFT if value == -np.inf else NOT_FINITE for value in top.tolist())
+    return dict(zip(rows.tolist(), reasons, strict=True))

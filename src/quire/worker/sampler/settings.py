@@ -1,0 +1,45 @@
+"""Sampling parameters of every row, as arrays, so that a mixed batch costs what a uniform one does.
+
+Same hooks as a logits processor: admit, fork, release. Owned by Sampler.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.messages import AdmittedSequence, ForkedSequence
+from quire.worker.sampler.random import to_uint64
+
+# stands for "all tokens", so that one comparison with the vocabulary covers it
+ALL_TOKENS = np.iinfo(np.int64).max
+
+
+class RowSettings:
+    """Arrays over rows. What no longer belongs to a sequence is overwritten by the next one."""
+
+    def __init__(self, num_rows: int) -> None:
+        # exactly 0 for greedy rows
+        self.temperature = np.zeros(num_rows, dtype=np.float32)
+        self.top_k = np.full(num_rows, ALL_TOKENS, dtype=np.int64)
+        self.top_p = np.ones(num_rows, dtype=np.float64)
+        self.min_p = np.zeros(num_rows, dtype=np.float32)
+        self.seed = np.zeros(num_rows, dtype=np.uint64)
+        # -1: none were asked for
+        self.num_logprobs = np.full(num_rows, -1, dtype=np.int64)
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        row, sampling = sequence.row, sequence.sampling
+        self.temperature[row] = 0.0 if sampling.is_greedy else sampling.temperature
+        self.top_k[row] = sampling.top_k if sampling.top_k > 0 else ALL_TOKENS
+        self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = to_uint64(sequence.seed)
+        self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+
+    def fork(self, fork: ForkedSequence) -> None:
+        for column in (self.temperature, self.top_k, self.top_p, self.min_p, self.num_logprobs):
+            column[fork.row] = column[fork.parent_row]
+        self.seed[fork.row] = to_uint64(fork.seed)
+
+    def release(self, row: int) -> None:
+        """Nothing to free."""

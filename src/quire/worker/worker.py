@@ -1,0 +1,113 @@
+"""A worker: one device, one model, one KV cache. Loads, measures, then executes steps.
+
+Owns everything of torch. Must never decide what runs: it does what a SchedulerOutput says. Called by an executor, in
+this order: load, measure_capacity, initialize_cache, then execute and control at will, shutdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from quire.config import WorkerConfig
+from quire.errors import EngineError
+from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.worker.attention import attention_layers
+from quire.worker.capacity import capacity, measure_largest_step
+from quire.worker.compilation import compile_layers
+from quire.worker.input_batch import BatchBuilder
+from quire.worker.kv_cache import KVCache
+from quire.worker.model_loader import load_model
+from quire.worker.model_runner import ModelRunner
+from quire.worker.platforms import current_platform
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.sampler import Sampler
+
+
+class Worker:
+    """`model_loader` is a seam for tests: it makes the model out of the configuration."""
+
+    def __init__(self, config: WorkerConfig, *, model_loader: Callable[[WorkerConfig], nn.Module] = load_model) -> None:
+        self._config = config
+        self._model_loader = model_loader
+        self._platform = current_platform(config.device)
+        self._model: nn.Module | None = None
+        self._runner: ModelRunner | None = None
+        self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
+        self._controls: dict[str, Callable[..., Any]] = {
+            "ping": lambda: "pong",
+            "statistics": self.statistics,
+            "check_invariants": self._check_invariants,
+        }
+
+    def load(self) -> None:
+        self._platform.set_threads(self._config.num_threads)
+        self._model = self._model_loader(self._config)
+        if self._config.compile:
+            compile_layers(self._model)
+
+    def measure_capacity(self) -> WorkerCapacity:
+        model = self._loaded_model()
+        step = measure_largest_step(model, self._platform, self._config)
+        return capacity(model, self._platform.memory(), step, self._config.gpu_memory_utilization)
+
+    def initialize_cache(self, groups: list[list[str]], num_blocks: int) -> None:
+        """Blocks 0 ... num_blocks - 1 for each group of layers; the worker is ready for steps after this."""
+        config, model, device = self._config, self._loaded_model(), self._platform.device
+        layers = attention_layers(model)
+        cache = KVCache()
+        cache.allocate(layers, groups, num_blocks, config.block_size, device)
+        table = RowTable(config.max_num_seqs, config.max_model_len)
+        table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
+        self._runner = ModelRunner(
+            model=model,
+            backend=next((layer.backend for layer in layers.values()), None),
+            table=table,
+            cache=cache,
+            sampler=Sampler(table, model.compute_logits),
+            batches=BatchBuilder(table, config.block_size, device),
+        )
+
+    def execute(self, scheduled: SchedulerOutput) -> StepOutput:
+        output = self._ready_runner().step(scheduled)
+        self._counters["num_steps"] += 1
+        self._counters["num_tokens"] += scheduled.num_scheduled_tokens
+        self._counters["num_sampled_tokens"] += len(output.token_ids)
+        self._counters["num_failures"] += len(output.failures)
+        return output
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        """A management operation by name."""
+        operation = self._controls.get(name)
+        if operation is None:
+            raise EngineError(f"worker control {name!r}: there is no such operation; known: {sorted(self._controls)}.")
+        return operation(**args)
+
+    def statistics(self) -> dict[str, float]:
+        used = int(self._runner.table.is_used.sum()) if self._runner else 0
+        cache_bytes = self._runner.cache.num_bytes if self._runner else 0
+        return {**self._counters, "num_rows_used": used, "kv_cache_bytes": cache_bytes}
+
+    def shutdown(self) -> None:
+        """Let go of model and cache; nothing may be executed after this."""
+        if self._model is not None:
+            self._platform.synchronize()
+        self._runner = None
+        self._model = None
+
+    def _check_invariants(self) -> None:
+        self._ready_runner().table.check_invariants()
+
+    def _loaded_model(self) -> nn.Module:
+        if self._model is None:
+            raise EngineError("worker: load() comes first.")
+        return self._model
+
+    def _ready_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise EngineError(
+                "worker: load() and initialize_cache() come before a step, and shutdown() after the last."
+            )
+        return self._runner

@@ -1,0 +1,144 @@
+"""Each rank of a group holds its share; together they compute what one rank computes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.errors import ModelError
+from quire.worker.layers import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    TensorParallelGroup,
+    load_weight,
+    tensor_parallel,
+)
+from quire.worker.layers import packing
+from quire.worker.layers.parameter import ShapeMismatchError, parts_of
+
+IN, OUT = 12, 8
+
+
+def tensors(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def ranks(size, make):
+    """The layer of each rank, and a reduction that sums what the ranks hand in."""
+    layers = []
+    for rank in range(size):
+        with tensor_parallel(TensorParallelGroup(rank, size)):
+            layers.append(make())
+    return layers
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_column_parallel_ranks_compute_parts_of_the_output(size):
+    weight, bias, x = tensors((OUT, IN), (OUT,), (5, IN))
+    layers = ranks(size, lambda: ColumnParallelLinear(IN, OUT))
+    for layer in layers:
+        load_weight(layer.weight, weight)
+        load_weight(layer.bias, bias)
+    torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=-1), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_row_parallel_ranks_sum_up_and_add_the_bias_once(size):
+    weight, bias, x = tensors((OUT, IN), (OUT,), (5, IN))
+    parts = []
+    for rank in range(size):
+        # The last rank's reduction adds what the ranks before it have handed in.
+        with tensor_parallel(TensorParallelGroup(rank, size, lambda y: sum(parts, start=y))):
+            layer = RowParallelLinear(IN, OUT)
+        load_weight(layer.weight, weight)
+        load_weight(layer.bias, bias)
+        share = x.chunk(size, dim=-1)[rank]
+        if rank < size - 1:
+            parts.append(F.linear(share, layer.weight))
+        else:
+            torch.testing.assert_close(layer(share), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_merged_columns_are_shared_out_one_by_one(size):
+    gate, up, x = tensors((OUT, IN), (OUT * 2, IN), (5, IN))
+    layers = ranks(size, lambda: MergedColumnParallelLinear(IN, [OUT, OUT * 2], bias=False))
+    for layer in layers:
+        load_weight(layer.weight, gate, 0)
+        load_weight(layer.weight, up, 1)
+        assert parts_of(layer.weight) == (0, 1)
+    outputs = [layer(x).split(layer.sizes, dim=-1) for layer in layers]
+    torch.testing.assert_close(torch.cat([pair[0] for pair in outputs], dim=-1), F.linear(x, gate))
+    torch.testing.assert_close(torch.cat([pair[1] for pair in outputs], dim=-1), F.linear(x, up))
+
+
+@pytest.mark.parametrize(("size", "kv_ranks"), [(1, [0]), (2, [0, 1]), (4, [0, 0, 1, 1])])
+def test_heads_are_shared_out_and_key_value_heads_are_repeated_if_there_are_too_few(size, kv_ranks):
+    head_dim, num_heads, num_kv_heads = 3, 4, 2
+    query, key, value, x = tensors(
+        (num_heads * head_dim, IN), (num_kv_heads * head_dim, IN), (num_kv_heads * 3, IN), (5, IN)
+    )
+    layers = ranks(size, lambda: QKVParallelLinear(IN, head_dim, num_heads, num_kv_heads, bias=False))
+    for rank, layer in enumerate(layers):
+        assert layer.num_heads == num_heads // size
+        for part, weight in zip("qkv", (query, key, value), strict=True):
+            load_weight(layer.weight, weight, part)
+        own = layer(x)
+        width = layer.num_kv_heads * head_dim
+        kv = slice(kv_ranks[rank] * width, (kv_ranks[rank] + 1) * width)
+        torch.testing.assert_close(own[0], F.linear(x, query).chunk(size, dim=-1)[rank])
+        torch.testing.assert_close(own[1], F.linear(x, key)[:, kv])
+        torch.testing.assert_close(own[2], F.linear(x, value)[:, kv])
+
+
+def test_sizes_that_cannot_be_shared_are_refused():
+    with tensor_parallel(TensorParallelGroup(0, 3)), pytest.raises(ModelError, match="out_features=8"):
+        ColumnParallelLinear(IN, OUT)
+
+
+def test_a_tensor_of_the_wrong_shape_is_refused():
+    layer = ReplicatedLinear(IN, OUT)
+    with pytest.raises(ShapeMismatchError, match=r"\[8, 11\].*\[8, 12\]"):
+        load_weight(layer.weight, torch.zeros(OUT, IN - 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 3, 70])
+def test_a_packed_weight_gives_the_same_result(dtype, num_rows, monkeypatch):
+    monkeypatch.setattr(packing, "_LEAST_FLOAT32", 0)
+    weight, bias, x = (tensor.to(dtype) for tensor in tensors((OUT, IN), (OUT,), (num_rows, IN)))
+    layer = ReplicatedLinear(IN, OUT).to(dtype)
+    load_weight(layer.weight, weight)
+    load_weight(layer.bias, bias)
+    layer.pack_weights()
+    if layer.packed is None:
+        pytest.skip("this processor or this torch cannot pack")
+    assert layer.weight.numel() == 0
+    expected = F.linear(x.float(), weight.float(), bias.float())
+    torch.testing.assert_close(layer(x).float(), expected, atol=1e-5 if dtype == torch.float32 else 5e-2, rtol=1e-2)
+    layer.pack_weights()  # a second time changes nothing
+    assert layer(x).shape == (num_rows, OUT)
+
+
+def test_small_float32_weights_stay_as_they_are():
+    small, large = torch.zeros(64, 64), torch.zeros(1024, 1024)
+    assert packing.pack(small) is None
+    if packing.pack(large) is None:
+        pytest.skip("this processor or this torch cannot pack")
+    assert packing.pack(torch.zeros(64, 64, dtype=torch.float16)) is None or packing._processor_multiplies(torch.float16)
+
+
+def test_without_the_operators_of_torch_nothing_is_packed(monkeypatch):
+    packing._can_pack.cache_clear()
+    monkeypatch.setattr(packing, "_pointwise", None)
+    assert packing.pack(torch.zeros(1024, 1024)) is None
+    layer = ReplicatedLinear(IN, OUT)
+    layer.weight.data.fill_(1.0)
+    layer.bias.data.zero_()
+    layer.pack_weights()
+    torch.testing.assert_close(layer(torch.ones(2, IN)), torch.full((2, OUT), float(IN)))
+    monkeypatch.undo()
+    packing._can_pack.cache_clear()

@@ -1,0 +1,67 @@
+import pytest
+
+from quire.errors import ModelError
+from quire.testing.model_contract import check_against_transformers
+from quire.testing.model_harness import worker_config
+from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.attention import attention_layers
+from quire.worker.model_loader import load_model
+from quire.worker.models.transformers_fallback import TransformersModel
+
+NATIVE = (
+    "llama llama_tied llama_bias llama_rope_llama3 llama_rope_linear llama_rope_dynamic llama_rope_yarn mistral "
+    "mistral_full qwen2 qwen2_window qwen3 qwen3_tied opt opt_post_norm gpt2 gpt2_inverse_layer"
+).split()
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_native_model_computes_what_transformers_computes(name, checkpoint, prompt):
+    model = check_against_transformers(checkpoint(name), prompt, model_impl="native")
+    assert not isinstance(model, TransformersModel)
+
+
+def test_the_cpu_kernels_compute_the_same_model(checkpoint, prompt):
+    for name in ("mistral", "qwen3"):
+        check_against_transformers(checkpoint(name), prompt, attention_backend="auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "windows"), [("llama", [0, 0, 0]), ("mistral", [24, 24, 24]), ("qwen2_window", [0, 24, 24])]
+)
+def test_each_layer_says_what_it_keeps(name, windows, checkpoint):
+    layers = attention_layers(load_model(worker_config(checkpoint(name))))
+    assert [layer.spec.sliding_window for layer in layers.values()] == windows
+    assert list(layers) == [f"model.layers.{index}.self_attn.attn" for index in range(3)]
+    spec = layers["model.layers.0.self_attn.attn"].spec
+    assert (spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.bytes_per_element) == (2, 16, 16, 4)
+
+
+def test_bfloat16_stays_close_to_float32(checkpoint, prompt):
+    import torch
+
+    from quire.testing.model_harness import ModelHarness
+
+    logits = {
+        dtype: ModelHarness(load_model(worker_config(checkpoint("llama"), dtype=dtype))).run(0, prompt)
+        for dtype in ("float32", "bfloat16")
+    }
+    error = (logits["bfloat16"] - logits["float32"]).abs()
+    assert error.mean() < 0.05 * logits["float32"].std()
+    assert torch.equal(logits["bfloat16"], logits["bfloat16"].bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8,
+                                       "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}},
+         ["longrope", "llama3", "model_impl=transformers"]),
+        ("llama", {"hidden_act": "mish"}, ["mish", "silu"]),
+        ("gpt2", {"add_cross_attention": True}, ["add_cross_attention"]),
+    ],
+)  # fmt: skip
+def test_what_a_native_model_does_not_know_is_refused(name, changes, words, tmp_path):
+    path = make_checkpoint(tmp_path, name, **changes)
+    with pytest.raises(ModelError) as caught:
+        load_model(worker_config(path, model_impl="native"))
+    assert all(word in str(caught.value) for word in words)

@@ -1,0 +1,132 @@
+"""docs/adding-a-model.md, followed by a package that is not Quire: a model in a folder of its own, an entry point."""
+
+import json
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+
+from quire.testing.model_contract import check_cuts_and_mixtures
+from quire.testing.model_harness import ModelHarness, worker_config
+from quire.worker.model_loader import load_model
+from quire.worker.models.registry import native_model_types
+
+SOURCE = """
+from torch import nn
+
+from quire.modeling import (
+    Attention, CausalLM, CheckpointMap, LayerNorm, QKVParallelLinear, RowParallelLinear, VocabEmbedding, head_of,
+)
+
+
+class ToyLayer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        head_dim = config.hidden_size // config.num_heads
+        self.norm = LayerNorm(config.hidden_size)
+        self.qkv_proj = QKVParallelLinear(config.hidden_size, head_dim, config.num_heads, config.num_heads, bias=False)
+        self.attn = Attention(config.num_heads, config.num_heads, head_dim, head_dim**-0.5, name=f"layers.{index}.attn")
+        self.out = RowParallelLinear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden):
+        return hidden + self.out(self.attn(*self.qkv_proj(self.norm(hidden))))
+
+
+class ToyBackbone(nn.Module):
+    def __init__(self, config, max_model_len):
+        super().__init__()
+        self.tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
+        self.positions = VocabEmbedding(max_model_len, config.hidden_size)
+        self.layers = nn.ModuleList(ToyLayer(config, index) for index in range(config.num_layers))
+
+    def forward(self, input_ids, positions, input_embeds):
+        hidden = (self.tokens(input_ids) if input_embeds is None else input_embeds) + self.positions(positions)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+class ToyForCausalLM(CausalLM):
+    architectures = ("ToyForCausalLM",)
+    checkpoint_map = CheckpointMap(
+        merged={"query": ("qkv_proj", "q"), "key": ("qkv_proj", "k"), "value": ("qkv_proj", "v")},
+        prefixes={"backbone.": "model."},
+    )
+
+    def __init__(self, config, max_model_len):
+        backbone = ToyBackbone(config, max_model_len)
+        super().__init__(backbone, head_of(config, backbone.tokens))
+"""
+SIZE, VOCAB, LENGTH, LAYERS, HEADS = 32, 64, 96, 2, 4
+
+
+@pytest.fixture
+def toy_package(tmp_path, monkeypatch):
+    """What `pip install toy-models` would leave behind."""
+    (tmp_path / "toy_models.py").write_text(SOURCE)
+    info = tmp_path / "toy_models-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-models\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[quire.models]\ntoy = toy_models:ToyForCausalLM\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("toy_models", None)
+
+
+@pytest.fixture
+def toy_checkpoint(tmp_path):
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"backbone.tokens.weight": (VOCAB, SIZE), "backbone.positions.weight": (LENGTH, SIZE)}
+    for index in range(LAYERS):
+        layer = f"backbone.layers.{index}."
+        shapes |= {layer + "norm.weight": (SIZE,), layer + "norm.bias": (SIZE,), layer + "out.weight": (SIZE, SIZE)}
+        shapes |= {f"{layer}{name}.weight": (SIZE, SIZE) for name in ("query", "key", "value")}
+    weights = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    save_file(weights, path / "model.safetensors")
+    config = {
+        "model_type": "toy", "architectures": ["ToyForCausalLM"], "vocab_size": VOCAB, "hidden_size": SIZE,
+        "num_heads": HEADS, "num_layers": LAYERS, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    return path, weights
+
+
+def plain_logits(weights, tokens):
+    """The same model in a dozen lines of PyTorch."""
+    import torch.nn.functional as F
+
+    hidden = weights["backbone.tokens.weight"][tokens] + weights["backbone.positions.weight"][: len(tokens)]
+    for index in range(LAYERS):
+        layer = {name.removeprefix(f"backbone.layers.{index}."): tensor for name, tensor in weights.items()}
+        x = F.layer_norm(hidden, (SIZE,), layer["norm.weight"], layer["norm.bias"])
+        query, key, value = (
+            (x @ layer[f"{name}.weight"].T).view(-1, HEADS, SIZE // HEADS).transpose(0, 1)
+            for name in ("query", "key", "value")
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + mixed.transpose(0, 1).flatten(1) @ layer["out.weight"].T
+    return hidden @ weights["backbone.tokens.weight"].T
+
+
+def test_a_model_of_another_package_is_found_loaded_and_right(toy_package, toy_checkpoint):
+    path, weights = toy_checkpoint
+    assert "toy" in {point.name for point in entry_points(group="quire.models")}
+    assert "toy" in native_model_types()
+    model = load_model(worker_config(path, max_model_len=LENGTH))
+    assert type(model).__name__ == "ToyForCausalLM"
+    tokens = torch.randint(0, VOCAB, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = plain_logits(weights, tokens)
+    torch.testing.assert_close(ModelHarness(model).run(0, tokens), expected, atol=1e-4, rtol=0)
+    check_cuts_and_mixtures(model, tokens, expected)
+
+
+def test_without_the_package_the_model_is_unknown(toy_checkpoint):
+    from quire.errors import ModelError
+
+    with pytest.raises(ModelError, match="model_type=toy"):
+        load_model(worker_config(toy_checkpoint[0]))

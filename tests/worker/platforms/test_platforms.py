@@ -1,0 +1,120 @@
+import pytest
+import torch
+
+from quire.errors import OptionError
+from quire.worker.platforms import current_platform
+from quire.worker.platforms.process_memory import process_memory
+
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """machine(files) -> a root directory with 64 GiB of memory, 40 of them available."""
+
+    def make(files):
+        meminfo = f"MemTotal: {64 * GIB // 1024} kB\nMemFree: 1 kB\nMemAvailable: {40 * GIB // 1024} kB\n"
+        for name, content in {"proc/meminfo": meminfo, **files}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(str(content))
+        return tmp_path
+
+    return make
+
+
+def group(path, limit, used, files=0):
+    return {
+        f"sys/fs/cgroup/{path}memory.max": limit,
+        f"sys/fs/cgroup/{path}memory.current": used,
+        f"sys/fs/cgroup/{path}memory.stat": f"anon 1\ninactive_file {files // 2}\nactive_file {files // 2}\n",
+    }
+
+
+def test_without_a_container_the_machine_is_the_limit(machine):
+    report = process_memory(machine({"proc/self/cgroup": "0::/user.slice\n", **group("user.slice/", "max", GIB)}))
+    assert (report.total_bytes, report.free_bytes) == (64 * GIB, 40 * GIB)
+    assert report.limit == "the machine's memory"
+
+
+def test_a_container_limits_what_is_free(machine):
+    report = process_memory(machine({"proc/self/cgroup": "0::/\n", **group("", 16 * GIB, 10 * GIB)}))
+    assert (report.total_bytes, report.free_bytes) == (16 * GIB, 6 * GIB)
+    assert report.limit == "the container's memory limit"
+
+
+def test_pages_of_files_do_not_count_as_used(machine):
+    report = process_memory(machine({"proc/self/cgroup": "0::/\n", **group("", 16 * GIB, 10 * GIB, files=4 * GIB)}))
+    assert report.free_bytes == 10 * GIB
+
+
+def test_the_narrowest_group_on_the_way_up_counts(machine):
+    files = {**group("a/b/", 30 * GIB, GIB), **group("a/", 8 * GIB, 5 * GIB)}
+    report = process_memory(machine({"proc/self/cgroup": "0::/a/b\n", **files}))
+    assert (report.total_bytes, report.free_bytes) == (8 * GIB, 3 * GIB)
+
+
+def test_other_processes_of_the_machine_count_as_well(machine):
+    report = process_memory(machine({"proc/self/cgroup": "0::/\n", **group("", 60 * GIB, GIB)}))
+    assert report.free_bytes == 40 * GIB
+
+
+def test_the_first_version_of_control_groups_is_read(machine):
+    top = "sys/fs/cgroup/memory/"
+    files = {
+        f"{top}docker/x/memory.limit_in_bytes": 4 * GIB,
+        f"{top}docker/x/memory.usage_in_bytes": 3 * GIB,
+        f"{top}docker/x/memory.stat": f"total_inactive_file {GIB}\n",
+        f"{top}memory.limit_in_bytes": 9223372036854771712,
+        f"{top}memory.usage_in_bytes": 50 * GIB,
+    }
+    report = process_memory(machine({"proc/self/cgroup": "9:cpu:/x\n4:cpuset,memory:/docker/x\n", **files}))
+    assert (report.total_bytes, report.free_bytes) == (4 * GIB, 2 * GIB)
+
+
+def test_a_container_that_is_over_its_limit_has_nothing_free(machine):
+    report = process_memory(machine({"proc/self/cgroup": "0::/\n", **group("", 2 * GIB, 3 * GIB)}))
+    assert report.free_bytes == 0
+
+
+def test_a_peak_is_measured_even_if_it_has_passed():
+    platform = current_platform("cpu")
+    with platform.measure_peak() as peak:
+        block = torch.ones(48 * 2**20)
+        del block
+    assert 180 * 2**20 < peak.peak_bytes < 400 * 2**20
+
+
+def test_without_the_kernels_help_the_peak_is_watched(monkeypatch):
+    import quire.worker.platforms.cpu as cpu
+
+    resident, looks = [100], [0]
+
+    def look():
+        looks[0] += 1
+        return resident[0]
+
+    monkeypatch.setattr(cpu, "reset_peak", lambda: False)
+    monkeypatch.setattr(cpu, "resident_bytes", look)
+    monkeypatch.setattr(cpu, "_POLL_SECONDS", 0.0)
+    with cpu.CpuPlatform().measure_peak() as peak:
+        resident[0] = 700
+        seen = looks[0] + 2
+        while looks[0] < seen:
+            pass
+        resident[0] = 300
+    assert peak.peak_bytes == 600
+
+
+def test_types_by_name():
+    platform = current_platform("cpu")
+    assert platform.dtype("bfloat16") is torch.bfloat16
+    with pytest.raises(OptionError, match="dtype=int4: a CPU computes in float32, bfloat16, float16"):
+        platform.dtype("int4")
+
+
+def test_devices_that_are_not_there():
+    with pytest.raises(OptionError, match="must be cpu or cuda"):
+        current_platform("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(OptionError, match="device=cuda"):
+            current_platform("cuda")

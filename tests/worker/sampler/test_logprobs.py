@@ -1,0 +1,121 @@
+"""Log-probabilities of sampled and of prompt tokens, against a plain log-softmax."""
+
+import pytest
+import torch
+
+from quire.sampling_params import SamplingParams
+from quire.testing.fake_model import FakeModel
+from quire.testing.model_harness import worker_config
+from quire.testing.worker_driver import WorkerDriver
+from quire.worker.sampler import prompt_logprobs
+from quire.worker.worker import Worker
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@pytest.fixture
+def model():
+    return FakeModel.random(vocab_size=50)
+
+
+@pytest.fixture
+def driver(model):
+    worker = Worker(worker_config("none"), model_loader=lambda config: model)
+    worker.load()
+    worker.initialize_cache([], 0)
+    return WorkerDriver(worker)
+
+
+def expected_entry(model, tokens, chosen, count):
+    """(ids, log-probabilities, ranks) after these tokens."""
+    values = torch.log_softmax(model.logits_after(tokens), -1)
+    best = torch.argsort(values, descending=True)[:count].tolist()
+    rank = int((values > values[chosen]).sum()) + 1
+    return [chosen, *best], values[[chosen, *best]].tolist(), [rank, *range(1, len(best) + 1)]
+
+
+def assert_entry(entry, expected):
+    ids, values, ranks = expected
+    assert entry.token_ids == ids
+    assert entry.ranks == ranks
+    assert entry.logprobs == pytest.approx(values, abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 50, 500])
+def test_chosen_then_the_best(driver, model, count):
+    driver.admit(0, PROMPT, sampling=SamplingParams(temperature=1.0, logprobs=count), seed=3)
+    driver.admit(1, PROMPT)
+    output = driver.step()
+
+    assert list(output.logprobs) == [0]
+    (entry,) = output.logprobs[0]
+    assert_entry(entry, expected_entry(model, PROMPT, int(output.token_ids[0]), min(count, 50)))
+
+
+def test_they_are_those_of_the_raw_logits(driver, model):
+    sampling = SamplingParams(
+        temperature=0.3, top_k=2, logit_bias={7: 50.0}, repetition_penalty=1.5, allowed_token_ids=[7, 8], logprobs=4
+    )
+    driver.admit(0, PROMPT, sampling=sampling)
+    output = driver.step()
+
+    assert output.token_ids.tolist() == [7]
+    assert_entry(output.logprobs[0][0], expected_entry(model, PROMPT, 7, 4))
+
+
+def test_rows_may_ask_for_different_numbers(driver, model):
+    for row, count in enumerate([2, 0, None, 3, 2]):
+        driver.admit(row, PROMPT[row:], sampling=SamplingParams(temperature=0.0, logprobs=count))
+    output = driver.step()
+
+    assert sorted(output.logprobs) == [0, 1, 3, 4]
+    for row, count in ((0, 2), (1, 0), (3, 3), (4, 2)):
+        chosen = int(output.token_ids[row])
+        assert_entry(output.logprobs[row][0], expected_entry(model, PROMPT[row:], chosen, count))
+
+
+@pytest.mark.parametrize("chunks", [[8], [3, 5], [1] * 8, [7, 1]])
+@pytest.mark.parametrize("slice_size", [1 << 24, 100])
+def test_prompt_chunk_by_chunk(driver, model, chunks, slice_size, monkeypatch):
+    monkeypatch.setattr(prompt_logprobs, "_SLICE", slice_size)
+    driver.admit(2, PROMPT, sampling=SamplingParams(temperature=0.0, prompt_logprobs=2))
+    driver.admit(0, PROMPT)
+    entries = []
+    for chunk in chunks:
+        entries += driver.step({0: 1, 2: chunk}).prompt_logprobs.get(2, [])
+
+    assert len(entries) == len(PROMPT) - 1
+    for position, entry in enumerate(entries):
+        seen = PROMPT[: position + 1]
+        assert_entry(entry, expected_entry(model, seen, PROMPT[position + 1], 2))
+
+
+def test_prompt_and_sampled_together_for_several_rows(driver, model):
+    for row, count in ((4, 3), (1, 0)):
+        driver.admit(row, PROMPT[row:], sampling=SamplingParams(temperature=0.0, prompt_logprobs=count, logprobs=1))
+    output = driver.step()
+
+    for row, count in ((4, 3), (1, 0)):
+        prompt = PROMPT[row:]
+        assert len(output.prompt_logprobs[row]) == len(prompt) - 1
+        for position, entry in enumerate(output.prompt_logprobs[row]):
+            assert_entry(entry, expected_entry(model, prompt[: position + 1], prompt[position + 1], count))
+        (entry,) = output.logprobs[row]
+        assert_entry(entry, expected_entry(model, prompt, model.greedy(prompt, 1)[0], 1))
+
+
+def test_nothing_is_reported_twice_nor_for_outputs_nor_for_children(driver):
+    driver.admit(0, PROMPT, sampling=SamplingParams(temperature=0.0, prompt_logprobs=1))
+    assert len(driver.step({0: 4}).prompt_logprobs[0]) == 4
+    driver.preempt(0)
+    assert len(driver.step().prompt_logprobs[0]) == 3
+    assert not driver.step().prompt_logprobs
+    driver.fork(0, 1, num_total_tokens=9)
+    driver.preempt(1)
+    assert not driver.step().prompt_logprobs
+
+
+def test_a_streamed_prompt_cannot_have_them(driver):
+    driver.admit(0, PROMPT, is_final=False, sampling=SamplingParams(prompt_logprobs=1))
+
+    assert "arrives in pieces" in driver.step().failures[0]

@@ -1,0 +1,196 @@
+"""Each processor on its own, on logits that can be read."""
+
+import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from quire.messages import AdmittedSequence, ForkedSequence, int_array
+from quire.sampling_params import SamplingParams
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.processors import built_in_processors
+from quire.worker.sampler.processors.allowed_token_ids import AllowedTokenIds
+from quire.worker.sampler.processors.bad_words import BadWords
+from quire.worker.sampler.processors.logit_bias import LogitBias
+from quire.worker.sampler.processors.min_tokens import MinTokens
+from quire.worker.sampler.processors.penalties import Penalties
+
+VOCAB = 10
+ROWS = int_array([5, 2, 7])
+
+
+class Bench:
+    """A processor over a row table; row 5 of the batch uses it, 2 and 7 do not."""
+
+    def __init__(self, kind):
+        self.table = RowTable(8, 64)
+        self.processor = kind(self.table)
+        for row in ROWS.tolist():
+            self.admit(row, [1])
+
+    def admit(self, row, tokens, *, num_prompt=1, eos=(), bad_words=(), **sampling):
+        sequence = AdmittedSequence(
+            row=row,
+            sequence_id=row,
+            token_ids=int_array(tokens),
+            num_prompt_tokens=num_prompt,
+            num_computed_tokens=0,
+            sampling=SamplingParams(**sampling),
+            seed=0,
+            eos_token_ids=list(eos),
+            bad_words_token_ids=list(bad_words),
+        )
+        self.table.admit(sequence)
+        self.processor.admit(sequence)
+
+    def fork(self, parent, row, num_total):
+        fork = ForkedSequence(
+            parent_row=parent, row=row, sequence_id=0, num_total_tokens=num_total, num_computed_tokens=0, seed=0
+        )
+        self.table.fork(fork)
+        self.processor.fork(fork)
+
+    def apply(self, logits=None, rows=ROWS):
+        """Logits of row 5; those of the others must be untouched."""
+        logits = torch.zeros(VOCAB) if logits is None else torch.tensor(logits)
+        batch = logits.repeat(len(rows), 1)
+        if self.processor.is_active(rows):
+            self.processor.apply(batch, rows)
+        for position, row in enumerate(rows.tolist()):
+            if row in (2, 7):
+                assert torch.equal(batch[position], logits)
+        return batch[rows.tolist().index(5)] if 5 in rows else None
+
+    def excluded(self):
+        return (self.apply() == -torch.inf).nonzero()[:, 0].tolist()
+
+
+def test_allowed_token_ids_keep_their_logits():
+    bench = Bench(AllowedTokenIds)
+    bench.admit(5, [1], allowed_token_ids=[3, 8, 1000])
+    logits = bench.apply([float(token) for token in range(VOCAB)])
+
+    assert logits[[3, 8]].tolist() == [3.0, 8.0]
+    assert (logits == -torch.inf).sum() == VOCAB - 2
+
+
+def test_logit_bias_is_added():
+    bench = Bench(LogitBias)
+    bench.admit(5, [1], logit_bias={3: 1.5, 8: -100.0, 5000: 1.0})
+
+    assert bench.apply().tolist() == [0, 0, 0, 1.5, 0, 0, 0, 0, -100, 0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1], [4]),
+        ([1, 2], [3, 4]),
+        # the prompt ends in 2, but words count in the output only
+        ([2], [4]),
+        ([1, 6, 2], [3, 4]),
+        ([1, 6, 2, 3], [4, 9]),
+        ([1, 2, 3], [4, 9]),
+        ([1, 3], [4]),
+    ],
+)
+def test_bad_words_exclude_the_last_token_of_a_word(tokens, expected):
+    bench = Bench(BadWords)
+    bench.admit(5, tokens, num_prompt=1, bad_words=[[4], [2, 3], [2, 3, 9], []])
+
+    assert bench.excluded() == expected
+
+
+def test_min_tokens_excludes_stop_tokens_while_the_output_is_short():
+    bench = Bench(MinTokens)
+    bench.admit(5, [1], min_tokens=2, stop_token_ids=[7], eos=[3])
+    assert bench.excluded() == [3, 7]
+    bench.table.append(int_array([5]), int_array([4]))
+    assert bench.excluded() == [3, 7]
+    bench.table.append(int_array([5]), int_array([4]))
+    assert bench.excluded() == []
+    assert not bench.processor.is_active(ROWS)
+
+
+def test_min_tokens_with_ignore_eos_excludes_stop_tokens_alone():
+    bench = Bench(MinTokens)
+    bench.admit(5, [1], min_tokens=2, stop_token_ids=[7], eos=[3], ignore_eos=True)
+
+    assert bench.excluded() == [7]
+
+
+def test_a_shorter_child_is_below_min_tokens_again():
+    bench = Bench(MinTokens)
+    bench.admit(0, [1, 4, 4, 4], min_tokens=2, eos=[3])
+    bench.fork(0, 5, num_total=2)
+
+    assert bench.excluded() == [3]
+
+
+def test_penalties_by_their_definitions():
+    bench = Bench(Penalties)
+    output = [4, 4, 5]
+    bench.admit(5, [1, 2, *output], num_prompt=2, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
+    logits = bench.apply([1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
+
+    assert logits[1] == 0.5
+    assert logits[2] == -2.0
+    assert logits[4] == 0.5 - 2 * 0.5 - 0.25
+    assert logits[5] == -2.0 - 0.5 - 0.25
+    assert logits[[0, 3, 6]].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_repetition_is_that_of_transformers():
+    torch.manual_seed(0)
+    tokens = torch.randint(0, VOCAB, (1, 12))
+    logits = torch.randn(1, VOCAB)
+    bench = Bench(Penalties)
+    bench.admit(5, tokens[0].tolist(), num_prompt=5, repetition_penalty=1.3)
+
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(tokens, logits.clone())
+    assert torch.equal(bench.apply(logits[0].tolist()), expected[0])
+
+
+@pytest.mark.parametrize("repetition", [1.0, 1.3])
+@pytest.mark.parametrize("num_tokens", [5, 60])
+def test_counts_that_follow_equal_counts_from_the_start(repetition, num_tokens):
+    """Row 5 counts token by token, row 0 in two leaps, row 1 all at once."""
+    tokens = torch.randint(0, VOCAB, (num_tokens,), generator=torch.Generator().manual_seed(1)).tolist()
+    parameters = {"repetition_penalty": repetition, "frequency_penalty": 0.3, "presence_penalty": 0.1}
+    bench = Bench(Penalties)
+    bench.admit(5, tokens[:2], num_prompt=2, **parameters)
+    bench.admit(0, tokens[:2], num_prompt=2, **parameters)
+    bench.admit(1, tokens, num_prompt=2, **parameters)
+    logits = torch.linspace(-1, 1, VOCAB).tolist()
+    for length in range(3, num_tokens + 1):
+        bench.table.append(int_array([5, 0]), int_array([tokens[length - 1]] * 2))
+        step_by_step = bench.apply(logits)
+        if length == num_tokens // 2 or length == num_tokens:
+            batch = torch.tensor([logits])
+            bench.processor.apply(batch, int_array([0]))
+    all_at_once = torch.tensor([logits])
+    bench.processor.apply(all_at_once, int_array([1]))
+
+    assert torch.equal(step_by_step, all_at_once[0])
+    assert torch.equal(batch, all_at_once)
+
+
+def test_a_child_counts_its_own_tokens():
+    bench = Bench(Penalties)
+    bench.admit(0, [1, 4, 4, 4], frequency_penalty=0.5)
+    batch = torch.zeros(1, VOCAB)
+    bench.processor.apply(batch, int_array([0]))
+    bench.fork(0, 5, num_total=2)
+    bench.table.append(int_array([5]), int_array([6]))
+
+    assert batch[0, 4] == -1.5
+    assert bench.apply()[[4, 6]].tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("processor", range(5))
+def test_rows_that_ask_for_nothing_cost_nothing(processor):
+    bench = Bench(lambda table: built_in_processors(table)[processor])
+
+    assert not bench.processor.is_active(ROWS)
+    for row in ROWS.tolist():
+        bench.processor.release(row)
+        bench.processor.release(row)

@@ -1,0 +1,131 @@
+"""How much memory is left for the KV cache."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from quire.testing.fake_model import FakeModel
+from quire.testing.model_harness import worker_config
+from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker import capacity as capacity_module
+from quire.worker.capacity import StepMemory, capacity, measure_largest_step
+from quire.worker.live_tensors import LiveTensors
+from quire.worker.platforms import MemoryReport, PeakMemory, current_platform
+from quire.worker.worker import Worker
+
+GIB = 2**30
+
+
+def test_the_arithmetic_stands_in_the_explanation():
+    memory = MemoryReport(total_bytes=16 * GIB, free_bytes=13 * GIB, limit="the container's memory limit")
+    found = capacity(FakeModel.random(8), memory, StepMemory(GIB // 2, "as run"), 0.75)
+
+    assert found.available_bytes == 12 * GIB - 3 * GIB - GIB // 2
+    assert found.layers == []
+    assert found.explanation == (
+        "16.00 GiB is the container's memory limit; 75% of it may be used: 12.00 GiB. "
+        "In use now, weights included: 3.00 GiB. Largest step: 0.50 GiB (as run). Left for the KV cache: 8.50 GiB."
+    )
+
+
+def test_nothing_is_left():
+    memory = MemoryReport(total_bytes=4 * GIB, free_bytes=GIB, limit="the machine's memory")
+    found = capacity(FakeModel.random(8), memory, StepMemory(GIB, "as run"), 0.9)
+
+    assert found.available_bytes == 0
+    assert "Left for the KV cache: 0.00 GiB." in found.explanation
+
+
+class CountingPlatform:
+    """Its memory is a number per token or row, so that the result can be computed."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model):
+        self.model = model
+        self.measured = []
+
+    @contextmanager
+    def measure_peak(self):
+        peak, before = PeakMemory(), len(self.model.sizes)
+        yield peak
+        (size,) = self.model.sizes[before:]
+        self.measured.append(size)
+        peak.peak_bytes = size * 1000
+
+    def synchronize(self):
+        pass
+
+
+class RecordingModel(FakeModel):
+    def __init__(self, table):
+        super().__init__(table)
+        self.sizes = []
+
+    def forward(self, input_ids, positions):
+        self.sizes.append(len(input_ids))
+        return super().forward(input_ids, positions)
+
+    def compute_logits(self, hidden):
+        self.sizes.append(len(hidden))
+        return super().compute_logits(hidden)
+
+
+@pytest.fixture
+def model():
+    return RecordingModel(FakeModel.random(100).table_PV)
+
+
+def test_a_gpu_runs_the_largest_step_in_full(model, monkeypatch):
+    platform = CountingPlatform(model)
+    monkeypatch.setattr(capacity_module, "_runs_in_full", lambda platform: True)
+    step = measure_largest_step(model, platform, worker_config("none", max_num_batched_tokens=512, max_num_seqs=64))
+
+    assert platform.measured == [512, 64]
+    assert step.num_bytes == 512 * 1000
+    assert step.description == "512 tokens, 64 sampling; measured with 512 and 64"
+
+
+def test_no_more_rows_than_tokens_can_sample(model):
+    step = measure_largest_step(
+        model, current_platform("cpu"), worker_config("none", max_num_batched_tokens=8, max_num_seqs=64)
+    )
+
+    assert model.sizes == [8, 8]
+    assert "8 tokens, 8 sampling" in step.description
+
+
+def test_a_cpu_runs_a_part_and_scales_what_lives():
+    model = RecordingModel(FakeModel.random(4096, num_rows=3).table_PV)
+    config = worker_config("none", max_num_batched_tokens=1600, max_num_seqs=64)
+    step = measure_largest_step(model, current_platform("cpu"), config)
+
+    assert model.sizes == [16, 16]
+    assert "scaled" in step.description
+    # The worst moment is in the sampler: logits, a copy of them that becomes weights, and sums of the weights.
+    row_bytes = 4 * 4096
+    assert 2 * row_bytes < step.num_bytes / 64 / 1.25 < 4 * row_bytes
+
+
+def test_live_tensors_are_counted_while_they_live():
+    with torch.inference_mode(), LiveTensors() as live:
+        first = torch.empty(1000)
+        second = first + 1
+        second.add_(1)
+        view = second.view(10, 100)
+        del first
+        third = torch.zeros(500)
+        del second, view, third
+        torch.zeros(100)
+
+    assert live.peak_bytes == 8000
+
+
+def test_a_real_model_before_it_has_a_cache(tmp_path):
+    worker = Worker(worker_config(make_checkpoint(tmp_path / "llama", "llama")))
+    worker.load()
+    found = worker.measure_capacity()
+
+    assert [(layer.num_kv_heads, layer.key_dim) for layer in found.layers] == [(2, 16)] * 3
+    assert found.available_bytes > 0

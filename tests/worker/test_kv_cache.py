@@ -1,0 +1,70 @@
+"""Allocation, sharing between groups, and copies of blocks."""
+
+import numpy as np
+import pytest
+import torch
+
+from quire.worker.attention import Attention
+from quire.worker.kv_cache import KVCache
+
+CPU = torch.device("cpu")
+
+
+def layers(*names, **fields):
+    return {name: Attention(4, 2, 8, 1.0, name=name, **fields) for name in names}
+
+
+def test_layers_at_the_same_place_of_their_groups_share_a_tensor():
+    model = layers("a", "b") | layers("c", "d", sliding_window=4)
+    cache = KVCache()
+    cache.allocate(model, [["a", "b"], ["c", "d"]], num_blocks=5, block_size=4, device=CPU)
+
+    assert model["a"].k_cache is model["c"].k_cache
+    assert model["b"].v_cache is model["d"].v_cache
+    assert model["a"].k_cache.data_ptr() != model["b"].k_cache.data_ptr()
+    assert [model[name].group for name in "abcd"] == [0, 0, 1, 1]
+    assert cache.num_bytes == 2 * 2 * 5 * 2 * 4 * 8 * 4
+    assert model["a"].k_cache.shape == (5, 2, 4, 8)
+    assert not model["a"].k_cache.any()
+
+
+def test_values_may_be_narrower_than_keys():
+    model = layers("a", value_dim=3)
+    KVCache().allocate(model, [["a"]], num_blocks=5, block_size=4, device=CPU)
+
+    assert model["a"].v_cache.shape == (5, 2, 4, 3)
+
+
+@pytest.mark.parametrize("groups", [[["a"]], [["a", "b", "x"]]])
+def test_groups_must_name_the_layers_of_the_model(groups):
+    with pytest.raises(ValueError, match="differ in layers"):
+        KVCache().allocate(layers("a", "b"), groups, num_blocks=5, block_size=4, device=CPU)
+
+
+def test_layers_that_share_must_have_one_shape():
+    model = layers("a") | layers("b", value_dim=3)
+    with pytest.raises(ValueError, match="different shapes"):
+        KVCache().allocate(model, [["a"], ["b"]], num_blocks=5, block_size=4, device=CPU)
+
+
+def test_blocks_are_copied_in_every_tensor():
+    model = layers("a", "b")
+    cache = KVCache()
+    cache.allocate(model, [["a", "b"]], num_blocks=6, block_size=4, device=CPU)
+    for tensor in cache.tensors:
+        tensor.copy_(torch.randn(tensor.shape))
+    before = [tensor.clone() for tensor in cache.tensors]
+    cache.copy_blocks(np.array([[1, 2], [4, 5]]))
+
+    for old, new in zip(before, cache.tensors, strict=True):
+        assert torch.equal(new[4], old[1])
+        assert torch.equal(new[5], old[2])
+        assert torch.equal(new[:4], old[:4])
+
+
+def test_no_copies_and_no_layers_cost_nothing():
+    cache = KVCache()
+    cache.allocate({}, [], num_blocks=6, block_size=4, device=CPU)
+    cache.copy_blocks(np.empty((2, 0), dtype=np.int64))
+
+    assert cache.num_bytes == 0

@@ -1,0 +1,237 @@
+import json
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.errors import ModelError, OptionError
+from quire.testing.model_harness import ModelHarness, worker_config
+from quire.testing.tiny_checkpoints import make_checkpoint, shape_0_6b_config
+from quire.worker.attention import attention_layers
+from quire.worker.model_loader import load_model
+
+PROMPT = [7, 99, 3, 250, 18, 6]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return make_checkpoint(tmp_path, "llama")
+
+
+def weights_of(path):
+    return load_file(path / "model.safetensors")
+
+
+def write(path, weights):
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def logits(path, **options):
+    return ModelHarness(load_model(worker_config(path, **options))).run(0, PROMPT)
+
+
+def set_config(path, **changes):
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+# ---- layouts of a checkpoint ----------------------------------------------------------------------------------------
+
+
+def test_shards_and_one_file_are_the_same_model(path):
+    expected = logits(path)
+    weights = weights_of(path)
+    (path / "model.safetensors").unlink()
+    names = sorted(weights)
+    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: weights[name] for name in part}, path / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, part in shards.items() for name in part}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(logits(path), expected)
+    (path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors"):
+        load_model(worker_config(path))
+
+
+def test_an_index_that_leaves_the_directory_is_refused(path):
+    index = {"weight_map": {"model.norm.weight": "../../model.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="same directory"):
+        load_model(worker_config(path))
+
+
+def test_old_spellings_of_the_configuration_are_read(path):
+    config = json.loads((path / "config.json").read_text())
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["torch_dtype"] = config.pop("dtype")
+    config["rope_scaling"] = {"type": "linear", "factor": 2.0}
+    expected_differs = logits(path)
+    (path / "config.json").write_text(json.dumps(config))
+    old = logits(path)
+    config.pop("rope_scaling")
+    (path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits(path), expected_differs)
+    assert not torch.allclose(old, expected_differs, atol=1e-3)
+
+
+def test_types_are_converted_while_loading(path):
+    expected = logits(path, dtype="bfloat16")
+    write(path, {name: tensor.bfloat16() for name, tensor in weights_of(path).items()})
+    assert torch.equal(logits(path, dtype="bfloat16"), expected)
+    model = load_model(worker_config(path, dtype="bfloat16"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert next(iter(attention_layers(model).values())).spec.bytes_per_element == 2
+
+
+def test_a_tied_head_may_be_stored_as_well_or_instead(tmp_path):
+    path = make_checkpoint(tmp_path, "llama_tied")
+    weights = weights_of(path)
+    assert "lm_head.weight" not in weights
+    expected = logits(path)
+    embedding = weights["model.embed_tokens.weight"]
+    # What is stored for a tied head beside the embedding does not count, as in Transformers.
+    write(path, {**weights, "lm_head.weight": torch.zeros_like(embedding)})
+    assert torch.equal(logits(path), expected)
+    del weights["model.embed_tokens.weight"]
+    write(path, {**weights, "lm_head.weight": embedding.clone()})
+    assert torch.equal(logits(path), expected)
+
+
+def test_what_is_no_weight_is_passed_over(path):
+    expected = logits(path)
+    write(path, {**weights_of(path), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert torch.equal(logits(path), expected)
+
+
+# ---- damage and misfits ---------------------------------------------------------------------------------------------
+
+
+def test_missing_weights_are_named(path):
+    weights = weights_of(path)
+    del weights["model.layers.1.self_attn.k_proj.weight"], weights["model.norm.weight"]
+    write(path, weights)
+    with pytest.raises(ModelError) as caught:
+        load_model(worker_config(path))
+    text = str(caught.value)
+    assert "lacks 2" in text
+    assert "model.layers.1.self_attn.qkv_proj.weight (k)" in text
+    assert "model.norm.weight" in text
+
+
+def test_unexpected_weights_are_named(path):
+    write(path, {**weights_of(path), "model.layers.9.mlp.up_proj.weight": torch.zeros(1)})
+    with pytest.raises(ModelError, match=r"model\.layers\.9\.mlp\.up_proj\.weight"):
+        load_model(worker_config(path))
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"])
+def test_a_wrong_shape_is_named_with_both_shapes(name, path):
+    weights = weights_of(path)
+    whole = list(weights[name].shape)
+    weights[name] = weights[name][:-1].contiguous()
+    write(path, weights)
+    with pytest.raises(ModelError) as caught:
+        load_model(worker_config(path))
+    assert all(text in str(caught.value) for text in (name, str(whole), str([whole[0] - 1, whole[1]])))
+
+
+def test_quantised_tensors_are_refused(path):
+    weights = weights_of(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    write(path, {**weights, name: weights[name].to(torch.int8)})
+    with pytest.raises(ModelError, match=r"up_proj.*int8.*quantised"):
+        load_model(worker_config(path))
+    set_config(path, quantization_config={"quant_method": "awq"})
+    with pytest.raises(ModelError, match="awq"):
+        load_model(worker_config(path))
+
+
+@pytest.mark.parametrize("keep", [4, 100, 0.5, 0.999])
+def test_a_file_that_was_cut_off_is_named(keep, path):
+    file = path / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
+    with pytest.raises(ModelError, match=r"model\.safetensors: damaged or cut off"):
+        load_model(worker_config(path))
+
+
+def test_a_corrupt_header_is_named(path):
+    file = path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[8:40] = b"\xff" * 32
+    file.write_bytes(bytes(data))
+    with pytest.raises(ModelError, match=r"model\.safetensors: damaged"):
+        load_model(worker_config(path))
+
+
+def test_pickled_weights_are_never_read(path):
+    (path / "model.safetensors").unlink()
+    (path / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*pickles.*safetensors"):
+        load_model(worker_config(path))
+    (path / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match="load_format=dummy"):
+        load_model(worker_config(path))
+
+
+def test_a_configuration_that_makes_no_sense_is_named(path):
+    set_config(path, num_attention_heads="four")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_model(worker_config(path))
+
+
+def test_options_that_do_not_exist_are_named(path):
+    with pytest.raises(OptionError, match="reference"):
+        load_model(worker_config(path, attention_backend="flash"))
+    with pytest.raises(OptionError, match="float32"):
+        load_model(worker_config(path, dtype="int4"))
+
+
+# ---- random weights, packing, memory --------------------------------------------------------------------------------
+
+
+def test_random_weights_depend_on_the_seed_alone(tmp_path):
+    shape_0_6b_config(tmp_path, num_hidden_layers=2, hidden_size=64, intermediate_size=96, vocab_size=300)
+    first, again, other = (logits(tmp_path, load_format="dummy", seed=seed, dtype="float32") for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.std() > 0
+    weight = load_model(worker_config(tmp_path, load_format="dummy")).model.embed_tokens.weight
+    assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_packing_replaces_weights_and_changes_nothing(path, monkeypatch):
+    from quire.worker.layers import packing
+
+    monkeypatch.setattr(packing, "_LEAST_FLOAT32", 0)
+    model = load_model(worker_config(path))
+    if model.model.layers[0].mlp.down_proj.packed is None:
+        pytest.skip("this processor or this torch cannot pack")
+    assert model.model.layers[0].mlp.down_proj.weight.numel() == 0
+    packed = logits(path)
+    monkeypatch.setattr(packing, "_can_pack", lambda dtype: False)
+    plain = load_model(worker_config(path))
+    assert plain.model.layers[0].mlp.down_proj.packed is None
+    torch.testing.assert_close(packed, logits(path), atol=1e-5, rtol=1e-5)
+
+
+def test_the_peak_is_the_weights_and_a_part_of_a_file(tmp_path):
+    """Not the weights twice: neither a second copy nor the whole file mapped into memory."""
+    from quire.worker.platforms import current_platform
+
+    load_model(worker_config(make_checkpoint(tmp_path / "small", "llama")))  # imports, operators
+    path = make_checkpoint(tmp_path / "large", "llama", hidden_size=1024, intermediate_size=4096, num_hidden_layers=6)
+    size = (path / "model.safetensors").stat().st_size
+    assert size > 350 * 2**20
+    with current_platform("cpu").measure_peak() as peak:
+        model = load_model(worker_config(path))
+    assert peak.peak_bytes < size + 120 * 2**20
+    del model
+
+
+def test_what_was_loaded_is_logged(path, caplog):
+    with caplog.at_level(logging.INFO, logger="quire"):
+        load_model(worker_config(path))
+    assert "llama runs as LlamaForCausalLM on torch.float32 with attention backend reference" in caplog.text

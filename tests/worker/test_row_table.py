@@ -1,0 +1,110 @@
+"""The row table follows the differences of a SchedulerOutput, and nothing else."""
+
+import numpy as np
+import pytest
+
+from quire.messages import AdmittedSequence, AppendedTokens, ForkedSequence, int_array
+from quire.sampling_params import SamplingParams
+from quire.worker.row_table import RowTable
+
+
+def admitted(row, tokens, **fields):
+    values = {
+        "num_prompt_tokens": len(tokens),
+        "num_computed_tokens": 0,
+        "sampling": SamplingParams(),
+        "seed": 0,
+        **fields,
+    }
+    return AdmittedSequence(row=row, sequence_id=row, token_ids=int_array(tokens), **values)
+
+
+def numbers(table, row):
+    return int(table.num_computed[row]), int(table.num_total[row]), int(table.num_prompt[row])
+
+
+@pytest.fixture
+def table():
+    table = RowTable(num_rows=4, max_model_len=8)
+    table.open_groups(2, blocks_per_row=4, num_blocks=10)
+    return table
+
+
+def test_a_sequence_takes_a_row_with_its_progress(table):
+    table.admit(admitted(2, [5, 6, 7, 8], num_prompt_tokens=3, num_computed_tokens=2))
+
+    assert table.token_ids[2, :4].tolist() == [5, 6, 7, 8]
+    assert numbers(table, 2) == (2, 4, 3)
+    assert table.is_used.tolist() == [False, False, True, False]
+    table.check_invariants()
+
+
+def test_a_child_has_the_first_tokens_of_its_parent(table):
+    table.admit(admitted(0, [5, 6, 7, 8], num_prompt_tokens=2))
+    table.fork(ForkedSequence(parent_row=0, row=3, sequence_id=9, num_total_tokens=3, num_computed_tokens=2, seed=1))
+    table.append(int_array([3]), int_array([99]))
+
+    assert table.token_ids[3, :4].tolist() == [5, 6, 7, 99]
+    assert numbers(table, 3) == (2, 4, 2)
+    assert table.token_ids[0, :4].tolist() == [5, 6, 7, 8]
+
+
+def test_progress_and_computed_tokens(table):
+    for row in (0, 1, 2):
+        table.admit(admitted(row, [1, 2, 3, 4]))
+    table.advance(int_array([0, 1, 2]), int_array([4, 2, 1]))
+    table.set_progress([(1, 0), (0, 3)])
+
+    assert table.num_computed[:3].tolist() == [3, 0, 1]
+
+
+def test_streamed_tokens_belong_to_the_prompt_until_it_is_final(table):
+    table.admit(admitted(0, [1, 2], is_final=False))
+    table.extend(AppendedTokens(row=0, token_ids=[3], is_final=False))
+    table.extend(AppendedTokens(row=0, token_ids=[4], is_final=True))
+    table.extend(AppendedTokens(row=0, token_ids=[5], is_final=True))
+
+    assert table.token_ids[0, :5].tolist() == [1, 2, 3, 4, 5]
+    assert numbers(table, 0) == (0, 5, 4)
+
+
+def test_block_writes_are_one_assignment(table):
+    table.write_blocks(np.array([(0, 1, 0, 7), (0, 1, 1, 3), (1, 1, 0, 9), (0, 2, 3, 1)]).T)
+
+    assert table.block_tables[0, 1].tolist() == [7, 3, 0, 0]
+    assert table.block_tables[1, 1].tolist() == [9, 0, 0, 0]
+    assert table.block_tables[0, 2].tolist() == [0, 0, 0, 1]
+
+
+def test_the_longest_sequence_still_takes_its_last_sampled_token(table):
+    table.admit(admitted(0, [1] * 8))
+    table.append(int_array([0]), int_array([2]))
+
+    assert table.token_ids[0].tolist() == [1] * 8 + [2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table.num_computed.__setitem__(0, 5),
+        lambda table: table.num_computed.__setitem__(0, -1),
+        lambda table: table.num_prompt.__setitem__(0, 5),
+        lambda table: table.token_ids.__setitem__((0, 1), -1),
+        lambda table: table.block_tables.__setitem__((0, 0, 0), 10),
+    ],
+)
+def test_invariants_see_damage(table, damage):
+    table.admit(admitted(0, [1, 2, 3]))
+    table.check_invariants()
+    damage(table)
+
+    with pytest.raises(AssertionError):
+        table.check_invariants()
+
+
+def test_a_wide_table_costs_no_memory_until_it_is_used():
+    # 4 TiB of address space
+    table = RowTable(num_rows=1 << 14, max_model_len=(1 << 26) - 1)
+    table.admit(admitted(16_000, [1, 2, 3]))
+
+    assert table.token_ids[16_000, :4].tolist() == [1, 2, 3, 0]
