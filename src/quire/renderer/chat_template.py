@@ -1,0 +1,226 @@
+"""Chat templates: which one a model has, and rendering a chat with it.
+
+Owns the texts of the templates. Equal to Transformers' apply_chat_template for what both accept. A request never brings
+a template of its own, only values for one. Called by Renderer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import ModelError, OptionError, RequestError
+from quire.renderer.chat_messages import plain, prepare_messages
+from quire.renderer.special_tokens import SpecialTokens, read_json
+
+if TYPE_CHECKING:
+    import jinja2
+
+# What render() itself hands to a template, and words that mean something to other engines' template calls.
+_RESERVED = frozenset(
+    {"messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
+)
+_END_OF_FINAL = "\ue000end of the final message\ue000"
+
+
+class ChatTemplates:
+    """The templates of one model, by name. `default` serves; `tool_use` serves requests with tools where it exists."""
+
+    def __init__(
+        self, texts: Mapping[str, str], special: SpecialTokens, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        self.texts = dict(texts)
+        self._special = special
+        self._now = now
+
+    @classmethod
+    def find(cls, folders: Sequence[Path], special: SpecialTokens, asked: str | None = None) -> ChatTemplates | None:
+        """An option's template, else the first folder that has one; None if no folder has."""
+        if asked is not None:
+            return cls({"default": _asked_template(asked)}, special)
+        for folder in folders:
+            texts = _templates_in(folder)
+            if texts:
+                return cls(texts, special)
+        return None
+
+    def render(
+        self,
+        chat: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        text = self._choose(tools)
+        reads_parts, reads_texts = content_kinds(text)
+        messages = prepare_messages(chat, as_parts=reads_parts and not reads_texts, keeps_parts=reads_parts)
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError(
+                    "continue_final_message=True: needs add_generation_prompt=False, else a new message begins.",
+                    param="continue_final_message",
+                )
+            _mark_end(messages[-1])
+        rendered = self._run(
+            text,
+            {
+                **self._special.by_name,
+                "documents": None,
+                **_checked_kwargs(template_kwargs),
+                "messages": messages,
+                "tools": plain(list(tools), "tools") if tools is not None else None,
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+        return _cut_at_end(rendered) if continue_final_message else rendered
+
+    def _choose(self, tools: object) -> str:
+        if tools is not None and "tool_use" in self.texts:
+            return self.texts["tool_use"]
+        if "default" not in self.texts:
+            raise RequestError(
+                f"messages: this model has only the chat templates {', '.join(sorted(self.texts))} and none for a "
+                "chat without tools. Start the engine with chat_template=FILE.",
+                param="messages",
+            )
+        return self.texts["default"]
+
+    def _run(self, text: str, values: dict[str, Any]) -> str:
+        from quire.renderer.template_sandbox import compile_template
+
+        try:
+            return compile_template(text, self._now).render(**values)
+        except Exception as error:  # a template is foreign code: it may fail in any way
+            raise RequestError(
+                f"messages: the model's chat template does not accept them ({_in_words(error)}).", param="messages"
+            ) from error
+
+
+def _asked_template(asked: str) -> str:
+    """The option is a file; a template itself is taken too, as it can hardly be a file's name."""
+    import jinja2
+
+    from quire.renderer.template_sandbox import compile_template
+
+    path = Path(asked).expanduser()
+    if "{{" in asked or "{%" in asked:
+        text = asked
+    elif path.is_file():
+        text = path.read_text(encoding="utf-8")
+    else:
+        raise OptionError(f"chat_template={asked}: no such file. Give a file that holds a Jinja template.")
+    try:
+        compile_template(text)
+    except jinja2.TemplateError as error:
+        raise OptionError(f"chat_template={asked[:80]}: {_in_words(error)}.") from error
+    return text
+
+
+def _templates_in(folder: Path) -> dict[str, str]:
+    """All spellings, the later ones of Transformers first."""
+    texts: dict[str, str] = {}
+    for config in ("chat_template.json", "tokenizer_config.json"):
+        texts |= _named_templates(read_json(folder / config).get("chat_template"), folder / config)
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        texts[file.stem] = file.read_text(encoding="utf-8")
+    if (folder / "chat_template.jinja").is_file():
+        texts["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return texts
+
+
+def _named_templates(value: Any, file: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, dict):
+        value = [{"name": name, "template": text} for name, text in value.items()]
+    try:
+        return {str(item["name"]): str(item["template"]) for item in value}
+    except (TypeError, KeyError) as error:
+        raise ModelError(
+            f"{file}: chat_template must be a text, or a list of objects with name and template."
+        ) from error
+
+
+def _checked_kwargs(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    kwargs: dict[str, Any] = plain(template_kwargs or {}, "chat_template_kwargs")
+    for name in kwargs:
+        if name in _RESERVED:
+            raise RequestError(
+                f"chat_template_kwargs.{name}: is not for a request to set.", param=f"chat_template_kwargs.{name}"
+            )
+    return kwargs
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, str) and content:
+        message["content"] = content + _END_OF_FINAL
+    elif isinstance(content, list) and content:
+        content[-1]["text"] += _END_OF_FINAL
+    else:
+        raise RequestError("continue_final_message=True: the last message has no text to go on with.", param="messages")
+
+
+def _cut_at_end(rendered: str) -> str:
+    before, found, _ = rendered.rpartition(_END_OF_FINAL)
+    if not found:
+        raise RequestError(
+            "continue_final_message=True: this model's chat template drops or changes the last message.",
+            param="messages",
+        )
+    return before
+
+
+def _in_words(error: Exception) -> str:
+    import jinja2
+
+    line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    text = str(error) or type(error).__name__
+    return (text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}") + line
+
+
+@lru_cache(maxsize=32)
+def content_kinds(text: str) -> tuple[bool, bool]:
+    """(reads lists of parts, reads plain texts), found in the template: does it loop over a content, test for a string?
+
+    A template that neither loops nor tests reads plain texts.
+    """
+    import jinja2
+    from jinja2 import nodes
+
+    from quire.renderer.template_sandbox import compile_template
+
+    try:
+        tree = compile_template(text).environment.parse(text)
+    except jinja2.TemplateError:
+        return False, True  # rendering will say what is wrong
+    contents = {"content"} | {
+        node.target.name
+        for node in tree.find_all(nodes.Assign)
+        if isinstance(node.target, nodes.Name) and _is_content(node.node, {"content"})
+    }
+    loops = any(_is_content(node.iter, contents) for node in tree.find_all(nodes.For))
+    tests = any(node.name == "string" and _is_content(node.node, contents) for node in tree.find_all(nodes.Test))
+    return loops, tests or not loops
+
+
+def _is_content(node: jinja2.nodes.Node, names: set[str]) -> bool:
+    """message.content, message["content"], a variable that holds it, or one of these behind a filter or `or`."""
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Or):
+        return _is_content(node.left, names)
+    if isinstance(node, nodes.Filter) and node.node is not None:
+        return _is_content(node.node, names)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Name) and node.name in names

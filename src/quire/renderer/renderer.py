@@ -1,0 +1,189 @@
+"""Everything that a user writes becomes tokens here, and tokens become what a user reads (4.3.2).
+
+Owns the tokenizer and the chat templates of one model. Never talks to the engine. Called by LLM, AsyncLLM and the
+server; safe to use from several threads, as each output has a TextStream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.errors import RequestError
+from quire.renderer.chat_template import ChatTemplates
+from quire.renderer.special_tokens import SpecialTokens
+from quire.renderer.stop_strings import StopMatcher
+from quire.renderer.text_decoder import SilentDecoder, TextDecoder
+from quire.renderer.text_stream import TextStream
+from quire.renderer.tokenizer import Tokenizer
+from quire.sampling_params import SamplingParams
+
+Chat = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class RenderedPrompt:
+    """What goes to the engine; `text` is what was tokenised."""
+
+    token_ids: list[int]
+    media: list[Any] = field(default_factory=list)
+    text: str | None = None
+
+
+class Renderer:
+    """Text and chats to tokens; tokens to text."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, templates: ChatTemplates | None = None, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._templates = templates
+        # config.json and generation_config.json name some, tokenizer_config.json another: all of them end an answer
+        self.eos_token_ids = list(dict.fromkeys((*eos_token_ids, *_own_eos(tokenizer))))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Renderer:
+        return cls.from_folder(
+            Path(config.tokenizer_path),
+            template_folders=(config.facts.path,),
+            chat_template=config.chat_template,
+            eos_token_ids=config.facts.eos_token_ids,
+            trust_remote_code=config.worker.trust_remote_code,
+        )
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        *,
+        template_folders: Sequence[Path] = (),
+        chat_template: str | None = None,
+        eos_token_ids: Sequence[int] = (),
+        trust_remote_code: bool = False,
+    ) -> Renderer:
+        """A renderer from files alone. Without a tokenizer it still serves prompts of token ids."""
+        tokenizer = Tokenizer.from_folder(folder, trust_remote_code=trust_remote_code)
+        special = tokenizer.special if tokenizer is not None else SpecialTokens()
+        return cls(tokenizer, ChatTemplates.find((folder, *template_folders), special, chat_template), eos_token_ids)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._templates is not None
+
+    # ------------------------------------------------------------------------------------------ to tokens
+
+    def render_prompt(
+        self,
+        chat: str | Chat,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """A text is tokenised as it is; a chat goes through the model's template first.
+
+        add_special_tokens: by default yes for a text, no for a chat, whose template has already written them.
+        """
+        tokenizer = self._needed_tokenizer("prompt" if isinstance(chat, str) else "messages")
+        if isinstance(chat, str):
+            text, add_special_tokens = chat, add_special_tokens is not False
+        else:
+            text = self._needed_templates().render(
+                chat,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=template_kwargs,
+            )
+        return RenderedPrompt(tokenizer.encode(text, add_special_tokens=bool(add_special_tokens)), text=text)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._needed_tokenizer("text").encode(text, add_special_tokens=add_special_tokens)
+
+    def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of each word as it stands at the beginning of a text, and after a space."""
+        found: list[list[int]] = []
+        for word in words:
+            bare = self._tokens_of_word(word.lstrip())
+            spaced = self._tokens_of_word(" " + word.lstrip())
+            # a sequence that only puts a space token in front is already covered by the bare one
+            found += [bare] if spaced[-len(bare) :] == bare else [bare, spaced]
+        return list({tuple(ids): ids for ids in found}.values())
+
+    def _tokens_of_word(self, word: str) -> list[int]:
+        token_ids = self._needed_tokenizer("bad_words").encode(word, add_special_tokens=False)
+        if not token_ids:
+            raise RequestError(f"bad_words: {word!r} has no tokens in this model's vocabulary.", param="bad_words")
+        return token_ids
+
+    # ------------------------------------------------------------------------------------------ to text
+
+    def open_stream(self, prompt_token_ids: list[int], sampling: SamplingParams) -> TextStream:
+        """The text of one sequence that follows this prompt."""
+        eos = () if sampling.ignore_eos else self.eos_token_ids
+        ends = frozenset((*sampling.stop_token_ids, *eos))
+        return TextStream(
+            self._open_decoder(prompt_token_ids, sampling),
+            StopMatcher(sampling.stop, includes_stop=sampling.include_stop_str_in_output) if sampling.stop else None,
+            min_tokens=sampling.min_tokens,
+            silent_last=() if sampling.include_stop_str_in_output else ends,
+        )
+
+    def _open_decoder(self, prompt_token_ids: list[int], sampling: SamplingParams) -> TextDecoder:
+        if not sampling.detokenize:
+            return SilentDecoder()
+        if self._tokenizer is None:
+            if sampling.stop:
+                self._needed_tokenizer("stop")
+            return SilentDecoder()
+        return self._tokenizer.open_decoder(prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._needed_tokenizer("token_ids").decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """A token as it reads inside a text; a part of a character reads as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._needed_tokenizer("token_ids").bytes_of(token_id)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that have a text. The model's embedding may have more rows."""
+        return self._needed_tokenizer("vocab_size").vocab_size
+
+    # ------------------------------------------------------------------------------------------ what is missing
+
+    def _needed_tokenizer(self, param: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(
+                f"{param}: this model has no tokenizer, so it takes and gives token ids only. "
+                "Give a prompt of token ids, or start the engine with tokenizer=FOLDER.",
+                param=param,
+            )
+        return self._tokenizer
+
+    def _needed_templates(self) -> ChatTemplates:
+        if self._templates is None:
+            raise RequestError(
+                "messages: this model has no chat template. Use completions with a text, "
+                "or start the engine with chat_template=FILE.",
+                param="messages",
+            )
+        return self._templates
+
+
+def _own_eos(tokenizer: Tokenizer | None) -> list[int]:
+    token = tokenizer.special.by_name.get("eos_token") if tokenizer is not None else None
+    token_id = tokenizer.id_of(token) if tokenizer is not None and token else None
+    return [] if token_id is None else [token_id]

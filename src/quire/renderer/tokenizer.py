@@ -1,0 +1,219 @@
+"""The model's tokenizer: text to token ids, token ids to text and bytes.
+
+Owns a `tokenizers.Tokenizer` and the tables made from it. Must never change the text it is given, nor add tokens that
+the model has no embedding for. Called by Renderer alone. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.errors import ModelError, RequestError
+from quire.renderer.special_tokens import SpecialTokens
+from quire.renderer.text_decoder import (
+    REPLACEMENT,
+    ByteDecoder,
+    ContinuedCharacter,
+    TextDecoder,
+    WindowDecoder,
+    unfinished_character,
+)
+from quire.renderer.token_bytes import ByteDecoding, TokenBytes, recognise
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+# Files from which Transformers can build a tokenizer when there is no tokenizer.json.
+_OTHER_FORMATS = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json", "tiktoken.model")
+_SAMPLE_SIZE = 256
+_MAX_BYTES_IN_CHARACTER = 4
+
+
+class Tokenizer:
+    """Text to tokens and back."""
+
+    def __init__(self, backend: Backend, special: SpecialTokens) -> None:
+        self._backend = backend
+        self.special = special
+        # A tokenizer.json may carry limits from its training; a cut prompt would be a wrong one.
+        backend.no_truncation()
+        backend.no_padding()
+        _add_declared_tokens(backend, special)
+        _apply_bos_and_eos(backend, special)
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._decoding = _verified_decoding(backend)
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
+        """The tokenizer of a checkpoint; None if the folder holds none."""
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            return cls(_read_backend(file), SpecialTokens.read(folder))
+        if any((folder / name).is_file() for name in _OTHER_FORMATS):
+            return cls(_convert_backend(folder, trust_remote_code), SpecialTokens.read(folder))
+        return None
+
+    # ------------------------------------------------------------------------------------------ text to tokens
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Special-token strings in the text become special tokens, as in Transformers."""
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeEncodeError, TypeError) as error:
+            # half of a surrogate pair: JSON can carry one, UTF-8 cannot
+            raise RequestError("The text holds a lone surrogate, which is no valid Unicode. Remove it.") from error
+
+    def id_of(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    # ------------------------------------------------------------------------------------------ tokens to text
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The same text as a stream of the same tokens without a prompt."""
+        decoder = self.open_decoder((), skip_special_tokens=skip_special_tokens)
+        return decoder.push(token_ids) + decoder.finish()
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What a token stands for inside a text; special tokens are their own text."""
+        if self._decoding is None:
+            return self._backend.decode([token_id], skip_special_tokens=False).encode()
+        return self._bytes_by_token[token_id]
+
+    def open_decoder(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TextDecoder:
+        """A decoder for the text that follows a prompt."""
+        decoding = self._decoding
+        if decoding is None:
+            return WindowDecoder(self._backend_decode(skip_special_tokens), prompt_token_ids)
+        table = self._visible_bytes_by_token if skip_special_tokens else self._bytes_by_token
+        tail = self._open_character_of(prompt_token_ids)
+        if tail:
+            return ContinuedCharacter(table, tail)
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        if decoding.treats_first_alike or any(token_id not in skipped for token_id in prompt_token_ids):
+            return ByteDecoder(table)
+        return ByteDecoder(table, first=self._first_bytes_by_token.__getitem__, is_skipped=skipped.__contains__)
+
+    def _open_character_of(self, prompt_token_ids: Sequence[int]) -> bytes:
+        data = b""
+        for token_id in reversed(prompt_token_ids[-_MAX_BYTES_IN_CHARACTER:]):
+            data = self._bytes_by_token[token_id] + data
+        return unfinished_character(data)
+
+    def _backend_decode(self, skip_special_tokens: bool) -> Callable[[list[int]], str]:
+        backend = self._backend
+
+        def decode(token_ids: list[int]) -> str:
+            return str(backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+        return decode
+
+    @cached_property
+    def _bytes_by_token(self) -> TokenBytes:
+        assert self._decoding is not None
+        return TokenBytes(self._backend.id_to_token, self._decoding.bytes_of)
+
+    @cached_property
+    def _first_bytes_by_token(self) -> TokenBytes:
+        assert self._decoding is not None
+        return TokenBytes(self._backend.id_to_token, self._decoding.bytes_of_first)
+
+    @cached_property
+    def _visible_bytes_by_token(self) -> TokenBytes:
+        assert self._decoding is not None
+        return TokenBytes(self._backend.id_to_token, self._decoding.bytes_of, self.special_ids)
+
+
+def _read_backend(file: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{file}: is no tokenizer that the tokenizers library can read ({error}).") from error
+
+
+def _convert_backend(folder: Path, trust_remote_code: bool) -> Backend:
+    """Older formats go through Transformers, which takes seconds to import and is asked only here."""
+    from tokenizers import Tokenizer as Backend
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a foreign tokenizer's code raises
+        raise ModelError(
+            f"{folder}: there is no tokenizer.json, and Transformers cannot load it either ({error})."
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, Backend):
+        raise ModelError(
+            f"{folder}: there is no tokenizer.json, and {type(loaded).__name__} is written in Python alone. "
+            "Convert it once to a tokenizer.json, or give tokenizer= a folder that has one."
+        )
+    return backend
+
+
+def _add_declared_tokens(backend: Backend, special: SpecialTokens) -> None:
+    """Tokens that only tokenizer_config.json declares, and the mark `special` on those that it names."""
+    from tokenizers import AddedToken
+
+    for token_id, declared in sorted(special.added.items()):
+        content = declared.get("content")
+        # Only at its declared id: any other would be a row of the embedding that means something else.
+        if content and backend.token_to_id(content) is None and token_id == backend.get_vocab_size():
+            flags = {name: bool(declared.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            backend.add_tokens([AddedToken(content, special=bool(declared.get("special")), **flags)])
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    for content in special.all:
+        token = known.get(content)
+        if (token is not None and token.special) or backend.token_to_id(content) is None:
+            continue
+        token = token or AddedToken(content, normalized=False)
+        token.special = True
+        backend.add_special_tokens([token])
+
+
+def _apply_bos_and_eos(backend: Backend, special: SpecialTokens) -> None:
+    """`add_bos_token` and `add_eos_token` count only where tokenizer.json does not say what stands around a text.
+
+    Transformers 5 reads it so too; checkpoints carry these flags from times when they meant something else.
+    """
+    if backend.post_processor is not None or not (special.add_bos or special.add_eos):
+        return
+    from tokenizers.processors import TemplateProcessing
+
+    bos = special.by_name.get("bos_token") if special.add_bos else None
+    eos = special.by_name.get("eos_token") if special.add_eos else None
+    around = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
+    if any(token_id is None for _, token_id in around):
+        return
+    single = [f"{bos}:0"] * bool(bos) + ["$A:0"] + [f"{eos}:0"] * bool(eos)
+    backend.post_processor = TemplateProcessing(single=single, special_tokens=around)
+
+
+def _verified_decoding(backend: Backend) -> ByteDecoding | None:
+    """The fast way, if it says the same as the tokenizer on a sample of pairs of tokens."""
+    if backend.decoder is None:
+        return None
+    decoding = recognise(json.loads(backend.decoder.__getstate__()))
+    size = backend.get_vocab_size()
+    if decoding is None or size == 0:
+        return None
+    for number in range(_SAMPLE_SIZE):
+        pair = [number * size // _SAMPLE_SIZE, (number * 7919 + 1) % size]
+        tokens = [backend.id_to_token(token_id) for token_id in pair]
+        if None in tokens:
+            continue
+        first, second = str(tokens[0]), str(tokens[1])
+        text = (decoding.bytes_of_first(first) + decoding.bytes_of(second)).decode("utf-8", "replace")
+        # What is no valid text may be replaced in different ways.
+        if REPLACEMENT not in text and text != backend.decode(pair, skip_special_tokens=False):
+            return None
+    return decoding
