@@ -28,7 +28,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         plan = plan_cache(executor.measure_capacity(), _asked(config))
     with phases.measure("allocate KV cache"):
         executor.initialize_cache([list(group.layer_names) for group in plan.groups], plan.num_blocks)
-    report = [f"{phase.name}: {phase.seconds:.2f} s" for phase in phases.phases] + [plan.explanation]
+    report = [*phases.report(), plan.explanation]
     return assemble(config, executor, plan, make_scheduler(config, plan, policy=policy), report)
 
 

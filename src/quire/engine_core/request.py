@@ -119,7 +119,7 @@ class Request:
         """Independent seeds for the sequences of one request; the first keeps the request's own."""
         if index == 0:
             return self.message.seed
-        return (self.message.seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        return (self.message.seed + index * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
 
 
 def _content_key(message: EngineRequest) -> bytes:

@@ -1,0 +1,86 @@
+"""Quire, an LLM inference engine with paged attention.
+
+    from quire import LLM, SamplingParams
+    llm = LLM()
+    print(llm.generate("Hello", SamplingParams(max_tokens=20))[0].outputs[0].text)
+
+A user's whole vocabulary is here. Each name is imported at its first use, so that `import quire` takes no time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire.version import __version__
+
+if TYPE_CHECKING:
+    from quire.errors import (
+        CapacityError,
+        ContextLengthError,
+        EngineDeadError,
+        EngineError,
+        ModelError,
+        OptionError,
+        QuireError,
+        RequestError,
+        RequestFailedError,
+        UserError,
+    )
+    from quire.interfaces.async_llm import AsyncLLM
+    from quire.interfaces.llm import LLM
+    from quire.outputs import CompletionOutput, Logprob, RequestOutput
+    from quire.sampling_params import SamplingParams
+
+_MODULES = {
+    "quire.interfaces.llm": ("LLM",),
+    "quire.interfaces.async_llm": ("AsyncLLM",),
+    "quire.sampling_params": ("SamplingParams",),
+    "quire.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "quire.errors": (
+        "CapacityError",
+        "ContextLengthError",
+        "EngineDeadError",
+        "EngineError",
+        "ModelError",
+        "OptionError",
+        "QuireError",
+        "RequestError",
+        "RequestFailedError",
+        "UserError",
+    ),
+}
+_MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CapacityError",
+    "CompletionOutput",
+    "ContextLengthError",
+    "EngineDeadError",
+    "EngineError",
+    "Logprob",
+    "ModelError",
+    "OptionError",
+    "QuireError",
+    "RequestError",
+    "RequestFailedError",
+    "RequestOutput",
+    "SamplingParams",
+    "UserError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _MODULE_BY_NAME:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,8 @@
+"""ENGINE CLIENT (4.1.2): token ids in, token ids out; the core is in this process or behind a socket."""
+
+from quire.engine_client.async_client import AsyncEngineClient
+from quire.engine_client.deltas import TokenDelta
+from quire.engine_client.link import Link, open_link
+from quire.engine_client.sync_client import SyncEngineClient
+
+__all__ = ["AsyncEngineClient", "Link", "SyncEngineClient", "TokenDelta", "open_link"]

@@ -1,0 +1,210 @@
+"""The engine client of AsyncLLM: many requests at once on one event loop, one reader for all of them.
+
+Owns the mailboxes and the calls that wait for a reply. Everything here runs on the event loop's thread; the link says
+which files to watch, so there is no thread and no lock between the socket and the reader of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from quire.engine_client.deltas import TokenDelta
+from quire.engine_client.link import Link, error_of
+from quire.engine_client.mailbox import Mailbox, Mailboxes
+from quire.errors import EngineDeadError, EngineError
+from quire.messages import (
+    AbortRequests,
+    ControlCall,
+    ControlReply,
+    EngineFailed,
+    EngineOutputs,
+    EngineReady,
+    EngineRequest,
+    ExtendRequest,
+    ToClient,
+    ToCore,
+    sequence_id_of,
+)
+
+
+class AsyncEngineClient:
+    """Tokens in, tokens out. May be made outside a loop; it follows the loop of its first caller."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._mailboxes = Mailboxes()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._call_ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._start: asyncio.Future[EngineReady] | None = None
+        self._ready: EngineReady | None = None
+        self._failure: EngineFailed | None = None
+
+    @property
+    def ready(self) -> EngineReady:
+        if self._ready is None:
+            raise EngineError("The engine was not started yet: await wait_ready() first.")
+        return self._ready
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is dead; None while it lives."""
+        return self._failure.error if self._failure is not None else None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._mailboxes)
+
+    async def wait_ready(self) -> EngineReady:
+        """Waits until the core is built; raises what its building raised."""
+        self._follow_loop()
+        self._drain()
+        if self._ready is None:
+            if self._failure is not None:
+                raise error_of(self._failure)
+            if self._start is None:
+                self._start = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._start)
+        return self.ready
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+        """New tokens as they come. A reader that goes away aborts the request."""
+        self._follow_loop()
+        self._check_alive()
+        box = self._mailboxes.open(request.request_id, request.sampling.n)
+        try:
+            self._send(request)
+            while not box.is_done:
+                if not box.pending:
+                    await self._wait(box)
+                for delta in box.take():
+                    yield delta
+        finally:
+            self._mailboxes.close(request.request_id)
+            if box.open_indices and self._failure is None:
+                self._send(AbortRequests(request_ids=[request.request_id]))
+
+    def extend(self, request_id: int, token_ids: list[int], *, is_final: bool = False) -> None:
+        """More prompt tokens of a request that was made with is_final=False."""
+        self._check_alive()
+        self._send(ExtendRequest(request_id=request_id, token_ids=token_ids, is_final=is_final))
+
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """Ends a request: its reader gets finish reason "abort". With `index`: drops one sequence, which its reader
+        has ended itself (a stop string) and will hear nothing more of."""
+        if self._failure is not None:
+            return
+        if index is None:
+            self._send(AbortRequests(request_ids=[request_id]))
+        else:
+            self._mailboxes.close_sequence(request_id, index)
+            self._send(AbortRequests(sequence_ids=[sequence_id_of(request_id, index)]))
+
+    async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
+        """A management operation of the core, and its result."""
+        self._follow_loop()
+        self._check_alive()
+        call = ControlCall(call_id=next(self._call_ids), name=name, args=args or {})
+        future = self._calls[call.call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(call)
+            return await future
+        finally:
+            del self._calls[call.call_id]
+
+    def statistics(self) -> dict[str, float]:
+        mine = {"requests_open": len(self._mailboxes), "late_outputs_dropped": self._mailboxes.num_late_outputs}
+        return {**mine, **self._link.statistics()}
+
+    def close(self) -> None:
+        """Ends the engine; what is in flight raises EngineDeadError. Blocks for as long as the core needs to end."""
+        self._die(EngineFailed(kind=EngineDeadError.__name__, error="The engine was shut down."))
+        self._link.close()
+
+    def _follow_loop(self) -> None:
+        """Watches the link from the running loop; another one than last time if that has ended."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop or self._failure is not None:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            if len(self._mailboxes):
+                raise EngineError("This engine serves requests of another event loop. Make one engine per loop.")
+            self._unwatch()
+        self._loop, self._start = loop, None
+        for descriptor in self._link.descriptors():
+            loop.add_reader(descriptor, self._drain)
+        # what came while no loop watched has made its noise already
+        loop.call_soon(self._drain)
+
+    def _unwatch(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None and not loop.is_closed():
+            for descriptor in self._link.descriptors():
+                loop.remove_reader(descriptor)
+
+    def _send(self, message: ToCore) -> None:
+        self._link.send(message)
+        if self._loop is not None and not self._loop.is_closed():
+            # Sending may swallow the signal that something has arrived (ZeroMQ's descriptor is edge-triggered).
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        if self._failure is None:
+            for message in self._link.receive(0):
+                self._take(message)
+
+    def _take(self, message: ToClient) -> None:
+        match message:
+            case EngineOutputs():
+                for box in self._mailboxes.deliver(message):
+                    box.wake()
+            case ControlReply():
+                future = self._calls.get(message.call_id)
+                if future is not None and not future.done():
+                    _answer(future, message)
+            case EngineReady():
+                self._ready = message
+                if self._start is not None and not self._start.done():
+                    self._start.set_result(message)
+            case EngineFailed():
+                self._die(message)
+
+    def _die(self, failure: EngineFailed) -> None:
+        if self._failure is not None:
+            return
+        self._unwatch()
+        self._failure = failure
+        for box in self._mailboxes.boxes():
+            box.failure = failure.error
+            box.wake()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(failure.error))
+        if self._start is not None and not self._start.done():
+            self._start.set_exception(error_of(failure))
+            # whoever waited may be gone; then nobody is to be told that the exception was never looked at
+            self._start.exception()
+
+    async def _wait(self, box: Mailbox) -> None:
+        """Until there is something in the box; raises if nothing will ever come."""
+        if box.failure is not None:
+            raise EngineDeadError(box.failure)
+        box.waiter = asyncio.get_running_loop().create_future()
+        try:
+            await box.waiter
+        finally:
+            box.waiter = None
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(self._failure.error)
+
+
+def _answer(future: asyncio.Future[Any], reply: ControlReply) -> None:
+    if reply.error is None:
+        future.set_result(reply.result)
+    else:
+        future.set_exception(EngineError(reply.error))

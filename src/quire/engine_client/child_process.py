@@ -1,0 +1,115 @@
+"""The core's process, as its parent sees it: started, watched and ended here.
+
+A keeper thread starts the process and waits for it until it ends. Linux kills a child together with the *thread* that
+started it where the child has asked to die with its parent, so that thread must live as long as the child does. When
+the child has ended, the keeper closes a pipe: `end_descriptor` becomes readable within a moment of the death.
+
+The child's standard input stays open as long as the parent lives: its end is how the child learns of the parent's
+death on any system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+# The child imports from where its parent does, also where the parent's path was changed by hand or by a test.
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
+    "from quire.engine_core.process import main; main()"
+)
+_TERMINATE_SECONDS = 2.0
+_KILL_SECONDS = 1.0
+_STDERR = 2
+
+
+class ChildProcess:
+    """Runs quire.engine_core.process with a document for it to read."""
+
+    def __init__(self, document: bytes, arguments: list[str]) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_error: OSError | None = None
+        self._end_read, self._end_write = os.pipe()
+        started = threading.Event()
+        self._keeper = threading.Thread(
+            target=self._keep, args=(document, arguments, started), name="quire-engine-keeper", daemon=True
+        )
+        self._keeper.start()
+        started.wait()
+        if self._start_error is not None:
+            self._release()
+            raise self._start_error
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def end_descriptor(self) -> int:
+        """Readable as soon as the process has ended."""
+        return self._end_read
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._keeper.is_alive()
+
+    def how_it_ended(self) -> str:
+        code = self._process.returncode if self._process is not None else None
+        if code is None or code >= 0:
+            return f"exit status {code}"
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+
+    def close(self) -> None:
+        """Asks the process to end, then makes it. To be called once, and not in a fork of the owner."""
+        process = self._process
+        assert process is not None
+        if not self.has_ended:
+            process.terminate()
+            self._keeper.join(_TERMINATE_SECONDS)
+        if not self.has_ended:
+            process.kill()
+            self._keeper.join(_KILL_SECONDS)
+        self._release()
+
+    def _keep(self, document: bytes, arguments: list[str], started: threading.Event) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOTSTRAP, *arguments],
+                stdin=subprocess.PIPE,
+                # Standard output belongs to the program that uses Quire.
+                stdout=_STDERR,
+                # Ctrl-C is for the parent, which decides what it means for its requests.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._start_error = error
+            return
+        finally:
+            started.set()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(sys.path).encode() + b"\n" + document)
+            self._process.stdin.flush()
+        except OSError:
+            # It died before it could read; its end is reported as any other.
+            pass
+        self._process.wait()
+        os.close(self._end_write)
+
+    def _release(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            # What could not be written is still in its buffer and fails again; the file is closed all the same.
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        if self._start_error is not None:
+            os.close(self._end_write)
+        os.close(self._end_read)

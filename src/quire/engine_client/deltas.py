@@ -1,0 +1,46 @@
+"""What a client hands out: the new tokens of one sequence since the last time its reader looked."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.messages import TokenLogprobs
+
+
+class TokenDelta(msgspec.Struct):
+    """`finish_reason` is set in the last one of a sequence: stop, length, abort or error (then `error` says why).
+
+    `prompt_logprobs` come with sequence 0, in parts if the prompt was computed in chunks; the first prompt token has
+    none. `num_cached_tokens` comes once, when the sequence computes for the first time.
+    """
+
+    index: int
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def add_logprobs(self, positions: list[TokenLogprobs]) -> None:
+        self.logprobs = positions if self.logprobs is None else self.logprobs + positions
+
+    def add_prompt_logprobs(self, positions: list[TokenLogprobs]) -> None:
+        self.prompt_logprobs = positions if self.prompt_logprobs is None else self.prompt_logprobs + positions
+
+    def merge(self, later: TokenDelta) -> None:
+        """Takes a later delta of the same sequence into this one."""
+        self.token_ids.extend(later.token_ids)
+        if later.logprobs is not None:
+            self.add_logprobs(later.logprobs)
+        if later.prompt_logprobs is not None:
+            self.add_prompt_logprobs(later.prompt_logprobs)
+        if later.num_cached_tokens is not None:
+            self.num_cached_tokens = later.num_cached_tokens
+        if later.finish_reason is not None:
+            self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error

@@ -1,0 +1,112 @@
+"""The core in a thread of this process: for AsyncLLM where a second process is not wanted.
+
+The thread builds the core, because torch keeps settings per thread. Messages go in through a queue and come out
+through a list; a byte in a socket pair tells the event loop that there is something to fetch. The interpreter runs one
+thread at a time, so a busy core delays the event loop; a process of its own does not (that is the default).
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from quire.messages import ToClient, ToCore
+
+if TYPE_CHECKING:
+    from quire.engine_core.driver import CoreDriver
+
+# A step that runs when the engine is closed may finish; a thread cannot be killed.
+_CLOSE_SECONDS = 10.0
+
+
+class InThreadLink:
+    def __init__(self, build: Callable[[], CoreDriver]) -> None:
+        self._build = build
+        self._inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
+        self._outbox: list[ToClient] = []
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._bell_in, self._bell_out = socket.socketpair()
+        self._bell_in.setblocking(False)
+        self._bell_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="quire-engine-core", daemon=True)
+        self._thread.start()
+
+    def send(self, message: ToCore) -> None:
+        self._inbox.put(message)
+
+    def receive(self, timeout: float | None = None) -> list[ToClient]:
+        while not self._is_closing:
+            self._hush()
+            with self._lock:
+                messages, self._outbox = self._outbox, []
+            if messages or timeout == 0:
+                return messages
+            select.select([self._bell_out], [], [], timeout)
+            timeout = 0 if timeout is not None else None
+        return []
+
+    def descriptors(self) -> tuple[int, ...]:
+        return (self._bell_out.fileno(),)
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._inbox.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        self._bell_in.close()
+        self._bell_out.close()
+
+    def _hush(self) -> None:
+        try:
+            while self._bell_out.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _run(self) -> None:
+        from quire.engine_core.driver import failure_at_start
+
+        try:
+            driver = self._build()
+        except Exception as error:
+            self._post([failure_at_start(error)])
+            return
+        try:
+            while not driver.is_dead and not self._is_closing:
+                self._post(driver.take())
+                self._handle_inbox(driver)
+                driver.step()
+            self._post(driver.take())
+        finally:
+            driver.shutdown()
+
+    def _handle_inbox(self, driver: CoreDriver) -> None:
+        """All that has come; waits for something if the core has nothing to do."""
+        if not driver.has_work:
+            self._handle(driver, self._inbox.get())
+        while not self._inbox.empty():
+            self._handle(driver, self._inbox.get())
+
+    def _handle(self, driver: CoreDriver, message: ToCore | None) -> None:
+        if message is not None:
+            driver.handle(message)
+
+    def _post(self, messages: list[ToClient]) -> None:
+        if not messages:
+            return
+        with self._lock:
+            self._outbox += messages
+        try:
+            self._bell_in.send(b"!")
+        except OSError:
+            # the bell rings already (its buffer is full), or the link was closed meanwhile
+            return

@@ -1,0 +1,62 @@
+"""The link between a client and a core: messages one way, messages the other. Three kinds keep this protocol.
+
+in_process   the core steps inside `receive`; for LLM
+in_thread    the core has a thread; for AsyncLLM without a process of its own
+socket_link  the core has a process, reached over a socket
+
+The first message that comes is EngineReady, or EngineFailed if the core could not be built. Whatever kills the core
+later is an EngineFailed too, made by the link itself if the core had no time to send one; nothing comes after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from quire import errors
+from quire.messages import EngineFailed, ToClient, ToCore
+
+if TYPE_CHECKING:
+    from quire.config import EngineConfig
+
+
+class Link(Protocol):
+    """Used by one thread at a time."""
+
+    def send(self, message: ToCore) -> None:
+        """Never blocks and never raises because of the other side; its death is reported by `receive`."""
+
+    def receive(self, timeout: float | None = None) -> list[ToClient]:
+        """What has arrived. Waits for it at most `timeout` seconds; None waits until something comes."""
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Files that become readable when `receive(0)` is worth a call; empty if waiting must be done in `receive`."""
+
+    def statistics(self) -> dict[str, float]: ...
+
+    def close(self) -> None:
+        """Ends the core and frees everything; may be called twice."""
+
+
+def open_link(config: EngineConfig, *, in_own_process: bool, is_async: bool, core: str | None = None) -> Link:
+    """The link that an interface needs. `core` names another builder of a core, as "module:function"."""
+    if in_own_process:
+        from quire.engine_client.socket_link import SocketLink
+
+        return SocketLink(config, core=core)
+    from quire.engine_core.driver import CoreDriver
+
+    if is_async:
+        from quire.engine_client.in_thread import InThreadLink
+
+        return InThreadLink(lambda: CoreDriver.build(config, core))
+    from quire.engine_client.in_process import InProcessLink
+
+    return InProcessLink(CoreDriver.build(config, core))
+
+
+def error_of(failure: EngineFailed) -> errors.QuireError:
+    """The exception that stands for a failure: a user's mistake stays one, with the same text."""
+    kind = getattr(errors, failure.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.QuireError):
+        return kind(failure.error)
+    return errors.EngineDeadError(failure.error)

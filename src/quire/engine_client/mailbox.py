@@ -1,0 +1,122 @@
+"""Mailboxes: where the columns of a step's output are split into requests.
+
+Owns what has arrived for each request and was not yet read. What arrives while a reader is slow is merged into what
+lies there already, so a mailbox never grows faster than the text it stands for. Knows no sockets and no event loop;
+both clients call it. It must never raise on what the core sends: outputs for unknown sequences are counted and dropped
+(an abort and a last token may cross each other on their way).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from quire.engine_client.deltas import TokenDelta
+from quire.messages import EngineOutputs, split_sequence_id
+
+
+class Mailbox:
+    """Unread deltas of one request, one a sequence."""
+
+    __slots__ = ("failure", "open_indices", "pending", "request_id", "waiter")
+
+    def __init__(self, request_id: int, num_sequences: int) -> None:
+        self.request_id = request_id
+        self.pending: dict[int, TokenDelta] = {}
+        # sequences that may still bring something
+        self.open_indices = set(range(num_sequences))
+        # set while the asynchronous reader waits; always None in the synchronous client
+        self.waiter: asyncio.Future[None] | None = None
+        # why nothing more will come, once the engine is gone
+        self.failure: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return not self.open_indices and not self.pending
+
+    def take(self) -> Iterable[TokenDelta]:
+        pending, self.pending = self.pending, {}
+        return pending.values()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class Mailboxes:
+    """All requests in flight, by id."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[int, Mailbox] = {}
+        self.num_late_outputs = 0
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def open(self, request_id: int, num_sequences: int) -> Mailbox:
+        assert request_id not in self._boxes, f"request_id={request_id} is in flight already"
+        box = self._boxes[request_id] = Mailbox(request_id, num_sequences)
+        return box
+
+    def close(self, request_id: int) -> None:
+        """The reader wants no more of this request; what it did not read is gone."""
+        box = self._boxes.pop(request_id, None)
+        if box is not None:
+            box.pending = {}
+
+    def close_sequence(self, request_id: int, index: int) -> None:
+        """The reader wants no more of this sequence."""
+        box = self._boxes.get(request_id)
+        if box is not None:
+            box.open_indices.discard(index)
+            box.pending.pop(index, None)
+
+    def close_if_done(self, request_id: int) -> None:
+        box = self._boxes.get(request_id)
+        if box is not None and box.is_done:
+            del self._boxes[request_id]
+
+    def boxes(self) -> list[Mailbox]:
+        return list(self._boxes.values())
+
+    def deliver(self, outputs: EngineOutputs) -> list[Mailbox]:
+        """Sorts one step's output in; returns the mailboxes that were empty before, whose readers are to be woken."""
+        filled: list[Mailbox] = []
+        delta_of = self._delta_of
+        for start in outputs.starts:
+            if (delta := delta_of(start.sequence_id, filled)) is not None:
+                delta.num_cached_tokens = start.num_cached_tokens
+        for sequence_id, token_id in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=False):
+            if (delta := delta_of(sequence_id, filled)) is not None:
+                delta.token_ids.append(token_id)
+        for entry in outputs.logprobs:
+            if (delta := delta_of(entry.sequence_id, filled)) is not None:
+                delta.add_logprobs(entry.positions)
+        for entry in outputs.prompt_logprobs:
+            if (delta := delta_of(entry.sequence_id, filled)) is not None:
+                delta.add_prompt_logprobs(entry.positions)
+        for end in outputs.ends:
+            if end.finish_reason == "abort" and not self._is_open(end.sequence_id):
+                continue  # the answer to an abort whose reader has left: expected, so not counted
+            if (delta := delta_of(end.sequence_id, filled)) is not None:
+                delta.finish_reason, delta.stop_reason, delta.error = end.finish_reason, end.stop_reason, end.error
+                self._boxes[split_sequence_id(end.sequence_id)[0]].open_indices.discard(delta.index)
+        return filled
+
+    def _is_open(self, sequence_id: int) -> bool:
+        request_id, index = split_sequence_id(sequence_id)
+        box = self._boxes.get(request_id)
+        return box is not None and index in box.open_indices
+
+    def _delta_of(self, sequence_id: int, filled: list[Mailbox]) -> TokenDelta | None:
+        request_id, index = split_sequence_id(sequence_id)
+        box = self._boxes.get(request_id)
+        if box is None or index not in box.open_indices:
+            self.num_late_outputs += 1
+            return None
+        delta = box.pending.get(index)
+        if delta is None:
+            if not box.pending:
+                filled.append(box)
+            delta = box.pending[index] = TokenDelta(index)
+        return delta

@@ -1,0 +1,162 @@
+"""The core in a process of its own, behind a ZeroMQ socket.
+
+The socket is a file in a fresh folder that only this user may enter. It is needed until both sides have met: with the
+core's first message the folder is removed, so that no later stranger can connect and no kind of death leaves a file.
+Messages are msgspec structs, decoded strictly; a frame that cannot be decoded is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from typing import TYPE_CHECKING
+
+import zmq
+
+from quire.engine_client.child_process import ChildProcess
+from quire.errors import EngineDeadError, EngineError
+from quire.messages import EngineFailed, ToClient, ToCore, decode_to_client, encode
+
+if TYPE_CHECKING:
+    from quire.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+# After its death a core's last words may still be on their way through the socket.
+_LAST_WORDS_MILLISECONDS = 200
+# The kernel takes no longer names for a Unix socket (108 bytes on Linux, 104 elsewhere, with a closing zero).
+_LONGEST_PATH = 100
+
+
+class SocketResources:
+    """Everything that must be given back, however the link is lost: closed, forgotten, or at the interpreter's end."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.folder: str | None = _fresh_folder()
+        self.context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.PAIR)
+        self.child: ChildProcess | None = None
+
+    def remove_folder(self) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
+
+    def close(self) -> None:
+        if os.getpid() != self.owner:
+            return  # a fork of the owner has copies of all this, but none of it is its own
+        child, self.child = self.child, None
+        if child is not None:
+            child.close()
+        self.socket.close()
+        self.context.term()
+        self.remove_folder()
+
+
+class SocketLink:
+    def __init__(self, config: EngineConfig, *, core: str | None = None) -> None:
+        from quire.engine_core.launch_document import LaunchDocument
+
+        self._resources = SocketResources()
+        self._close = weakref.finalize(self, self._resources.close)
+        self._socket = self._resources.socket
+        self._num_garbage_frames = 0
+        self._is_over = False
+        try:
+            folder = self._resources.folder
+            assert folder is not None
+            endpoint = f"ipc://{folder}/core"
+            # Requests are bounded where they come in; a limit here would block the event loop or lose a message.
+            self._socket.set_hwm(0)
+            self._socket.linger = 0
+            self._socket.bind(endpoint)
+            document = LaunchDocument(config=config, endpoint=endpoint, folder=folder)
+            self._resources.child = ChildProcess(document.encode(), ["--core", core] if core else [])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _child(self) -> ChildProcess | None:
+        return self._resources.child
+
+    @property
+    def pid(self) -> int:
+        """The process of the core."""
+        if self._child is None:
+            raise EngineError("The engine was shut down.")
+        return self._child.pid
+
+    def send(self, message: ToCore) -> None:
+        if self._is_over:
+            return
+        # EAGAIN: there is no peer any more. `receive` is about to say so.
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(encode(message), zmq.NOBLOCK)
+
+    def receive(self, timeout: float | None = None) -> list[ToClient]:
+        if self._is_over:
+            return []
+        messages = self._received()
+        while not messages:
+            if self._child is None or self._child.has_ended:
+                return self._last_words()
+            if timeout == 0:
+                break
+            poller = zmq.Poller()
+            poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._child.end_descriptor, zmq.POLLIN)
+            poller.poll(None if timeout is None else int(timeout * 1000))
+            timeout = 0 if timeout is not None else None
+            messages = self._received()
+        return messages
+
+    def descriptors(self) -> tuple[int, ...]:
+        if self._child is None or self._socket.closed:
+            return ()
+        return (int(self._socket.FD), self._child.end_descriptor)
+
+    def statistics(self) -> dict[str, float]:
+        return {"garbage_frames_dropped": self._num_garbage_frames}
+
+    def close(self) -> None:
+        self._is_over = True
+        self._close()
+
+    def _received(self) -> list[ToClient]:
+        messages: list[ToClient] = []
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(decode_to_client(frame))
+            except Exception as error:
+                # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
+                self._num_garbage_frames += 1
+                logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
+                continue
+            self._resources.remove_folder()
+
+    def _last_words(self) -> list[ToClient]:
+        """What a process that has ended still said, closed by the failure that its end is."""
+        messages: list[ToClient] = []
+        while self._socket.poll(_LAST_WORDS_MILLISECONDS):
+            messages += self._received()
+        self._is_over = True
+        if not any(isinstance(message, EngineFailed) for message in messages):
+            assert self._child is not None
+            text = f"The engine's process ended ({self._child.how_it_ended()}). Requests in flight are lost."
+            messages.append(EngineFailed(kind=EngineDeadError.__name__, error=text))
+        return messages
+
+
+def _fresh_folder() -> str:
+    """A folder that only this user may enter; near the root if the temporary folder's own name is too long."""
+    longest = len(os.fsencode(tempfile.gettempdir())) + len("/quire-12345678/core")
+    return tempfile.mkdtemp(prefix="quire-", dir=None if longest <= _LONGEST_PATH else "/tmp")

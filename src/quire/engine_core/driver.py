@@ -1,0 +1,135 @@
+"""What stands between a core and whoever runs it: messages go in, the core steps, messages come out.
+
+Used by the core's process, by the thread of a core and by the link in this process, so that all three behave alike.
+Owns the answers that were not yet taken. It must not know where messages come from or go to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import traceback
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quire.errors import EngineDeadError, QuireError
+from quire.messages import (
+    AbortRequests,
+    ControlCall,
+    ControlReply,
+    EngineFailed,
+    EngineOutputs,
+    EngineReady,
+    EngineRequest,
+    ExtendRequest,
+    ToClient,
+    ToCore,
+)
+
+if TYPE_CHECKING:
+    from quire.config import EngineConfig
+
+DEFAULT_CORE = "quire.engine_core.launch:build_engine_core"
+logger = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """An engine core as its driver sees it."""
+
+    ready: EngineReady
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: EngineRequest) -> None: ...
+    def extend(self, extension: ExtendRequest) -> None: ...
+    def abort(self, aborts: AbortRequests) -> None: ...
+    def control(self, name: str, args: dict[str, Any]) -> Any: ...
+    def step(self) -> EngineOutputs: ...
+    def shutdown(self) -> None: ...
+
+
+class CoreDriver:
+    """One core and its unsent answers. After a failure it has no work and takes no more messages."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._outbox: list[ToClient] = [core.ready]
+        self._num_steps = 0
+        self.is_dead = False
+
+    @classmethod
+    def build(cls, config: EngineConfig, core: str | None = None) -> CoreDriver:
+        """Builds the core that "module:function" makes of a configuration; raises what that function raises."""
+        module, _, function = (core or DEFAULT_CORE).partition(":")
+        return cls(getattr(importlib.import_module(module), function)(config))
+
+    @property
+    def has_work(self) -> bool:
+        return not self.is_dead and self._core.has_work
+
+    def handle(self, message: ToCore) -> None:
+        if self.is_dead:
+            return
+        try:
+            self._dispatch(message)
+        except Exception as error:
+            self._die(error, f"while it took a {type(message).__name__}")
+
+    def step(self) -> None:
+        """One step of the core. An exception in it ends this engine, with a last message that says why."""
+        if not self.has_work:
+            return
+        self._num_steps += 1
+        try:
+            outputs = self._core.step()
+        except Exception as error:
+            self._die(error, f"in step {self._num_steps}")
+            return
+        if not outputs.is_empty:
+            self._outbox.append(outputs)
+
+    def take(self) -> list[ToClient]:
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def shutdown(self) -> None:
+        self.is_dead = True
+        self._core.shutdown()
+
+    def _dispatch(self, message: ToCore) -> None:
+        match message:
+            case EngineRequest():
+                self._core.add(message)
+            case ExtendRequest():
+                self._core.extend(message)
+            case AbortRequests():
+                self._core.abort(message)
+            case ControlCall():
+                self._outbox.append(self._control(message))
+
+    def _control(self, call: ControlCall) -> ControlReply:
+        """A management call that fails is answered with its error; the engine goes on."""
+        try:
+            return ControlReply(call_id=call.call_id, result=self._core.control(call.name, call.args))
+        except QuireError as error:
+            return ControlReply(call_id=call.call_id, error=str(error))
+        except Exception as error:
+            logger.exception("control call %s failed", call.name)
+            return ControlReply(call_id=call.call_id, error=f"{call.name} failed: {type(error).__name__}: {error}")
+
+    def _die(self, error: Exception, where: str) -> None:
+        logger.error("the engine core failed %s", where, exc_info=error)
+        self.is_dead = True
+        self._outbox.append(
+            EngineFailed(
+                kind=EngineDeadError.__name__,
+                error=f"The engine failed {where}: {type(error).__name__}: {error}. Requests in flight are lost.",
+            )
+        )
+
+
+def failure_at_start(error: BaseException) -> EngineFailed:
+    """The last message of a core that could not be built. What is not Quire's own error brings its traceback."""
+    if isinstance(error, QuireError):
+        return EngineFailed(kind=type(error).__name__, error=str(error))
+    last_call = "".join(traceback.format_exception(error)[-2:]).strip()
+    return EngineFailed(kind="EngineError", error=f"The engine could not start: {last_call}")

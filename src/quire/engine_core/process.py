@@ -1,0 +1,170 @@
+"""The process of an engine core: reads its configuration, builds the core, then carries messages until it is ended.
+
+Owns the core's socket and the process's signals. It is started by the engine client and never by hand. The last thing
+it says is why it ends, unless it was asked to. It dies with its parent, whatever the parent dies of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import NoReturn
+
+import zmq
+
+from quire.engine_core.driver import CoreDriver, failure_at_start
+from quire.engine_core.launch_document import LaunchDocument
+from quire.messages import EngineFailed, Message, decode_to_core, encode
+
+_PR_SET_PDEATHSIG = 1
+# Time for the last message to reach a parent that is there.
+_LINGER_MILLISECONDS = 1000
+logger = logging.getLogger(__name__)
+
+
+class Signals:
+    """SIGTERM and SIGINT ask for an orderly end, which comes after the running step; they wake a sleeping poll.
+
+    Made when the core stands: until then there is nothing to put in order, and a signal ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.is_end_asked = False
+        self.descriptor, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_end_asked = True
+
+
+class CoreSocket:
+    """The core's end of the socket. A frame that is no message is counted and dropped."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.linger = _LINGER_MILLISECONDS
+        self._socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self.num_garbage_frames = 0
+
+    def watch(self, descriptor: int) -> None:
+        """`wait` also returns when there is something to read here."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def wait(self) -> None:
+        self._poller.poll()
+
+    def send(self, message: Message) -> None:
+        self._socket.send(encode(message))
+
+    def hand_to(self, driver: CoreDriver) -> None:
+        """Everything that has arrived."""
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = decode_to_core(frame)
+            except Exception as error:
+                # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
+                self.num_garbage_frames += 1
+                logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
+                continue
+            driver.handle(message)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def serve(driver: CoreDriver, link: CoreSocket, signals: Signals) -> None:
+    """The loop: messages in, a step, messages out. Sleeps when there is no work."""
+    while not signals.is_end_asked and not driver.is_dead:
+        _send_all(driver, link)
+        if not driver.has_work:
+            link.wait()
+        link.hand_to(driver)
+        driver.step()
+    _send_all(driver, link)
+    driver.shutdown()
+
+
+def _send_all(driver: CoreDriver, link: CoreSocket) -> None:
+    for message in driver.take():
+        link.send(message)
+
+
+def run(document: LaunchDocument, core: str | None) -> int:
+    """Builds the core and serves it; the exit status."""
+    link = CoreSocket(document.endpoint)
+    try:
+        driver = CoreDriver.build(document.config, core)
+    except Exception as error:
+        failure = failure_at_start(error)
+        if failure.kind == "EngineError":
+            logger.error("the engine core could not be built", exc_info=error)
+        link.send(failure)
+        link.close()
+        return 1
+    signals = Signals()
+    link.watch(signals.descriptor)
+    die_with_parent()
+    try:
+        serve(driver, link, signals)
+    except Exception as error:
+        logger.exception("the loop of the engine core failed")
+        link.send(EngineFailed(kind="EngineDeadError", error=f"The engine failed: {type(error).__name__}: {error}."))
+        driver.is_dead = True
+    link.close()
+    return 1 if driver.is_dead and not signals.is_end_asked else 0
+
+
+def watch_parent(folder: str) -> None:
+    """Ends this process when its standard input does: the parent is gone, orderly or not."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="quire-parent-watch", daemon=True).start()
+
+
+def die_with_parent() -> None:
+    """Also when a kernel holds the interpreter: Linux kills this process itself. The thread that started it is kept
+    alive by the client for exactly this reason."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def main() -> NoReturn:
+    parser = argparse.ArgumentParser(prog="quire.engine_core.process", description="started by the engine client")
+    parser.add_argument("--core", help='builder of the core, as "module:function"')
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    document = LaunchDocument.read(sys.stdin.buffer)
+    watch_parent(document.folder)
+    status = run(document, arguments.core)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of libraries and destructors of gigabytes have no say in how long the end takes.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What users touch: the Python classes, the command line and the HTTP server."""

@@ -1,0 +1,174 @@
+"""From tokens to what a user sees: text, stop strings, log-probabilities; as pieces, or gathered into outputs.
+
+Owns the text streams of one request. A stop string that is met here ends the sequence here: the caller must tell the
+core to drop it (`ends_early`). Called once a sequence and step, so the common case does little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.engine_client import TokenDelta
+from quire.messages import EngineRequest, TokenLogprobs
+from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
+
+if TYPE_CHECKING:
+    from quire.renderer import Renderer, TextStream
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """What is new in one sequence. `finish_reason` is set in its last one."""
+
+    index: int
+    token_ids: list[int]
+    text: str = ""
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    # of the prompt positions that were computed since the last delta; the first token of a prompt has none
+    prompt_logprobs: Logprobs | None = None
+    num_cached_tokens: int | None = None
+    # a stop string was met, of which the core knows nothing: it must be told to drop the sequence
+    ends_early: bool = False
+
+
+class RequestAssembly:
+    """The sequences of one request, from token deltas to output deltas."""
+
+    def __init__(self, request: EngineRequest, renderer: Renderer) -> None:
+        sampling = request.sampling
+        self._streams: list[TextStream] | None = None
+        self._text_of: Callable[[int], str | None] = _no_text
+        if sampling.detokenize:
+            self._streams = [renderer.open_stream(request.prompt_token_ids, sampling) for _ in range(sampling.n)]
+            if renderer.has_tokenizer:
+                self._text_of = renderer.token_text
+        self._num_open = sampling.n
+
+    @property
+    def is_finished(self) -> bool:
+        return self._num_open == 0
+
+    def push(self, delta: TokenDelta) -> OutputDelta:
+        new = OutputDelta(
+            index=delta.index,
+            token_ids=delta.token_ids,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason if delta.error is None else delta.error,
+            num_cached_tokens=delta.num_cached_tokens,
+        )
+        if self._streams is not None:
+            self._add_text(new, self._streams[delta.index])
+        if delta.logprobs is not None:
+            new.logprobs = [self._positions(entry) for entry in delta.logprobs[: len(new.token_ids)]]
+        if delta.prompt_logprobs is not None:
+            new.prompt_logprobs = [self._positions(entry) for entry in delta.prompt_logprobs]
+        if new.finish_reason is not None:
+            self._num_open -= 1
+        return new
+
+    def _add_text(self, new: OutputDelta, stream: TextStream) -> None:
+        pushed = stream.push(new.token_ids, is_last=new.finish_reason is not None)
+        new.text = pushed.text
+        if pushed.stop_string is not None:
+            new.ends_early = new.finish_reason is None
+            new.token_ids = new.token_ids[: pushed.num_tokens]
+            new.finish_reason, new.stop_reason = "stop", pushed.stop_string
+
+    def _positions(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """The chosen token first; if it is among the best ones it appears once."""
+        text_of = self._text_of
+        return {
+            token_id: Logprob(logprob, rank, text_of(token_id))
+            for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks, strict=True)
+        }
+
+
+class OutputGatherer:
+    """Output deltas of one request, gathered into vLLM's RequestOutput."""
+
+    def __init__(self, label: str, prompt: str | None, request: EngineRequest) -> None:
+        sampling = request.sampling
+        self._label = label
+        self._prompt = prompt
+        self._prompt_token_ids = request.prompt_token_ids
+        self._has_logprobs = sampling.logprobs is not None
+        self._has_prompt_logprobs = sampling.prompt_logprobs is not None
+        self._num_cached_tokens: int | None = None
+        self._outputs = [self._empty(index) for index in range(sampling.n)]
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = [None] if self._has_prompt_logprobs else None
+
+    def add(self, delta: OutputDelta) -> None:
+        output = self._outputs[delta.index]
+        output.text += delta.text
+        output.token_ids.extend(delta.token_ids)
+        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.logprobs is not None and output.logprobs is not None and output.cumulative_logprob is not None:
+            output.logprobs += delta.logprobs
+            output.cumulative_logprob += _sum_of_chosen(delta.logprobs)
+        self._add_prompt_facts(delta)
+
+    def gathered(self) -> RequestOutput:
+        """All so far. The lists go on growing: the caller gives this away once, at the end."""
+        return self._request_output(self._outputs)
+
+    def snapshot(self) -> RequestOutput:
+        """All so far, in lists of its own."""
+        return self._request_output([_copy_of(output) for output in self._outputs])
+
+    def only(self, delta: OutputDelta) -> RequestOutput:
+        """What is new in one sequence, in the same shape."""
+        self._add_prompt_facts(delta)
+        output = self._empty(delta.index)
+        output.text, output.token_ids = delta.text, delta.token_ids
+        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.logprobs is not None:
+            output.logprobs, output.cumulative_logprob = delta.logprobs, _sum_of_chosen(delta.logprobs)
+        # Here the state is only whether a sequence has finished.
+        self._outputs[delta.index].finish_reason = delta.finish_reason
+        return self._request_output([output])
+
+    def _empty(self, index: int) -> CompletionOutput:
+        if self._has_logprobs:
+            return CompletionOutput(index=index, logprobs=[], cumulative_logprob=0.0)
+        return CompletionOutput(index=index)
+
+    def _add_prompt_facts(self, delta: OutputDelta) -> None:
+        if delta.prompt_logprobs is not None and self._prompt_logprobs is not None:
+            self._prompt_logprobs += delta.prompt_logprobs
+        if delta.num_cached_tokens is not None and self._num_cached_tokens is None:
+            self._num_cached_tokens = delta.num_cached_tokens
+
+    def _request_output(self, outputs: list[CompletionOutput]) -> RequestOutput:
+        return RequestOutput(
+            request_id=self._label,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=outputs,
+            finished=all(output.is_finished for output in self._outputs),
+            prompt_logprobs=self._prompt_logprobs,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+
+def _sum_of_chosen(positions: Logprobs) -> float:
+    return sum(next(iter(position.values())).logprob for position in positions)
+
+
+def _copy_of(output: CompletionOutput) -> CompletionOutput:
+    return CompletionOutput(
+        index=output.index,
+        text=output.text,
+        token_ids=output.token_ids.copy(),
+        cumulative_logprob=output.cumulative_logprob,
+        logprobs=None if output.logprobs is None else output.logprobs.copy(),
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )
+
+
+def _no_text(token_id: int) -> None:
+    return None

@@ -1,0 +1,289 @@
+"""AsyncLLM: requests that come and go on an event loop, for servers. Outputs are streams.
+
+    engine = AsyncLLM(model=...)
+    async for output in engine.generate("Hello", SamplingParams(max_tokens=20)):
+        print(output.outputs[0].text)
+
+Owns an engine, by default in a process of its own. A stream whose reader goes away is aborted. Everything but
+`from_config` and the constructor belongs to the thread of one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EMBEDDED, EngineConfig
+from quire.engine_client import AsyncEngineClient, open_link
+from quire.errors import EngineDeadError, EngineError, RequestError, RequestFailedError
+from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssembly
+from quire.interfaces.prompts import Prompt, render, text_of
+from quire.interfaces.requests import RequestMaker
+from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
+from quire.messages import EngineReady, EngineRequest
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.renderer import RenderedPrompt, Renderer
+
+# Longer texts are tokenised in a thread; below this the way to the thread and back costs more than the work.
+_THREAD_CHARACTERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that passed every check and was not started yet."""
+
+    request: EngineRequest
+    prompt: str | None
+
+
+class AsyncLLM:
+    """An engine for streams. Keywords are the engine's options (docs/options.md)."""
+
+    def __init__(self, model: str = EMBEDDED, **options: Any) -> None:
+        self._set_up(configured({"model": model, **options}))
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, *, renderer: Renderer | None = None, client: AsyncEngineClient | None = None
+    ) -> AsyncLLM:
+        """From a resolved configuration; with a renderer or an engine client that was made elsewhere."""
+        engine = cls.__new__(cls)
+        engine._set_up(config, renderer, client)
+        return engine
+
+    def _set_up(
+        self, config: EngineConfig, renderer: Renderer | None = None, client: AsyncEngineClient | None = None
+    ) -> None:
+        self.config = config
+        self._renderer = renderer
+        self._client = client
+        self._maker: RequestMaker | None = None
+        self._defaults = default_sampling_params(config)
+        self._request_ids_by_label: dict[str, set[int]] = {}
+        self._start_lock = asyncio.Lock()
+        self._is_shut_down = False
+
+    # ------------------------------------------------------------------------------------------ starting, ending
+
+    async def start(self) -> EngineReady:
+        """Loads tokenizer and model. May be called again; everything that needs the engine calls it."""
+        if self._maker is not None and self._client is not None:
+            return self._client.ready
+        async with self._start_lock:
+            if self._is_shut_down:
+                raise EngineDeadError("The engine was shut down.")
+            try:
+                return await self._start()
+            except BaseException:
+                # a cancelled or failed start leaves no process behind
+                if self._client is not None:
+                    self._client.close()
+                    self._client = None
+                raise
+
+    async def _start(self) -> EngineReady:
+        if self._client is None:
+            in_own_process = self.config.engine_process is not False
+            # `core`'s process starts before the tokenizer is read, so that both load at the same time
+            self._client = AsyncEngineClient(open_link(self.config, in_own_process=in_own_process, is_async=True))
+        if self._renderer is None:
+            from quire.renderer import Renderer
+
+            self._renderer = await asyncio.to_thread(Renderer.from_config, self.config)
+        ready = await self._client.wait_ready()
+        log_report(ready)
+        self._maker = request_maker(self.config, ready, self._renderer)
+        return ready
+
+    def shutdown(self) -> None:
+        """Ends the engine; what is in flight raises EngineDeadError. Takes up to three seconds."""
+        self._is_shut_down = True
+        client: AsyncEngineClient | None = self.__dict__.get("_client")
+        if client is not None:
+            client.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        # Also of an object whose constructor raised, and at the end of the interpreter, when modules may be gone.
+        try:
+            if "_is_shut_down" in self.__dict__:
+                self.shutdown()
+        except Exception:
+            return
+
+    # ------------------------------------------------------------------------------------------ state
+
+    @property
+    def renderer(self) -> Renderer:
+        if self._renderer is None:
+            raise EngineError("The engine was not started yet: await start() first.")
+        return self._renderer
+
+    @property
+    def ready(self) -> EngineReady:
+        """What the engine has room for, once it has started."""
+        if self._client is None:
+            raise EngineError("The engine was not started yet: await start() first.")
+        return self._client.ready
+
+    @property
+    def is_running(self) -> bool:
+        return self._maker is not None and not self._is_shut_down and not self.errored
+
+    @property
+    def errored(self) -> bool:
+        """The engine is dead, and nobody asked for it."""
+        return self.dead_reason is not None
+
+    @property
+    def dead_reason(self) -> str | None:
+        if self._client is None or self._is_shut_down:
+            return None
+        return self._client.failure
+
+    @property
+    def num_open_requests(self) -> int:
+        return self._client.num_open if self._client is not None else 0
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend."""
+        return self._defaults.replace()
+
+    # ------------------------------------------------------------------------------------------ generating
+
+    async def prepare(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> PreparedRequest:
+        """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
+        await self.start()
+        text = text_of(prompt)
+        if text is not None and len(text) > _THREAD_CHARACTERS:
+            text, token_ids, media = await asyncio.to_thread(render, prompt, self.renderer)
+        else:
+            text, token_ids, media = render(prompt, self.renderer)
+        assert self._maker is not None
+        sampling = sampling_params if sampling_params is not None else self._defaults
+        request = self._maker.make(token_ids, sampling, priority=priority, cache_salt=cache_salt, media=media)
+        return PreparedRequest(request, text)
+
+    async def generate(
+        self,
+        prompt: Prompt | RenderedPrompt | PreparedRequest,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        delta: bool = False,
+    ) -> AsyncIterator[RequestOutput]:
+        """The request as it grows: each output holds everything so far, or with delta=True what is new in one sequence.
+
+        `request_id` is a label for outputs and for `abort`; two requests may bear the same one.
+        """
+        prepared = await self._prepared(prompt, sampling_params, priority)
+        label = request_id if request_id is not None else str(prepared.request.request_id)
+        gatherer = OutputGatherer(label, prepared.prompt, prepared.request)
+        stream = self.stream(prepared, request_id=label)
+        try:
+            async for new in stream:
+                if delta:
+                    yield gatherer.only(new)
+                else:
+                    gatherer.add(new)
+                    yield gatherer.snapshot()
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def stream(
+        self,
+        prompt: Prompt | RenderedPrompt | PreparedRequest,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[OutputDelta]:
+        """What is new, sequence by sequence, at the least cost per token. What arrives while the reader is busy comes
+        as one delta. A sequence that fails raises RequestFailedError, a request that the engine has no room for even
+        alone RequestError; the engine's death raises EngineDeadError."""
+        prepared = await self._prepared(prompt, sampling_params, priority)
+        request, client = prepared.request, self._client
+        assert client is not None
+        assembly = RequestAssembly(request, self.renderer)
+        deltas = client.generate(request)
+        has_started = False
+        self._enter(request_id, request.request_id)
+        try:
+            async for delta in deltas:
+                new = assembly.push(delta)
+                if new.ends_early:
+                    client.abort(request.request_id, new.index)
+                has_started = has_started or new.num_cached_tokens is not None
+                if new.finish_reason == "error":
+                    # One that never started was refused: the core found that it could not run even alone.
+                    raise (RequestFailedError if has_started else RequestError)(str(new.stop_reason))
+                yield new
+        finally:
+            self._leave(request_id, request.request_id)
+            await deltas.aclose()  # type: ignore[attr-defined]
+
+    async def abort(self, request_id: str) -> None:
+        """Ends all requests that bear this label; their streams close with finish reason "abort"."""
+        for number in self._request_ids_by_label.get(request_id, ()):
+            if self._client is not None:
+                self._client.abort(number)
+
+    # ------------------------------------------------------------------------------------------ managing
+
+    async def statistics(self) -> dict[str, float]:
+        """The engine's counters, and the client's."""
+        core = await self.control("statistics")
+        assert self._client is not None
+        return {**core, **self._client.statistics()}
+
+    async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
+        """A management operation of the engine, such as reset_prefix_cache."""
+        await self.start()
+        assert self._client is not None
+        return await self._client.control(name, args)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    async def _prepared(
+        self,
+        prompt: Prompt | RenderedPrompt | PreparedRequest,
+        sampling_params: SamplingParams | None,
+        priority: int,
+    ) -> PreparedRequest:
+        if isinstance(prompt, PreparedRequest):
+            return prompt
+        return await self.prepare(prompt, sampling_params, priority=priority)
+
+    def _enter(self, label: str | None, request_id: int) -> None:
+        if label is not None:
+            self._request_ids_by_label.setdefault(label, set()).add(request_id)
+
+    def _leave(self, label: str | None, request_id: int) -> None:
+        if label is None:
+            return
+        numbers = self._request_ids_by_label.get(label, set())
+        numbers.discard(request_id)
+        if not numbers:
+            self._request_ids_by_label.pop(label, None)

@@ -1,0 +1,231 @@
+"""LLM: a batch of prompts in, a list of outputs out (4.2.1, listing 4.1).
+
+    from quire import LLM
+    outputs = LLM().generate(["Hello, my name is", "The capital of France is"])
+
+Owns an engine for as long as it lives: in this process, or in one of its own with engine_process=True. One thread at a
+time may generate; others wait for their turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EMBEDDED, EngineConfig
+from quire.engine_client import SyncEngineClient, TokenDelta, open_link
+from quire.errors import RequestError
+from quire.interfaces.assembly import OutputGatherer, RequestAssembly
+from quire.interfaces.progress import Progress, UseTqdm
+from quire.interfaces.prompts import Prompt, as_list, render
+from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
+from quire.messages import EngineRequest
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.renderer import RenderedPrompt, Renderer
+
+logger = logging.getLogger(__name__)
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """An engine for batches. Keywords are the engine's options (docs/options.md)."""
+
+    def __init__(self, model: str = EMBEDDED, **options: Any) -> None:
+        config = configured({"model": model, **options})
+        # The renderer first: a broken tokenizer shows before minutes of loading.
+        from quire.renderer import Renderer
+
+        renderer = Renderer.from_config(config)
+        link = open_link(config, in_own_process=bool(config.engine_process), is_async=False)
+        self._assemble(config, renderer, SyncEngineClient(link))
+
+    @classmethod
+    def from_parts(cls, config: EngineConfig, renderer: Renderer, client: SyncEngineClient) -> LLM:
+        """An LLM over an engine client that was made elsewhere; it is closed with the LLM."""
+        llm = cls.__new__(cls)
+        llm._assemble(config, renderer, client)
+        return llm
+
+    def _assemble(self, config: EngineConfig, renderer: Renderer, client: SyncEngineClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self.config = config
+        self.renderer = renderer
+        self._defaults = default_sampling_params(config)
+        self._maker = request_maker(config, client.ready, renderer)
+        log_report(client.ready)
+
+    # ------------------------------------------------------------------------------------------ generating
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+    ) -> list[RequestOutput]:
+        """One output a prompt, in the order of the prompts. A bad prompt raises before anything is started.
+
+        A sequence that fails while it runs has finish_reason "error" and the reason as its stop_reason; the others go
+        on.
+        """
+        given = as_list(prompts)
+        jobs: list[_Job] = []
+        for prompt, sampling in zip(given, self._sampling_of(sampling_params, len(given)), strict=True):
+            jobs.append(self._job(prompt, sampling, len(jobs)))
+        return self._run(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or to several: lists of {"role": ..., "content": ...}."""
+        rendered: list[RenderedPrompt] = [
+            self.renderer.render_prompt(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in _conversations(messages)
+        ]
+        return self.generate(rendered, sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses without sampling_params: the model's recommendation."""
+        return self._defaults.replace()
+
+    def get_tokenizer(self) -> Renderer:
+        """Tokenizer and chat template of the model: encode, decode, render_prompt."""
+        return self.renderer
+
+    # ------------------------------------------------------------------------------------------ managing
+
+    def statistics(self) -> dict[str, float]:
+        """The engine's counters, and the client's."""
+        with self._lock:
+            return {**self._client.control("statistics"), **self._client.statistics()}
+
+    def control(self, name: str, args: Mapping[str, Any] | None = None) -> Any:
+        """A management operation of the engine, such as reset_prefix_cache."""
+        with self._lock:
+            return self._client.control(name, dict(args or {}))
+
+    def shutdown(self) -> None:
+        """Ends the engine and frees its memory; the object is of no use afterwards."""
+        client: SyncEngineClient | None = self.__dict__.get("_client")
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        # Also of an object whose constructor raised, and at the end of the interpreter, when modules may be gone.
+        try:
+            self.shutdown()
+        except Exception:
+            return
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _sampling_of(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> Sequence[SamplingParams]:
+        if given is None:
+            return [self._defaults] * count
+        if isinstance(given, list | tuple):
+            if len(given) != count:
+                raise RequestError(
+                    f"sampling_params: {len(given)} given for {count} prompts. Give one for all, or one for each.",
+                    param="sampling_params",
+                )
+            return given
+        return [given] * count  # type: ignore[list-item]
+
+    def _job(self, prompt: object, sampling: SamplingParams, position: int) -> _Job:
+        try:
+            text, token_ids, media = render(prompt, self.renderer)
+            return _Job(self._maker.make(token_ids, sampling, media=media), text, self.renderer)
+        except RequestError as error:
+            error.add_note(f"It is prompt number {position} of this call, counted from 0. Nothing was started.")
+            raise
+
+    def _run(self, jobs: list[_Job], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        with self._lock:
+            open_jobs = {job.request.request_id: job for job in jobs}
+            try:
+                with Progress(len(jobs), use_tqdm) as progress:
+                    for job in jobs:
+                        self._client.add(job.request)
+                    while open_jobs:
+                        self._take(open_jobs, progress)
+            finally:
+                # only after Ctrl-C or the engine's death
+                self._client.abort(open_jobs)
+        return [job.gatherer.gathered() for job in jobs]
+
+    def _take(self, open_jobs: dict[int, _Job], progress: Progress) -> None:
+        for request_id, delta in self._client.receive():
+            job = open_jobs[request_id]
+            if job.push(delta):
+                self._client.abort_sequence(request_id, delta.index)
+            if job.assembly.is_finished:
+                del open_jobs[request_id]
+                progress.finish_one(len(job.request.prompt_token_ids), job.num_output_tokens)
+
+
+class _Job:
+    """One prompt on its way. Text is made once, at the end, unless a stop string must be looked for meanwhile."""
+
+    def __init__(self, request: EngineRequest, prompt: str | None, renderer: Renderer) -> None:
+        self.request = request
+        self.assembly = RequestAssembly(request, renderer)
+        self.gatherer = OutputGatherer(str(request.request_id), prompt, request)
+        self.num_output_tokens = 0
+        self._held: dict[int, TokenDelta] | None = None if request.sampling.stop else {}
+
+    def push(self, delta: TokenDelta) -> bool:
+        """True: a stop string was met, and the core must drop this sequence."""
+        if self._held is not None:
+            held = self._held.setdefault(delta.index, delta)
+            if held is not delta:
+                held.merge(delta)
+            if not delta.is_finished:
+                return False
+            delta = held
+        new = self.assembly.push(delta)
+        self.gatherer.add(new)
+        self.num_output_tokens += len(new.token_ids)
+        if new.finish_reason == "error":
+            logger.warning("request %d failed: %s", self.request.request_id, new.stop_reason)
+        return new.ends_early
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    if isinstance(messages, list | tuple) and messages:
+        first = messages[0]
+        if isinstance(first, Mapping):
+            return [messages]
+        if isinstance(first, list | tuple):
+            return messages
+    raise RequestError(
+        'messages: must be a list of {"role": ..., "content": ...}, or a list of such lists.', param="messages"
+    )

@@ -1,0 +1,76 @@
+"""The forms in which a prompt may be given to LLM and AsyncLLM, brought into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from quire.errors import RequestError, suggestion
+
+if TYPE_CHECKING:
+    from quire.renderer import RenderedPrompt, Renderer
+
+# a text, {"prompt": text}, {"prompt_token_ids": ids}, or the ids themselves
+Prompt: TypeAlias = "str | Mapping[str, Any] | Sequence[int]"
+_FORMS = 'a text, {"prompt": text}, {"prompt_token_ids": [ids]} or a list of token ids'
+_KEYS = ("prompt", "prompt_token_ids")
+
+
+def text_of(prompt: object) -> str | None:
+    """The text that must be tokenised, or None where the prompt is tokens already."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt and isinstance(prompt.get("prompt"), str):
+        return str(prompt["prompt"])
+    return None
+
+
+def render(prompt: object, renderer: Renderer) -> tuple[str | None, list[int], list[Any]]:
+    """(text, token ids, media) of a prompt in any form, also of one that was rendered before."""
+    text = text_of(prompt)
+    if text is not None:
+        if isinstance(prompt, Mapping):
+            _check_keys(prompt)
+        rendered: RenderedPrompt = renderer.render_prompt(text)
+        return text, rendered.token_ids, rendered.media
+    if isinstance(prompt, Mapping):
+        _check_keys(prompt)
+        if "prompt_token_ids" in prompt:
+            given = prompt.get("prompt")
+            return given if isinstance(given, str) else None, _ids(prompt["prompt_token_ids"]), []
+    elif hasattr(prompt, "token_ids"):
+        return prompt.text, prompt.token_ids, prompt.media  # type: ignore[attr-defined]
+    elif is_token_ids(prompt) or prompt in ([], ()):
+        return None, list(prompt), []  # type: ignore[call-overload]
+    raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.", param="prompt")
+
+
+def as_list(prompts: object) -> list[object]:
+    """Many prompts, or the one that was given, as a list."""
+    if isinstance(prompts, list | tuple) and not is_token_ids(prompts):
+        return list(prompts)
+    return [prompts]
+
+
+def is_token_ids(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], int)
+
+
+def _ids(value: object) -> list[int]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    raise RequestError(f"prompt_token_ids={_short(value)}: must be a list of token ids.", param="prompt")
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    for key in prompt:
+        if key not in _KEYS:
+            raise RequestError(
+                f"prompt: {key!r} is not supported, only {' and '.join(_KEYS)} are.{suggestion(str(key), _KEYS)}",
+                param="prompt",
+            )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

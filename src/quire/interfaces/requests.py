@@ -1,0 +1,204 @@
+"""From tokens and sampling parameters to the request that the engine core gets. Everything is checked here, once.
+
+Owns the table of checks and the counter of requests. A mistake raises RequestError, which names the field, and nothing
+has been started then. Called by LLM and AsyncLLM for every request; costs what the request says, not what runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ContextLengthError, RequestError
+from quire.messages import EngineRequest
+from quire.sampling_params import SamplingParams
+
+# What one request may cost before it runs: most entries of a field.
+_MOST_ENTRIES = (("bad_words", 128), ("logit_bias", 1024), ("stop_token_ids", 1024))
+_MOST_STOP_CHARACTERS = 1024
+_MASK_64 = 2**64 - 1
+_MASK_63 = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What this engine can do; numbers that never change while it lives."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One request before it is checked."""
+
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    media: list[Any]
+    adapter: str | None
+
+
+def _check_prompt_not_empty(asked: Asked, limits: Limits) -> None:
+    if not asked.prompt_token_ids:
+        raise RequestError("prompt: it has no tokens. Give at least one, for example a space.", param="prompt")
+
+
+def _check_prompt_ids(asked: Asked, limits: Limits) -> None:
+    ids = asked.prompt_token_ids
+    # The common case in three passes of C; only a bad prompt pays for finding its bad token.
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < limits.vocab_size:
+        return
+    for position, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < limits.vocab_size:
+            raise RequestError(
+                f"prompt_token_ids[{position}]={token!r}: must be a whole number between 0 and "
+                f"{limits.vocab_size - 1}, the last token of this model.",
+                param="prompt",
+            )
+
+
+def _check_context_length(asked: Asked, limits: Limits) -> None:
+    num_prompt, length = len(asked.prompt_token_ids), limits.max_model_len
+    least_output = max(1, asked.sampling.min_tokens)
+    if num_prompt + least_output <= length:
+        return
+    room = "no room for an output" if num_prompt >= length else f"room for {length - num_prompt} of {least_output}"
+    wanted = f"min_tokens={least_output}" if least_output > 1 else "at least one token"
+    raise ContextLengthError(
+        f"This model's maximum context length is {length} tokens. However, the prompt has {num_prompt} tokens and the "
+        f"output needs {wanted}, so there is {room}. Shorten the prompt.",
+        param="prompt",
+    )
+
+
+def _check_logprobs(asked: Asked, limits: Limits) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(asked.sampling, name)
+        if count is not None and count > limits.max_logprobs:
+            raise RequestError(
+                f"{name}={count}: at most {limits.max_logprobs} are allowed here. The engine's option max_logprobs "
+                "raises the limit.",
+                param=name,
+            )
+
+
+def _check_sampling_ids(asked: Asked, limits: Limits) -> None:
+    sampling = asked.sampling
+    for name, ids in (
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("logit_bias", sampling.logit_bias),
+    ):
+        for token in ids or ():
+            if not 0 <= token < limits.vocab_size:
+                raise RequestError(
+                    f"{name}: token {token} is not in the vocabulary of this model (0 to {limits.vocab_size - 1}).",
+                    param=name,
+                )
+
+
+def _check_sizes(asked: Asked, limits: Limits) -> None:
+    for name, most in _MOST_ENTRIES:
+        count = len(getattr(asked.sampling, name) or ())
+        if count > most:
+            raise RequestError(f"{name}: {count} entries, at most {most} are allowed.", param=name)
+    for text in asked.sampling.stop:
+        if len(text) > _MOST_STOP_CHARACTERS:
+            raise RequestError(
+                f"stop: a string of {len(text)} characters, at most {_MOST_STOP_CHARACTERS} are allowed.", param="stop"
+            )
+
+
+def _check_media(asked: Asked, limits: Limits) -> None:
+    if asked.media:
+        raise RequestError(
+            f"media: {len(asked.media)} given, but this version of Quire takes text only. Leave them out.",
+            param="media",
+        )
+
+
+def _check_adapter(asked: Asked, limits: Limits) -> None:
+    if asked.adapter is not None:
+        raise RequestError(
+            f"adapter={asked.adapter!r}: this version of Quire has no adapters (LoRA). Leave it out.", param="adapter"
+        )
+
+
+CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
+    _check_media,
+    _check_adapter,
+    _check_prompt_not_empty,
+    _check_prompt_ids,
+    _check_context_length,
+    _check_logprobs,
+    _check_sizes,
+    _check_sampling_ids,
+)
+
+
+class RequestMaker:
+    """Checks a request and gives it its number, its seed and its bounds."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        seed: int = 0,
+        bad_words_token_ids: Callable[[list[str]], list[list[int]]],
+    ) -> None:
+        self.limits = limits
+        self._eos_token_ids = list(eos_token_ids)
+        self._seed = seed
+        self._bad_words_token_ids = bad_words_token_ids
+        self._counter = itertools.count()
+
+    def make(
+        self,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        media: list[Any] | None = None,
+        adapter: str | None = None,
+    ) -> EngineRequest:
+        """A request for the core; raises RequestError for what cannot be done."""
+        if not isinstance(sampling, SamplingParams):
+            raise RequestError(f"sampling_params={sampling!r}: must be SamplingParams.", param="sampling_params")
+        asked = Asked(prompt_token_ids=prompt_token_ids, sampling=sampling, media=media or [], adapter=adapter)
+        for check in CHECKS:
+            check(asked, self.limits)
+        # Bad words need the tokenizer, so they come last, and only where there are any.
+        bad_words = self._bad_words_token_ids(sampling.bad_words) if sampling.bad_words else []
+        request_id = next(self._counter)
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            # A copy: the user may go on to change the original.
+            sampling=sampling.replace(max_tokens=self._max_tokens(sampling, len(prompt_token_ids))),
+            seed=_seed_of(sampling.seed, self._seed, request_id),
+            eos_token_ids=[] if sampling.ignore_eos else self._eos_token_ids,
+            bad_words_token_ids=bad_words,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def _max_tokens(self, sampling: SamplingParams, num_prompt_tokens: int) -> int:
+        room = self.limits.max_model_len - num_prompt_tokens
+        return room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+
+
+def _seed_of(asked: int | None, engine_seed: int, number: int) -> int:
+    """The seed that was asked for, or one that follows from the engine's seed and the number of the request, so that
+    the same program gives the same outputs. Fits into a signed 64-bit number, as the worker keeps it."""
+    if asked is not None:
+        return asked & _MASK_63
+    # splitmix64 over both numbers: neighbours have nothing in common
+    value = (engine_seed * 0x9E3779B97F4A7C15 + (number + 1) * 0xD1B54A32D192ED03) & _MASK_64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return (value ^ (value >> 31)) & _MASK_63

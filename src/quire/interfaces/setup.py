@@ -1,0 +1,66 @@
+"""What LLM and AsyncLLM do alike before their first request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EngineConfig, EngineOptions, checked, resolve
+from quire.errors import ModelError, RequestError
+from quire.interfaces.requests import Limits, RequestMaker
+from quire.messages import EngineReady
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.renderer import Renderer
+
+logger = logging.getLogger(__name__)
+
+# generation_config.json's names for what SamplingParams has
+_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def configured(options: Mapping[str, Any]) -> EngineConfig:
+    """One frozen configuration from keywords; an unknown or impossible one is an OptionError."""
+    config, reasons = resolve(EngineOptions(**checked(EngineOptions, options)))
+    logger.debug("options:\n%s", reasons.table())
+    return config
+
+
+def request_maker(config: EngineConfig, ready: EngineReady, renderer: Renderer) -> RequestMaker:
+    limits = Limits(
+        vocab_size=config.facts.vocab_size, max_model_len=ready.max_model_len, max_logprobs=config.max_logprobs
+    )
+    return RequestMaker(
+        limits,
+        eos_token_ids=renderer.eos_token_ids,
+        seed=config.seed,
+        bad_words_token_ids=renderer.bad_words_token_ids,
+    )
+
+
+def default_sampling_params(config: EngineConfig) -> SamplingParams:
+    """What the authors of the model recommend in its generation_config.json, unless generation_config="none"."""
+    if not config.use_generation_config:
+        return SamplingParams()
+    given = config.facts.generation_config
+    values = {ours: given[theirs] for theirs, ours in _DEFAULTS.items() if given.get(theirs) is not None}
+    try:
+        return SamplingParams(**values)
+    except RequestError as error:
+        raise ModelError(
+            f"{config.facts.path / 'generation_config.json'}: {error} Mend the file, or set generation_config=none."
+        ) from error
+
+
+def log_report(ready: EngineReady) -> None:
+    for line in ready.report:
+        logger.info("%s", line)

@@ -1,0 +1,219 @@
+"""An engine core without a model: the same interface, answers at once, tokens that a test can foretell.
+
+Greedy sequences repeat their prompt token by token; others follow from seed, sequence and position. Ends are found as
+the real core finds them. Sequence k of a request gets k tokens fewer, so that sequences end at different times.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.errors import ModelError, UserError
+from quire.messages import (
+    AbortRequests,
+    EngineOutputs,
+    EngineReady,
+    EngineRequest,
+    ExtendRequest,
+    SequenceEnd,
+    SequenceLogprobs,
+    SequenceStart,
+    TokenLogprobs,
+    int_array,
+    sequence_id_of,
+    split_sequence_id,
+)
+
+MAX_MODEL_LEN = 256
+
+
+def build(config: EngineConfig) -> FakeCore:
+    """For `open_link(config, core="quire.testing.fake_core:build")`."""
+    return FakeCore(vocab_size=config.facts.vocab_size, max_model_len=min(config.max_model_len, MAX_MODEL_LEN))
+
+
+def build_with_users_mistake(config: EngineConfig) -> FakeCore:
+    raise ModelError("model=x: this checkpoint is broken.")
+
+
+def build_with_own_mistake(config: EngineConfig) -> FakeCore:
+    raise ZeroDivisionError("the loader divides by zero")
+
+
+def build_and_die(config: EngineConfig) -> FakeCore:
+    os._exit(7)
+
+
+def build_for_ever(config: EngineConfig) -> FakeCore:
+    """As a model that takes long to load; says so first."""
+    print("building", file=sys.stderr, flush=True)
+    threading.Event().wait()
+    raise AssertionError("nothing sets this event")
+
+
+class FakeSequence:
+    def __init__(self, request: EngineRequest, index: int, max_model_len: int) -> None:
+        self.request = request
+        self.index = index
+        self.sequence_id = sequence_id_of(request.request_id, index)
+        self.token_ids: list[int] = []
+        self.room = max_model_len - len(request.prompt_token_ids)
+
+    def next_token(self, vocab_size: int) -> int:
+        prompt, position = self.request.prompt_token_ids, len(self.token_ids)
+        if self.request.sampling.is_greedy:
+            return prompt[position % len(prompt)]
+        return (self.request.seed * 31 + self.index * 17 + position * 7) % vocab_size
+
+    def end(self, token_id: int) -> SequenceEnd | None:
+        sampling = self.request.sampling
+        count = len(self.token_ids)
+        if count >= sampling.min_tokens:
+            if token_id in sampling.stop_token_ids:
+                return SequenceEnd(self.sequence_id, "stop", stop_reason=token_id)
+            if token_id in self.request.eos_token_ids:
+                return SequenceEnd(self.sequence_id, "stop")
+        limit = self.room if sampling.max_tokens is None else min(self.room, sampling.max_tokens)
+        if count >= max(1, limit - self.index):
+            return SequenceEnd(self.sequence_id, "length")
+        return None
+
+
+class FakeCore:
+    """Every open sequence gets a token in every step."""
+
+    def __init__(self, *, vocab_size: int, max_model_len: int = MAX_MODEL_LEN) -> None:
+        self.ready = EngineReady(
+            max_model_len=max_model_len,
+            max_num_seqs=256,
+            num_blocks=64,
+            block_size=16,
+            report=["a core without a model"],
+        )
+        self.is_shut_down = False
+        self._vocab_size = vocab_size
+        self._sequences: dict[int, FakeSequence] = {}
+        self._events = EngineOutputs(step=0)
+        self._num_steps = 0
+        self._num_aborted = 0
+        self._fails_next_step = False
+        self._interrupts_next_step = False
+        # sequences wait when they have so many tokens
+        self._hold_at: float = math.inf
+        self._operations: dict[str, Callable[..., Any]] = {
+            "statistics": self.statistics,
+            "echo": lambda **args: args,
+            "hold": self._hold,
+            "fail_next_step": self._fail_next_step,
+            "interrupt_next_step": self._interrupt_next_step,
+            "fail_requests": self._fail_requests,
+            "exit": os._exit,
+        }
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._granted()) or not self._events.is_empty
+
+    def add(self, request: EngineRequest) -> None:
+        for index in range(request.sampling.n):
+            sequence = FakeSequence(request, index, self.ready.max_model_len)
+            if len(request.prompt_token_ids) >= self.ready.max_model_len:
+                self._events.ends.append(SequenceEnd(sequence.sequence_id, "error", error="the prompt is too long"))
+                continue
+            self._sequences[sequence.sequence_id] = sequence
+
+    def extend(self, extension: ExtendRequest) -> None:
+        for sequence in self._sequences.values():
+            if sequence.request.request_id == extension.request_id and sequence.index == 0:
+                sequence.request.prompt_token_ids.extend(extension.token_ids)
+
+    def abort(self, aborts: AbortRequests) -> None:
+        for sequence_id in list(self._sequences):
+            if split_sequence_id(sequence_id)[0] in aborts.request_ids or sequence_id in aborts.sequence_ids:
+                del self._sequences[sequence_id]
+                self._num_aborted += 1
+                self._events.ends.append(SequenceEnd(sequence_id, "abort"))
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        if name not in self._operations:
+            raise UserError(f"control {name!r}: there is no such operation.")
+        return self._operations[name](**args)
+
+    def step(self) -> EngineOutputs:
+        if self._fails_next_step and self._sequences:
+            raise RuntimeError("the step was told to fail")
+        self._num_steps += 1
+        outputs, self._events = self._events, EngineOutputs(step=0)
+        outputs.step = self._num_steps
+        sequence_ids, token_ids = [], []
+        if self._interrupts_next_step:
+            self._interrupts_next_step = False
+            signal.raise_signal(signal.SIGINT)
+        for sequence in self._granted():
+            token_id = sequence.next_token(self._vocab_size)
+            self._report(sequence, token_id, outputs)
+            sequence_ids.append(sequence.sequence_id)
+            token_ids.append(token_id)
+        outputs.sequence_ids, outputs.token_ids = int_array(sequence_ids), int_array(token_ids)
+        return outputs
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "steps": self._num_steps,
+            "sequences_running": len(self._sequences),
+            "sequences_aborted": self._num_aborted,
+        }
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def _granted(self) -> list[FakeSequence]:
+        return [sequence for sequence in self._sequences.values() if len(sequence.token_ids) < self._hold_at]
+
+    def _report(self, sequence: FakeSequence, token_id: int, outputs: EngineOutputs) -> None:
+        sampling = sequence.request.sampling
+        if not sequence.token_ids:
+            outputs.starts.append(SequenceStart(sequence.sequence_id, 0))
+            if sampling.prompt_logprobs is not None and sequence.index == 0:
+                prompt = sequence.request.prompt_token_ids[1:]
+                positions = [self._logprobs(token, sampling.prompt_logprobs) for token in prompt]
+                outputs.prompt_logprobs.append(SequenceLogprobs(sequence.sequence_id, positions))
+        sequence.token_ids.append(token_id)
+        if sampling.logprobs is not None:
+            positions = [self._logprobs(token_id, sampling.logprobs)]
+            outputs.logprobs.append(SequenceLogprobs(sequence.sequence_id, positions))
+        end = sequence.end(token_id)
+        if end is not None:
+            outputs.ends.append(end)
+            del self._sequences[sequence.sequence_id]
+
+    def _logprobs(self, token_id: int, count: int) -> TokenLogprobs:
+        """The chosen token with -0.5, which is the best; then its neighbours in the vocabulary."""
+        best = [(token_id + rank) % self._vocab_size for rank in range(count)]
+        return TokenLogprobs(
+            [token_id, *best], [-0.5, *(-0.5 - rank for rank in range(count))], [1, *range(1, count + 1)]
+        )
+
+    def _hold(self, at: int | None = None) -> None:
+        """Every sequence stands still at so many tokens, so that a test can act in between; None lets them go on."""
+        self._hold_at = math.inf if at is None else at
+
+    def _fail_next_step(self) -> None:
+        self._fails_next_step = True
+
+    def _interrupt_next_step(self) -> None:
+        """Somebody presses Ctrl-C in the middle of it."""
+        self._interrupts_next_step = True
+
+    def _fail_requests(self, error: str) -> None:
+        """Every open sequence ends with an error, as after a failure that was traced to its request."""
+        for sequence_id in self._sequences:
+            self._events.ends.append(SequenceEnd(sequence_id, "error", error=error))
+        self._sequences.clear()

@@ -1,0 +1,50 @@
+"""LLM and AsyncLLM with the embedded model and the real core: the same answers on every way, nothing left behind."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from quire import LLM, AsyncLLM, SamplingParams
+
+PROMPTS = ["2+3=", "The capital of France is", "Count to ten: one, two,"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+SMALL = {"max_num_seqs": 8, "check_invariants": True}
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with LLM(**SMALL) as llm:
+        together = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+        alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids for prompt in PROMPTS]
+        assert together == alone
+        assert llm.statistics()["num_blocks_held"] == 0
+    return together
+
+
+@pytest.mark.parametrize("own_process", [False, True], ids=["thread", "process"])
+def test_streams_give_what_a_batch_gives(expected: list[list[int]], own_process: bool):
+    async def tokens_of(engine: AsyncLLM, prompt: str) -> list[int]:
+        return [token async for delta in engine.stream(prompt, GREEDY) for token in delta.token_ids]
+
+    async def main() -> None:
+        async with asyncio.timeout(120), AsyncLLM(engine_process=own_process, **SMALL) as engine:
+            assert await asyncio.gather(*(tokens_of(engine, prompt) for prompt in PROMPTS)) == expected
+            # readers that leave free their memory
+            for _ in range(4):
+                async with contextlib.aclosing(engine.stream("a", SamplingParams(n=3, ignore_eos=True))) as stream:
+                    await anext(stream)
+            statistics = await engine.statistics()
+            assert (statistics["num_requests_running"], statistics["num_blocks_held"]) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_seed_makes_sampling_repeatable():
+    sampling = SamplingParams(n=2, seed=11, max_tokens=12, ignore_eos=True)
+    with LLM(**SMALL) as llm:
+        first, again = llm.generate([PROMPTS[0]] * 2, sampling, use_tqdm=False)
+        [alone] = llm.generate(PROMPTS[0], sampling, use_tqdm=False)
+    texts = [[one.text for one in output.outputs] for output in (first, again, alone)]
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0][0] != texts[0][1]

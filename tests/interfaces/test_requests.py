@@ -1,0 +1,107 @@
+"""The table of checks: each row of bad input, its error, and the request that good input becomes."""
+
+import pytest
+
+from quire.errors import ContextLengthError, RequestError
+from quire.interfaces.requests import Limits, RequestMaker
+from quire.sampling_params import SamplingParams
+
+LIMITS = Limits(vocab_size=100, max_model_len=32, max_logprobs=5)
+
+
+def maker(seed: int = 0) -> RequestMaker:
+    return RequestMaker(
+        LIMITS, eos_token_ids=[2, 3], seed=seed, bad_words_token_ids=lambda words: [[len(word)] for word in words]
+    )
+
+
+BAD = [
+    ([], {}, {}, "prompt", "no tokens"),
+    ([1, 100], {}, {}, "prompt", r"prompt_token_ids\[1\]=100.*between 0 and 99"),
+    ([1, -1], {}, {}, "prompt", r"prompt_token_ids\[1\]=-1"),
+    ([2**63], {}, {}, "prompt", "9223372036854775808"),
+    ([1, 2.0], {}, {}, "prompt", r"\[1\]=2.0"),
+    ([1, "2"], {}, {}, "prompt", r"\[1\]='2'"),
+    ([1, True], {}, {}, "prompt", r"\[1\]=True"),
+    ([1, None], {}, {}, "prompt", r"\[1\]=None"),
+    ([1], {"logprobs": 6}, {}, "logprobs", "at most 5"),
+    ([1], {"prompt_logprobs": 6}, {}, "prompt_logprobs", "at most 5"),
+    ([1], {"stop_token_ids": [99, 100]}, {}, "stop_token_ids", "token 100 is not in the vocabulary"),
+    ([1], {"stop_token_ids": [2**64]}, {}, "stop_token_ids", "not in the vocabulary"),
+    ([1], {"allowed_token_ids": [100]}, {}, "allowed_token_ids", "not in the vocabulary"),
+    ([1], {"logit_bias": {100: 1.0}}, {}, "logit_bias", "not in the vocabulary"),
+    ([1], {"logit_bias": {-1: 1.0}}, {}, "logit_bias", "not in the vocabulary"),
+    ([1], {"bad_words": ["a"] * 129}, {}, "bad_words", "129 entries, at most 128"),
+    ([1], {"logit_bias": dict.fromkeys(range(1025), 1.0)}, {}, "logit_bias", "1025 entries, at most 1024"),
+    ([1], {"stop_token_ids": [1] * 1025}, {}, "stop_token_ids", "1025 entries, at most 1024"),
+    ([1], {"stop": ["a" * 1025]}, {}, "stop", "1025 characters, at most 1024"),
+    ([1], {}, {"media": ["a picture"]}, "media", "takes text only"),
+    ([1], {}, {"adapter": "mine"}, "adapter", "no adapters"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "sampling", "other", "param", "text"), BAD)
+def test_bad_input_is_refused_by_name(prompt, sampling, other, param, text):
+    with pytest.raises(RequestError, match=text) as caught:
+        maker().make(prompt, SamplingParams(**sampling), **other)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "min_tokens", "fits"), [(31, 0, True), (32, 0, False), (33, 0, False), (28, 4, True), (28, 5, False)]
+)
+def test_prompt_and_output_must_fit(num_prompt: int, min_tokens: int, fits: bool):
+    sampling = SamplingParams(min_tokens=min_tokens)
+    if fits:
+        assert maker().make([1] * num_prompt, sampling).sampling.max_tokens == 32 - num_prompt
+        return
+    with pytest.raises(ContextLengthError, match=r"maximum context length is 32 tokens\. However, ") as caught:
+        maker().make([1] * num_prompt, sampling)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_sampling_parameters_of_another_kind_are_refused():
+    with pytest.raises(RequestError, match="must be SamplingParams"):
+        maker().make([1], {"temperature": 1})
+
+
+def test_a_refused_request_takes_no_number():
+    requests = maker()
+    with pytest.raises(RequestError):
+        requests.make([], SamplingParams())
+    assert [requests.make([1], SamplingParams()).request_id for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("asked", "got"), [(None, 22), (5, 5), (22, 22), (1000, 22)])
+def test_max_tokens_never_exceeds_the_room(asked, got):
+    assert maker().make([1] * 10, SamplingParams(max_tokens=asked)).sampling.max_tokens == got
+
+
+def test_the_users_object_is_left_alone():
+    sampling = SamplingParams(max_tokens=None, stop_token_ids=[5])
+    request = maker().make([1], sampling)
+    sampling.stop_token_ids.append(6)
+    assert sampling.max_tokens is None
+    assert request.sampling.stop_token_ids == [5]
+
+
+def test_what_ends_a_sequence():
+    assert maker().make([1], SamplingParams()).eos_token_ids == [2, 3]
+    assert maker().make([1], SamplingParams(ignore_eos=True)).eos_token_ids == []
+    assert maker().make([1], SamplingParams(bad_words=["abc"])).bad_words_token_ids == [[3]]
+
+
+def test_seeds_follow_from_the_engines_seed_and_the_number():
+    def seeds(requests: RequestMaker) -> list[int]:
+        return [requests.make([1], SamplingParams()).seed for _ in range(1000)]
+
+    first, again, other = seeds(maker(seed=1)), seeds(maker(seed=1)), seeds(maker(seed=2))
+    assert first == again
+    assert len({*first, *other}) == 2000
+    assert all(0 <= seed < 2**63 for seed in first)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1, 2**64 - 1, -1, -(2**63)])
+def test_a_seed_that_was_asked_for_is_kept_in_63_bits(seed: int):
+    request = maker().make([1], SamplingParams(seed=seed))
+    assert request.seed == seed % 2**63
