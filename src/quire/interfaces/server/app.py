@@ -1,0 +1,70 @@
+"""The application: endpoints, error handlers and the gate around them. Holds no engine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from quire.errors import QuireError
+from quire.interfaces.server import chat, completions, health, metrics, models, tokenization
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of
+from quire.interfaces.server.middleware import Gate
+from quire.interfaces.server.state import ServerState
+from quire.version import __version__
+
+# One file a family of endpoints: a new one is imported above and entered here.
+_FAMILIES = (health, models, completions, chat, tokenization, metrics)
+
+
+def create_app(
+    engine: ServedEngine | None = None,
+    *,
+    api_keys: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
+    strict: bool = False,
+) -> FastAPI:
+    """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
+
+    `api_keys`: if there are any, all endpoints but /health* and /version need one of them. `allowed_origins`: for
+    browsers (CORS), none by default. `strict`: any unknown request field is an error.
+    """
+    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    state = ServerState(strict=strict)
+    app.state.server = state
+    for family in _FAMILIES:
+        # flat, so that `app.routes` is a list that a test can walk through
+        app.router.routes.extend(family.router.routes)
+    for kind in (ApiError, ClientGoneError, QuireError):
+        app.add_exception_handler(kind, _handle)
+    app.add_exception_handler(HTTPException, _handle_routing)
+    app.add_middleware(Gate, state=state, api_keys=api_keys)
+    if allowed_origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        # added last, so it stands outside the gate: a browser's preflight carries no key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    if engine is not None:
+        state.attach(engine)
+    return app
+
+
+async def _handle(request: Request, error: Exception) -> Response:
+    return api_error_of(error).response()
+
+
+async def _handle_routing(request: Request, error: Exception) -> Response:
+    """What the router itself says: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"][:200]
+    where = f"({request.method} {path})"
+    if error.status_code == 405:
+        text = f"Not allowed to {request.method[:20]} on {path}"
+        return ApiError(405, text, code="method_not_supported", headers=error.headers).response()
+    if error.status_code == 404:
+        return ApiError(404, f"Invalid URL {where}").response()
+    return ApiError(error.status_code, str(error.detail), type=INVALID, headers=error.headers).response()

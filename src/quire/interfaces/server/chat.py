@@ -1,0 +1,194 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from quire.errors import RequestError
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.chat_messages import checked_messages, checked_tools
+from quire.interfaces.server.errors import invalid
+from quire.interfaces.server.event_stream import EventStream
+from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
+from quire.interfaces.server.generation import Answer, Choice, Counts, Work, collect, deltas_of
+from quire.interfaces.server.in_flight import until_disconnect
+from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.logprobs import chat_logprobs, prompt_logprobs_json
+from quire.interfaces.server.rendering import render
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.requests import ChatRequest
+from quire.interfaces.server.responses import (
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    ChunkEncoder,
+    new_id,
+)
+from quire.interfaces.server.sampling import check_length, check_stream_options, renamed, sampling_params
+from quire.interfaces.server.state import ServerState, state_of
+from quire.sampling_params import SamplingParams
+
+router = APIRouter()
+RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT})
+
+
+@router.post("/v1/chat/completions", openapi_extra=json_schema_of(ChatRequest))
+async def create_chat_completion(request: Request) -> Response:
+    """Answers a chat."""
+    state = state_of(request)
+    body = await read_request(request, ChatRequest, RULES, strict=state.strict)
+    state.check_model(body.model)
+    work = await _work_of(body, state)
+    chat = _Chat(body, work, state)
+    if body.stream:
+        return EventStream(state.in_flight, chat.events())
+    return json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()))
+
+
+async def _work_of(body: ChatRequest, state: ServerState) -> Work:
+    check_stream_options(body)
+    sampling = _sampling(body, state)
+    tools = checked_tools(body.tools, body.tool_choice)
+    prompt = await render(
+        state.engine.renderer,
+        checked_messages(body.messages),
+        tools=tools,
+        add_generation_prompt=_opens_answer(body),
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=body.add_special_tokens,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    check_length(len(prompt.token_ids), name, _max_tokens(body), state.max_model_len, what="messages")
+    return await Work.prepare(
+        state.engine, [prompt.token_ids], sampling, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+    )
+
+
+def _opens_answer(body: ChatRequest) -> bool:
+    """Whether the template ends with the beginning of a new answer: yes, unless an old one is continued."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        raise invalid("continue_final_message: not together with add_generation_prompt.", "continue_final_message")
+    return False
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    newer, older = body.max_completion_tokens, body.max_tokens
+    if newer is not None and older is not None and newer != older:
+        text = f"max_tokens={older} and max_completion_tokens={newer}: they mean the same. Give one of them."
+        raise invalid(text, "max_tokens")
+    return older if newer is None else newer
+
+
+def _sampling(body: ChatRequest, state: ServerState) -> SamplingParams:
+    decided: dict[str, int | None] = {"max_tokens": None}
+    asked = _max_tokens(body)
+    if asked is not None:
+        decided["max_tokens"] = asked
+    elif "max_tokens" in state.defaults:
+        del decided["max_tokens"]
+    if body.logprobs:
+        limit = state.engine.config.max_logprobs
+        if (body.top_logprobs or 0) > limit:
+            raise invalid(f"top_logprobs={body.top_logprobs}: at most {limit} are allowed.", "top_logprobs")
+        decided["logprobs"] = body.top_logprobs or 0
+    elif body.top_logprobs:
+        raise invalid("top_logprobs: needs logprobs=true.", "top_logprobs")
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    try:
+        return sampling_params(body, state.defaults, **decided)
+    except RequestError as error:
+        raise renamed(error, names) from None
+
+
+class _Chat:
+    """One chat on its way to an answer, whole or in pieces."""
+
+    def __init__(self, body: ChatRequest, work: Work, state: ServerState) -> None:
+        self._engine = state.engine
+        self._metrics = state.metrics
+        self._model = body.model or state.model_name
+        self._work = work
+        self._num_top = body.top_logprobs or 0
+        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._id = new_id("chatcmpl")
+        self._created = int(time.time())
+
+    async def whole(self) -> ChatCompletion:
+        answer = await collect(self._engine, self._work, self._metrics)
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=self._choices(answer),
+            usage=answer.counts.usage(),
+            prompt_logprobs=self._prompt_logprobs(answer),
+        )
+
+    def _prompt_logprobs(self, answer: Answer) -> list[dict[str, Any] | None] | None:
+        if self._work.sampling.prompt_logprobs is None:
+            return None
+        return prompt_logprobs_json(answer.prompt_scores.of(0, len(self._work.prompts[0])))
+
+    def _choices(self, answer: Answer) -> list[ChatChoice]:
+        choices = []
+        for index, one in enumerate(answer.choices):
+            message = ChatMessage(content=one.text)
+            logprobs = self._logprobs(one)
+            choices.append(ChatChoice(index, message, logprobs, one.finish_reason, one.stop_reason))
+        return choices
+
+    def _logprobs(self, source: Choice | OutputDelta) -> ChatLogprobs | None:
+        if self._work.sampling.logprobs is None:
+            return None
+        return chat_logprobs(self._engine.renderer, list(source.token_ids), source.logprobs or [], self._num_top)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Encoded events, without the closing [DONE]."""
+        encoder = ChunkEncoder(
+            response_id=self._id,
+            object_name="chat.completion.chunk",
+            created=self._created,
+            model=self._model,
+            has_usage=self._has_usage,
+        )
+        counts = Counts()
+        has_role: set[int] = set()
+        async with aclosing(deltas_of(self._engine, self._work, self._metrics, counts)) as deltas:
+            async for _, delta in deltas:
+                events = [encoder.event(choice) for choice in self._encoded(delta)]
+                if delta.index not in has_role:
+                    has_role.add(delta.index)
+                    events.insert(0, encoder.event(_ROLE % delta.index))
+                if events:
+                    yield b"".join(events)
+        if self._has_usage:
+            yield encoder.usage_event(counts.usage())
+
+    def _encoded(self, delta: OutputDelta) -> list[bytes]:
+        """Choices of a difference: its text if there is any, then its end."""
+        choices = []
+        logprobs = self._logprobs(delta) if delta.token_ids else None
+        if delta.text or logprobs:
+            shown = msgspec.json.encode(logprobs) if logprobs else b"null"
+            choices.append(_TEXT % (delta.index, msgspec.json.encode(delta.text), shown))
+        if delta.finish_reason is not None:
+            reasons = msgspec.json.encode(delta.finish_reason), msgspec.json.encode(delta.stop_reason)
+            choices.append(_END % (delta.index, *reasons))
+        return choices
+
+
+_ROLE = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+_TEXT = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
+_END = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}'

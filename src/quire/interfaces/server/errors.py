@@ -1,0 +1,94 @@
+"""Every failure as OpenAI's error object: {"error": {"message", "type", "param", "code"}}.
+
+`code` is a string or null, never a number: the official clients show a number as the code. A body never carries a
+traceback, a path or an address; what went wrong inside goes to the log, under the request's id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+from fastapi import Response
+
+from quire.errors import EngineDeadError, EngineError, RequestError, UserError
+
+logger = logging.getLogger("quire.server")
+
+INVALID = "invalid_request_error"
+# a message may quote a value; nobody wants a whole prompt back
+_MAX_MESSAGE = 400
+RETRY_SOON = {"retry-after": "1"}
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,  # noqa: A002 - the name on the wire
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 4] + " ..."
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The error object as JSON."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more. 499 in logs and metrics."""
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str) -> ApiError:
+    """503: not now; a client may try again."""
+    return ApiError(503, message, type="server_error", code="service_unavailable", headers=RETRY_SOON)
+
+
+def internal(message: str = "The server had an error while processing the request.") -> ApiError:
+    """500: our own fault, without details."""
+    return ApiError(500, message, type="server_error", code="internal_error")
+
+
+def api_error_of(error: BaseException) -> ApiError:
+    """The answer that an exception becomes. Logs what is not the user's mistake."""
+    match error:
+        case ApiError():
+            return error
+        case ClientGoneError():
+            # nobody reads it; the status is for the log
+            return ApiError(499, "The client closed the connection.")
+        case RequestError():
+            return invalid(str(error), error.param, error.code)
+        case UserError():
+            return invalid(str(error))
+        case EngineDeadError():
+            logger.error("engine dead: %s", error)
+            return unavailable("The engine is not running. The request may be sent again later.")
+        case EngineError():
+            logger.error("request failed in the engine: %s", error)
+            return internal("The request failed while it ran.")
+        case _:
+            logger.error("unexpected error", exc_info=error)
+            return internal()

@@ -1,0 +1,99 @@
+"""Server-sent events: one answer that is sent while it is made.
+
+Owns the order on the wire: real status codes until the first byte, `data: {"error": ...}` after it, `data: [DONE]` at
+the end of both. It never ends a response without one of them, unless the client is gone. Events arrive as bytes that
+are complete; several that are ready together are sent together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Response
+
+from quire.interfaces.server.errors import ClientGoneError, api_error_of
+from quire.interfaces.server.in_flight import InFlight, Receive, Ticket
+
+KEEP_ALIVE_SECONDS = 15.0
+# A client that takes nothing for so long is taken for gone.
+WRITE_DEADLINE_SECONDS = 60.0
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_DONE = b"data: [DONE]\n\n"
+
+
+class _Writer:
+    """The response on its way: sends the head before the first bytes, and knows when it sent last."""
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._head = {"type": "http.response.start", "status": status, "headers": headers}
+        self._clock = asyncio.get_running_loop().time
+        self.has_started = False
+        self.is_sending = False
+        self.last_progress = self._clock()
+
+    @property
+    def seconds_since_progress(self) -> float:
+        return self._clock() - self.last_progress
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        self.is_sending = True
+        self.last_progress = self._clock()
+        if not self.has_started:
+            self.has_started = True
+            await self._send(self._head)
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self.is_sending = False
+
+
+class EventStream(Response):
+    """A response whose body is `events`. The generator is closed in every case, which aborts the request."""
+
+    def __init__(self, in_flight: InFlight, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers=_HEADERS, media_type="text/event-stream")
+        # the length is not known
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        self._in_flight = in_flight
+        self._events = events
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        writer = _Writer(send, self.status_code, self.raw_headers)
+        try:
+            with self._in_flight.enter() as ticket:
+                watcher = asyncio.ensure_future(self._watch(receive, ticket, writer))
+                try:
+                    async with aclosing(self._events) as events:
+                        async for data in events:
+                            await writer.write(data)
+                finally:
+                    watcher.cancel()
+        except ClientGoneError:
+            scope["client_gone"] = True
+            return
+        except Exception as error:
+            if not writer.has_started:
+                raise
+            await writer.write(b"data: " + api_error_of(error).body() + b"\n\n")
+        await writer.write(_DONE, is_last=True)
+
+    async def _watch(self, receive: Receive, ticket: Ticket, writer: _Writer) -> None:
+        """Notices a client that has gone or does not read, and keeps a silent connection alive."""
+        received = asyncio.ensure_future(receive())
+        try:
+            while True:
+                done, _ = await asyncio.wait({received}, timeout=KEEP_ALIVE_SECONDS)
+                if done and received.result()["type"] == "http.disconnect":
+                    return ticket.interrupt(ClientGoneError())
+                if done:
+                    received = asyncio.ensure_future(receive())
+                elif writer.is_sending and writer.seconds_since_progress >= WRITE_DEADLINE_SECONDS:
+                    return ticket.interrupt(ClientGoneError())
+                elif not writer.is_sending and writer.seconds_since_progress >= KEEP_ALIVE_SECONDS:
+                    await writer.write(b": keep-alive\n\n")
+        finally:
+            received.cancel()

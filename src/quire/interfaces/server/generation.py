@@ -1,0 +1,200 @@
+"""Prompts to the engine, outputs back: the part that all generating endpoints share.
+
+Outputs are always taken as differences, for a stream and for a whole answer, so both give the same text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from quire.errors import EngineError
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.errors import internal
+from quire.interfaces.server.responses import Usage, usage_of
+from quire.observability.metrics import RequestObserver, ServerMetrics
+from quire.outputs import Logprobs, PromptLogprobs
+from quire.sampling_params import SamplingParams
+
+logger = logging.getLogger("quire.server")
+
+# (number of the prompt, what is new in one of its sequences)
+PromptDelta = tuple[int, OutputDelta]
+
+
+@dataclass(slots=True)
+class Work:
+    """What one HTTP request asks of the engine, checked and not started."""
+
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    prepared: list[Any]
+
+    @classmethod
+    async def prepare(
+        cls, engine: ServedEngine, prompts: list[list[int]], sampling: SamplingParams, *, priority: int, cache_salt: str
+    ) -> Work:
+        """Raises RequestError for what the engine cannot do, before a first byte is sent."""
+        prepared = [
+            await engine.prepare(prompt, sampling, priority=priority, cache_salt=cache_salt) for prompt in prompts
+        ]
+        return cls(prompts, sampling, prepared)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+
+@dataclass(slots=True)
+class Counts:
+    """For `usage`: filled while outputs pass by."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    def usage(self) -> Usage:
+        return usage_of(self.num_prompt_tokens, self.num_generated_tokens, self.num_cached_tokens)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, whole."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: OutputDelta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        if delta.logprobs:
+            self.logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+class PromptScores:
+    """Log-probabilities of the prompts, which arrive in parts; the first token of a prompt has none."""
+
+    def __init__(self) -> None:
+        self._by_prompt: dict[int, PromptLogprobs] = {}
+
+    def add(self, number: int, delta: OutputDelta) -> None:
+        if delta.prompt_logprobs is not None:
+            self._by_prompt.setdefault(number, [None]).extend(delta.prompt_logprobs)
+
+    def of(self, number: int, num_tokens: int) -> PromptLogprobs:
+        """One entry a token. A prompt of one token has no scores, so nothing arrives for it."""
+        return self._by_prompt.get(number, [None] * num_tokens)
+
+
+@dataclass(slots=True)
+class Answer:
+    """All choices of a request, and what belongs to its prompts."""
+
+    choices: list[Choice]
+    prompt_scores: PromptScores
+    counts: Counts
+
+
+async def collect(engine: ServedEngine, work: Work, metrics: ServerMetrics) -> Answer:
+    """The whole answer. Choice j of prompt i stands at i * n + j."""
+    answer = Answer([Choice() for _ in range(work.num_choices)], PromptScores(), Counts())
+    n = work.sampling.n
+    async with aclosing(deltas_of(engine, work, metrics, answer.counts)) as deltas:
+        async for number, delta in deltas:
+            answer.prompt_scores.add(number, delta)
+            answer.choices[number * n + delta.index].add(delta)
+    return answer
+
+
+async def deltas_of(
+    engine: ServedEngine, work: Work, metrics: ServerMetrics, counts: Counts
+) -> AsyncGenerator[PromptDelta, None]:
+    """What is new, as it comes. Closing it aborts what still runs."""
+    streams = [_stream_of(engine, work, number, metrics, counts) for number in range(len(work.prompts))]
+    async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
+        async for pair in deltas:
+            yield pair
+
+
+async def _stream_of(
+    engine: ServedEngine, work: Work, number: int, metrics: ServerMetrics, counts: Counts
+) -> AsyncGenerator[PromptDelta, None]:
+    """One prompt's sequences."""
+    num_prompt = len(work.prompts[number])
+    observer = metrics.observe_request(num_prompt, time.monotonic())
+    counts.num_prompt_tokens += num_prompt
+    num_open = work.sampling.n
+    stream = cast(AsyncGenerator[OutputDelta, None], engine.stream(work.prepared[number]))
+    try:
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                if delta.num_cached_tokens is not None:
+                    counts.num_cached_tokens += delta.num_cached_tokens
+                if delta.token_ids:
+                    counts.num_generated_tokens += len(delta.token_ids)
+                    observer.tokens(len(delta.token_ids), time.monotonic())
+                if delta.finish_reason is not None:
+                    num_open -= 1
+                    _check_end(delta, observer, is_last=num_open == 0)
+                yield number, delta
+    except EngineError:
+        observer.finished("error", time.monotonic())
+        raise
+    finally:
+        # whoever leaves before the end aborts; without effect if the end was seen
+        observer.finished("abort", time.monotonic())
+
+
+def _check_end(delta: OutputDelta, observer: RequestObserver, *, is_last: bool) -> None:
+    """OpenAI's clients know no other ends than stop and length: any other is an error, not a finish reason."""
+    if delta.finish_reason not in ("stop", "length"):
+        logger.error("a sequence ended with %s: %s", delta.finish_reason, delta.stop_reason)
+        observer.finished("error", time.monotonic())
+        raise internal("The request failed while it ran.")
+    if is_last:
+        observer.finished(delta.finish_reason, time.monotonic())
+
+
+async def _merged(streams: Sequence[AsyncGenerator[PromptDelta, None]]) -> AsyncGenerator[PromptDelta, None]:
+    """Several streams as one. The queue is short: what is not taken is merged in the engine's client."""
+    queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(stream: AsyncGenerator[PromptDelta, None]) -> None:
+        try:
+            async with aclosing(stream) as deltas:
+                async for pair in deltas:
+                    await queue.put(pair)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    pumps = [asyncio.ensure_future(pump(stream)) for stream in streams]
+    num_open = len(pumps)
+    try:
+        while num_open:
+            item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,84 @@
+"""The application on a socket: uvicorn in this process, on the running event loop, with signals left to `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+
+from quire.interfaces.server.app import create_app
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.errors import unavailable
+from quire.interfaces.server.in_flight import InFlight
+from quire.interfaces.server.state import Readiness, ServerState
+
+_KEEP_ALIVE_SECONDS = 75
+# After the last event of an interrupted stream: connections that do not close by then are dropped.
+_CLOSE_SECONDS = 1
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the caller's: uvicorn would raise them again at the end, and the exit status would be theirs."""
+        yield
+
+
+class HttpServer:
+    """Serves from `start` to `close`; answers requests from `attach` on."""
+
+    def __init__(self, *, api_keys: Sequence[str], allowed_origins: Sequence[str], strict: bool) -> None:
+        app = create_app(api_keys=api_keys, allowed_origins=allowed_origins, strict=strict)
+        self._state: ServerState = app.state.server
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                # a header that says who the client is can be forged, and nothing here needs it
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_CLOSE_SECONDS,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def in_flight(self) -> InFlight:
+        return self._state.in_flight
+
+    def start(self, listener: socket.socket) -> None:
+        self._task = asyncio.create_task(self._uvicorn.serve(sockets=[listener]))
+
+    def attach(self, engine: ServedEngine) -> None:
+        self._state.attach(engine)
+
+    def die(self) -> None:
+        """The engine is gone: nothing is served any more."""
+        self._state.readiness = Readiness.DEAD
+
+    def drain(self) -> None:
+        """New requests are refused, running ones go on."""
+        self._state.readiness = Readiness.STOPPING
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Until nothing is in flight, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._state.in_flight.wait_empty()
+
+    async def close(self) -> None:
+        """Ends what runs with an error event, closes connections and the socket."""
+        if self._state.readiness is not Readiness.DEAD:
+            self._state.readiness = Readiness.STOPPING
+        self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
+        self._uvicorn.should_exit = True
+        if self._task is not None:
+            await self._task

@@ -1,0 +1,86 @@
+"""Requests that are being answered, and how one is ended from outside.
+
+A request is ended for a cause: its client went away, the server stops, the engine died. The cause is raised inside the
+request's own task, so that every `finally` on the way runs and the engine is told to abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from quire.interfaces.server.errors import ClientGoneError
+
+Receive = Callable[[], Awaitable[Any]]
+_T = TypeVar("_T")
+
+
+class Ticket:
+    """One request that is being answered."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        self.cause: Exception | None = None
+
+    def interrupt(self, cause: Exception) -> None:
+        """Raises `cause` in the request's task; the first cause counts."""
+        if self.cause is None:
+            self.cause = cause
+            self._task.cancel()
+
+
+class InFlight:
+    """All tickets of a server."""
+
+    def __init__(self) -> None:
+        self._tickets: dict[int, Ticket] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @contextmanager
+    def enter(self) -> Iterator[Ticket]:
+        """Registers the running task; an interrupt inside the body leaves it as its cause."""
+        task = asyncio.current_task()
+        assert task is not None
+        ticket = Ticket(task)
+        self._tickets[id(ticket)] = ticket
+        self._empty.clear()
+        try:
+            yield ticket
+        except asyncio.CancelledError:
+            if ticket.cause is None:
+                raise
+            task.uncancel()
+            raise ticket.cause from None
+        finally:
+            del self._tickets[id(ticket)]
+            if not self._tickets:
+                self._empty.set()
+
+    def interrupt_all(self, cause: Exception) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.interrupt(cause)
+
+    async def wait_empty(self) -> None:
+        await self._empty.wait()
+
+
+async def until_disconnect(in_flight: InFlight, receive: Receive, answer: Awaitable[_T]) -> _T:
+    """Awaits `answer`; raises ClientGoneError as soon as the client closes its connection."""
+
+    async def watch(ticket: Ticket) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ticket.interrupt(ClientGoneError())
+
+    with in_flight.enter() as ticket:
+        watcher = asyncio.ensure_future(watch(ticket))
+        try:
+            return await answer
+        finally:
+            watcher.cancel()

@@ -1,0 +1,63 @@
+"""The listening socket. It is opened before anything that takes time, so that a port in use is found at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from quire.errors import OptionError
+
+_BACKLOG = 2048
+# A peer that vanished without a word is noticed within about a minute and a half.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens already. Port 0 takes any free port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise OptionError(
+            f"host={host}: not an address of this machine ({error.strerror}). "
+            "Use 127.0.0.1 for this machine only, or 0.0.0.0 for all its networks."
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Connections of an earlier server that are still closing do not matter; one that listens does.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE:
+            if hasattr(socket, name):
+                # accepted connections inherit it
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OptionError(_explained(host, port, error)) from None
+    return listener
+
+
+def _explained(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"port={port}: in use on {host} by another program. Stop that one, or choose another port "
+                f"(--port {port + 1 if port < 65535 else 8000}, or --port 0 for any free one)."
+            )
+        case errno.EACCES | errno.EPERM:
+            return f"port={port}: not allowed for this user. Ports below 1024 belong to root; choose a higher one."
+        case errno.EADDRNOTAVAIL:
+            return f"host={host}: not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for all its networks."
+        case _:
+            return f"host={host} port={port}: cannot listen there ({error.strerror})."
+
+
+def url_of(listener: socket.socket) -> str:
+    """An address that a client on this machine can use."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

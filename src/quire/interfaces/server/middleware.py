@@ -1,0 +1,112 @@
+"""What stands around every endpoint: the request's id, limits, the key, readiness, and the last catch for exceptions.
+
+Plain ASGI, because it stands in the path of every streamed event. Decisions are taken on `scope["path"]`, the path that
+routing uses too; a path that is rebuilt from the Host header can be forged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from quire.interfaces.server.errors import ApiError, api_error_of
+from quire.interfaces.server.health import PUBLIC_PATHS
+from quire.interfaces.server.in_flight import Receive
+from quire.interfaces.server.state import ServerState
+
+logger = logging.getLogger("quire.server.access")
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 * 1024
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# Answered while the model loads, too.
+_ALWAYS = PUBLIC_PATHS | {"/metrics", "/openapi.json"}
+
+
+class Gate:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: App, state: ServerState, api_keys: Sequence[str] = ()) -> None:
+        self._app = app
+        self._state = state
+        self._keys = [_digest(key.encode()) for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id = _request_id(scope["headers"])
+        response = _Response(send, request_id)
+        began = time.monotonic()
+        try:
+            self._check(scope)
+            await self._app(scope, receive, response.send)
+        except Exception as error:
+            # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
+            answer = api_error_of(error)
+            if not response.status:
+                await answer.response()(scope, receive, response.send)
+        finally:
+            self._account(scope, response, request_id, time.monotonic() - began)
+
+    def _check(self, scope: Scope) -> None:
+        headers = scope["headers"]
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            raise ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
+        if self._keys and scope["path"] not in PUBLIC_PATHS:
+            self._check_key([value for name, value in headers if name == b"authorization"])
+        if scope["path"] not in _ALWAYS:
+            self._state.check_ready()
+
+    def _check_key(self, values: list[bytes]) -> None:
+        challenge = {"www-authenticate": "Bearer"}
+        if not values:
+            raise ApiError(401, "No API key: send the header Authorization: Bearer KEY.", headers=challenge)
+        scheme, _, key = values[0].partition(b" ")
+        digest = _digest(key)
+        # all keys are compared, in constant time
+        matches = [secrets.compare_digest(digest, known) for known in self._keys]
+        if len(values) > 1 or scheme.lower() != b"bearer" or not any(matches):
+            raise ApiError(401, "The API key is not valid.", code="invalid_api_key", headers=challenge)
+
+    def _account(self, scope: Scope, response: _Response, request_id: bytes, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        status = 499 if scope.get("client_gone") else response.status or 499
+        self._state.metrics.http_responses.add(1, route, str(status))
+        level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
+        logger.log(level, "%s %s %d %.3f s %s", scope["method"], route, status, seconds, request_id.decode())
+
+
+class _Response:
+    """Adds the request's id to the head, and remembers the status."""
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send = send
+        self._header = (b"x-request-id", request_id)
+        self.status = 0
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], self._header]
+        await self._send(message)
+
+
+def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The client's own, if it can stand in a log line; it names nothing inside the engine."""
+    for name, value in headers:
+        if name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
+            return value
+    return b"req_" + secrets.token_hex(12).encode()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

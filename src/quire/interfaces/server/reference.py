@@ -1,0 +1,90 @@
+"""The tables of docs/server.md and docs/metrics.md, made from the code: `python -m quire.interfaces.server.reference`.
+
+A test compares them with the pages, so a field or a metric that is added here cannot be missing there.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+
+import msgspec
+
+from quire.interfaces.server.chat import RULES as CHAT_RULES
+from quire.interfaces.server.completions import RULES as COMPLETION_RULES
+from quire.interfaces.server.field_rules import IGNORED, FieldRules
+from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields
+from quire.observability.instruments import Counter, Histogram
+from quire.observability.metrics import ENGINE_STATISTICS, ServerMetrics
+
+
+def tables() -> dict[str, str]:
+    """Markdown by title."""
+    shared = set(GenerationFields.__struct_fields__)
+    return {
+        "Fields of both": _implemented(GenerationFields, set()),
+        "Fields of /v1/chat/completions": _implemented(ChatRequest, shared),
+        "Fields of /v1/completions": _implemented(CompletionRequest, shared),
+        "Refused by /v1/chat/completions": _refused(CHAT_RULES),
+        "Refused by /v1/completions": _refused(COMPLETION_RULES),
+        "Accepted and ignored": _table(("field", "why"), sorted(IGNORED.items())),
+        "Of the front end": _table(("metric", "kind", "meaning"), _front_end_metrics()),
+        "Of the engine": _table(("metric", "kind", "meaning"), _engine_metrics()),
+    }
+
+
+def _implemented(request_type: type[msgspec.Struct], without: set[str]) -> str:
+    rows = []
+    for name, annotation in typing.get_type_hints(request_type, include_extras=True).items():
+        if name in without or name not in request_type.__struct_fields__:
+            continue
+        kind, meta = typing.get_args(annotation)[:2]
+        rows.append((name, _kind_of(kind), meta.description))
+    return _table(("field", "type", "meaning"), rows)
+
+
+def _kind_of(annotation: object) -> str:
+    """A type in the words of JSON."""
+    words = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", typing.Any: "any"}
+    parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+    if typing.get_origin(annotation) is list:
+        return "list" if parts == [typing.Any] else f"list of {_kind_of(parts[0])}"
+    if typing.get_origin(annotation) is dict:
+        return "object"
+    if parts:
+        return " or ".join(_kind_of(part) for part in parts)
+    return words.get(annotation, "object")  # type: ignore[call-overload, no-any-return]
+
+
+def _refused(rules: FieldRules) -> str:
+    rows = []
+    for name, rule in sorted(rules.refused.items()):
+        neutral = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in (None, *rule.neutral))
+        rows.append((name, rule.reason, neutral))
+    return _table(("field", "why", "let through"), rows)
+
+
+def _front_end_metrics() -> Iterator[tuple[str, str, str]]:
+    for instrument in ServerMetrics().instruments:
+        kind = "histogram" if isinstance(instrument, Histogram) else "counter"
+        labels = [*instrument.label_names] if isinstance(instrument, Counter) else []
+        by = f" By {', '.join(f'`{label}`' for label in labels)}." if labels else ""
+        yield instrument.name, kind, instrument.help_text + by
+
+
+def _engine_metrics() -> Iterator[tuple[str, str, str]]:
+    for name, text in ENGINE_STATISTICS.values():
+        yield name, "counter" if name.endswith("_total") else "gauge", text
+
+
+def _table(head: tuple[str, ...], rows: typing.Iterable[tuple[str, ...]]) -> str:
+    """The first column is code."""
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    for first, *rest in rows:
+        lines.append(f"| {' | '.join([f'`{first}`', *rest])} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for title, table in tables().items():
+        print(f"{title}\n\n{table}\n")

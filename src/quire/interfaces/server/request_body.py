@@ -1,0 +1,107 @@
+"""From bytes to a checked struct: size, media type, JSON, names of fields, types. One error, the first that is found.
+
+One error and not a list of all: a small body must not be able to buy a huge answer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from fastapi import Request
+
+from quire.interfaces.server.errors import ApiError, ClientGoneError, invalid
+from quire.interfaces.server.field_rules import FieldRules
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+# A refused body is read on and thrown away up to this size, because a client that is still sending misses the answer.
+_MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_CONTENT_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
+_MISMATCH = re.compile(r"Expected `([^`]*)`, got `([^`]*)`(?: - at `(?:key` in `)?\$\.?([^`]*)`)?")
+_MISSING = re.compile(r"Object missing required field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "a string", "bool": "true or false", "null": "null",
+    "array": "a list", "object": "an object",
+}  # fmt: skip
+
+
+async def read_request(request: Request, request_type: type[_T], rules: FieldRules, *, strict: bool = False) -> _T:
+    """The body as `request_type`, or ApiError."""
+    _check_media_type(request)
+    return parse_request(await _read_body(request, MAX_BODY_BYTES), request_type, rules, strict=strict)
+
+
+def parse_request(data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool = False) -> _T:
+    """JSON text to `request_type`, or ApiError."""
+    try:
+        body = msgspec.json.decode(data)
+    except RecursionError:
+        raise invalid("The body is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise invalid("The body is not valid UTF-8.") from None
+    except msgspec.MsgspecError as error:
+        raise invalid(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object.")
+    rules.check(body, strict=strict)
+    try:
+        return msgspec.convert(body, request_type, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _explained(str(error)) from None
+
+
+def _check_media_type(request: Request) -> None:
+    content_type = request.headers.get("content-type", "")
+    if not _CONTENT_TYPE.fullmatch(content_type.strip()):
+        shown = repr(content_type[:64]) if content_type else "missing"
+        raise ApiError(415, f"Content-Type is {shown}; it must be application/json.")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ApiError(415, f"Content-Encoding {encoding[:32]!r} is not supported; send the body as it is.")
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    is_too_large = length.isdigit() and int(length) > max_bytes
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        is_too_large = is_too_large or size > max_bytes
+        if is_too_large:
+            chunks.clear()
+        else:
+            chunks.append(chunk)
+        if not message.get("more_body") or size > _MAX_DISCARDED_BYTES:
+            break
+    if is_too_large:
+        text = f"The body is larger than {max_bytes // 2**20} MiB."
+        raise ApiError(413, text, headers={"connection": "close"})
+    return b"".join(chunks)
+
+
+def _explained(text: str) -> ApiError:
+    """msgspec's words about Python types, in words about JSON."""
+    if found := _MISMATCH.search(text):
+        wanted = " or ".join(_WORDS.get(kind.strip(), kind) for kind in found[1].split("|"))
+        where = found[3] or ""
+        return invalid(f"{where or 'body'}: must be {wanted}, not {_WORDS.get(found[2], found[2])}.", where or None)
+    if found := _MISSING.search(text):
+        where = _joined(found[2], found[1])
+        return invalid(f"{where}: this field is required.", where)
+    if found := _UNKNOWN.search(text):
+        where = _joined(found[2], found[1])
+        return invalid(f"{where}: unknown field.", where)
+    return invalid(f"The body is not as expected: {text}.")
+
+
+def _joined(path: str | None, name: str) -> str:
+    return f"{path}.{name}" if path else name

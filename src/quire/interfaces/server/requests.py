@@ -1,0 +1,117 @@
+"""What a client may send, field by field: type and meaning are declared once, here.
+
+`None` means that the client said nothing; then the model's generation_config.json or the default decides. Ranges are
+checked by `SamplingParams`, the one table of them. Fields that are refused or ignored stand in `field_rules.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Fields that /v1/completions and /v1/chat/completions share."""
+
+    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
+    n: Annotated[int | None, Meta(description="answers per prompt")] = None
+    temperature: Annotated[float | None, Meta(description="0 is greedy")] = None
+    top_p: Annotated[float | None, Meta(description="nucleus sampling")] = None
+    presence_penalty: Annotated[float | None, Meta(description="OpenAI's")] = None
+    frequency_penalty: Annotated[float | None, Meta(description="OpenAI's")] = None
+    seed: Annotated[int | None, Meta(description="same seed and parameters, same text")] = None
+    stop: Annotated[
+        str | list[str] | None, Meta(description="up to 16 strings of up to 1,024 bytes that end the text")
+    ] = None
+    logit_bias: Annotated[
+        dict[int, float] | None, Meta(description="token id: -100 to 100, for up to 1,024 tokens")
+    ] = None
+    stream: Annotated[bool | None, Meta(description="server-sent events")] = None
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="include_usage; include_obfuscation is accepted and has no effect")
+    ] = None
+    top_k: Annotated[int | None, Meta(description="vLLM's: 0 or -1 means all tokens")] = None
+    min_p: Annotated[float | None, Meta(description="vLLM's: least share of the best token's probability")] = None
+    repetition_penalty: Annotated[float | None, Meta(description="vLLM's: above 1 discourages repetition")] = None
+    min_tokens: Annotated[int | None, Meta(description="vLLM's: no end before so many tokens")] = None
+    ignore_eos: Annotated[bool | None, Meta(description="vLLM's: do not end at the end-of-text token")] = None
+    stop_token_ids: Annotated[list[int] | None, Meta(description="vLLM's: tokens that end the text")] = None
+    skip_special_tokens: Annotated[bool | None, Meta(description="vLLM's: leave special tokens out of the text")] = None
+    include_stop_str_in_output: Annotated[bool | None, Meta(description="vLLM's: keep the stop string")] = None
+    bad_words: Annotated[list[str] | None, Meta(description="vLLM's: up to 128 words that are never generated")] = None
+    allowed_token_ids: Annotated[list[int] | None, Meta(description="vLLM's: nothing but these tokens")] = None
+    prompt_logprobs: Annotated[
+        int | None, Meta(description="vLLM's: log-probabilities of the prompt's tokens; not with stream")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="vLLM's: whether the tokenizer adds its special tokens to the prompt")
+    ] = None
+    priority: Annotated[
+        int | None, Meta(description="vLLM's: the greatest number is preempted first; a policy may order by it")
+    ] = None
+    cache_salt: Annotated[
+        str | None, Meta(description="vLLM's: shares the prefix cache only with requests of the same salt")
+    ] = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        str | list[Any], Meta(description="text, list of texts, list of token ids, or list of such lists; at most 256")
+    ]
+    max_tokens: Annotated[int | None, Meta(description="default 16; 0 with echo returns the prompt alone")] = None
+    echo: Annotated[bool | None, Meta(description="return the prompt before its continuation")] = None
+    logprobs: Annotated[int | None, Meta(description="log-probabilities of so many best tokens")] = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[dict[str, Any]], Meta(description="roles system, developer, user, assistant, tool; text parts are joined")
+    ]
+    max_completion_tokens: Annotated[int | None, Meta(description="default: up to the model's length")] = None
+    max_tokens: Annotated[int | None, Meta(description="older name of max_completion_tokens")] = None
+    logprobs: Annotated[bool | None, Meta(description="return log-probabilities of the answer's tokens")] = None
+    top_logprobs: Annotated[int | None, Meta(description="and those of so many best ones, at most 20")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, Meta(description="given to the chat template; calls are returned as text")
+    ] = None
+    tool_choice: Annotated[Any, Meta(description="none or auto; others are refused")] = None
+    add_generation_prompt: Annotated[bool | None, Meta(description="vLLM's: end with the assistant's opening")] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="vLLM's: the answer goes on where the last message, the assistant's, ends")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="vLLM's: values that the chat template can see")
+    ] = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None

@@ -1,0 +1,87 @@
+"""From a request's fields to SamplingParams. What the request leaves open comes from generation_config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.errors import ContextLengthError, RequestError
+from quire.interfaces.server.errors import invalid
+from quire.interfaces.server.requests import GenerationFields
+from quire.interfaces.setup import default_sampling_params
+from quire.sampling_params import SamplingParams
+
+# Taken over under their own names.
+_FROM_REQUEST = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "skip_special_tokens",
+    "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "prompt_logprobs",
+)  # fmt: skip
+_MAX_STOP_BYTES = 1024
+# longest lists that one request may have worked through at every token
+_MAX_LENGTHS = {"bad_words": 128, "logit_bias": 1024, "stop_token_ids": 1024}
+
+
+def generation_defaults(config: EngineConfig) -> dict[str, Any]:
+    """What the model's authors recommend, as far as it differs from SamplingParams' own defaults."""
+    recommended = default_sampling_params(config)
+    plain = SamplingParams()
+    return {
+        name: getattr(recommended, name)
+        for name in recommended.__struct_fields__
+        if getattr(recommended, name) != getattr(plain, name)
+    }
+
+
+def sampling_params(fields: GenerationFields, defaults: dict[str, Any], **decided: Any) -> SamplingParams:
+    """`decided` holds what the endpoint derives itself (max_tokens, logprobs) and wins over the defaults."""
+    values = dict(defaults)
+    for name in _FROM_REQUEST:
+        value = getattr(fields, name)
+        if value is not None:
+            values[name] = value
+    _check_sizes(values)
+    return SamplingParams(**{**values, **decided})
+
+
+def _check_sizes(values: dict[str, Any]) -> None:
+    stop = values.get("stop", ())
+    for text in [stop] if isinstance(stop, str) else stop:
+        if len(text.encode()) > _MAX_STOP_BYTES:
+            raise invalid(f"stop: a string is longer than {_MAX_STOP_BYTES} bytes.", "stop")
+    for name, greatest in _MAX_LENGTHS.items():
+        if len(values.get(name, ())) > greatest:
+            raise invalid(f"{name}: {len(values[name])} entries, at most {greatest} are allowed.", name)
+
+
+def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
+    """The same error under the name that the client used (`top_logprobs` for `logprobs`)."""
+    if error.param not in names:
+        return error
+    name = names[error.param]
+    text = str(error)
+    return RequestError(text.replace(error.param, name, 1), param=name, code=error.code)
+
+
+def check_length(num_prompt: int, name: str, max_tokens: int | None, limit: int, *, what: str) -> None:
+    """OpenAI's words: clients look for their beginning. `name` is the field that `max_tokens` came from."""
+    opening = f"This model's maximum context length is {limit} tokens. However, "
+    if num_prompt >= limit:
+        raise ContextLengthError(
+            f"{opening}your {what} resulted in {num_prompt} tokens. Please reduce the length of the {what}.",
+            param=what,
+        )
+    if max_tokens is not None and num_prompt + max_tokens > limit:
+        raise ContextLengthError(
+            f"{opening}you requested {num_prompt + max_tokens} tokens ({num_prompt} in the {what}, {max_tokens} in the "
+            f"completion). Please reduce the length of the {what} or completion.",
+            param=name,
+        )
+
+
+def check_stream_options(fields: GenerationFields) -> None:
+    """What goes with a stream only, and what never does."""
+    if fields.stream_options is not None and not fields.stream:
+        raise invalid("stream_options: only with stream=true.", "stream_options")
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs: not with stream=true; they are of the prompt as a whole.", "prompt_logprobs")

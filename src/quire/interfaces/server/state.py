@@ -1,0 +1,74 @@
+"""What all endpoints of one server share. Owned by the application; there is nothing global."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Any
+
+from fastapi import Request
+
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.errors import ApiError, unavailable
+from quire.interfaces.server.in_flight import InFlight
+from quire.interfaces.server.sampling import generation_defaults
+from quire.observability.metrics import ServerMetrics
+
+
+class Readiness(enum.Enum):
+    """Only a READY server takes requests."""
+
+    STARTING = "the model is still loading"
+    READY = "ready"
+    STOPPING = "the server is shutting down"
+    DEAD = "the engine has died"
+
+
+class ServerState:
+    """The engine, whether it serves, and what is under way."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.readiness = Readiness.STARTING
+        self.in_flight = InFlight()
+        self.metrics = ServerMetrics()
+        self.strict = strict
+        self.created = int(time.time())
+        self.model_name = ""
+        self.defaults: dict[str, Any] = {}
+        self._engine: ServedEngine | None = None
+
+    @property
+    def engine(self) -> ServedEngine:
+        if self._engine is None:
+            raise unavailable(f"Not ready: {Readiness.STARTING.value}.")
+        return self._engine
+
+    def attach(self, engine: ServedEngine) -> None:
+        """From here on requests are answered."""
+        self._engine = engine
+        self.model_name = engine.config.served_model_name
+        self.defaults = generation_defaults(engine.config)
+        self.metrics.set_model_name(self.model_name)
+        self.readiness = Readiness.READY
+
+    @property
+    def max_model_len(self) -> int:
+        """What the engine found room for, which may be less than what was asked."""
+        return self.engine.ready.max_model_len
+
+    def check_ready(self) -> None:
+        """Raises 503 unless requests are answered. A dead engine is noticed here, before anything polls it."""
+        if self.readiness is Readiness.READY and self.engine.dead_reason is not None:
+            self.readiness = Readiness.DEAD
+        if self.readiness is not Readiness.READY:
+            raise unavailable(f"Not ready: {self.readiness.value}.")
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            text = f"The model `{name[:200]}` does not exist. This server has `{self.model_name}`."
+            raise ApiError(404, text, param="model", code="model_not_found")
+
+
+def state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state

@@ -1,0 +1,56 @@
+"""POST /tokenize and POST /detokenize (vLLM's)."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from quire.interfaces.server.chat_messages import checked_messages, checked_tools
+from quire.interfaces.server.errors import invalid
+from quire.interfaces.server.field_rules import FieldRules
+from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.rendering import render
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.requests import DetokenizeRequest, TokenizeRequest
+from quire.interfaces.server.state import state_of
+from quire.interfaces.server.token_ids import check_token_ids
+
+router = APIRouter()
+_TOKENIZE = FieldRules(TokenizeRequest, {})
+_DETOKENIZE = FieldRules(DetokenizeRequest, {})
+
+
+@router.post("/tokenize", openapi_extra=json_schema_of(TokenizeRequest))
+async def tokenize(request: Request) -> Response:
+    """The tokens of a prompt or of a chat, as the model would see them."""
+    state = state_of(request)
+    body = await read_request(request, TokenizeRequest, _TOKENIZE, strict=state.strict)
+    state.check_model(body.model)
+    renderer = state.engine.renderer
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("Give either prompt or messages.", "prompt")
+    if body.prompt is not None:
+        rendered = await render(renderer, body.prompt, add_special_tokens=body.add_special_tokens)
+    else:
+        rendered = await render(
+            renderer,
+            checked_messages(body.messages or []),
+            tools=checked_tools(body.tools, None),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            add_special_tokens=body.add_special_tokens,
+            template_kwargs=body.chat_template_kwargs,
+        )
+    tokens = rendered.token_ids
+    strings = [renderer.token_text(token) for token in tokens] if body.return_token_strs else None
+    limit = state.max_model_len
+    return json_answer({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": strings})
+
+
+@router.post("/detokenize", openapi_extra=json_schema_of(DetokenizeRequest))
+async def detokenize(request: Request) -> Response:
+    """The text of tokens, special ones included."""
+    state = state_of(request)
+    body = await read_request(request, DetokenizeRequest, _DETOKENIZE, strict=state.strict)
+    state.check_model(body.model)
+    renderer = state.engine.renderer
+    check_token_ids(body.tokens, renderer.vocab_size, "tokens")
+    return json_answer({"prompt": renderer.decode(body.tokens, skip_special_tokens=False)})

@@ -1,0 +1,1 @@
+"""What can be seen of a running engine: logs, metrics, start-up phases."""

@@ -1,0 +1,61 @@
+"""Counters and histograms that cost a fraction of a microsecond, and show themselves to prometheus-client.
+
+They belong to one event loop, so they need no locks; that is what makes them cheap enough to be used per token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+Labels = tuple[str, ...]
+
+
+class Counter:
+    """Counts by the values of its labels."""
+
+    def __init__(self, name: str, help_text: str, label_names: Sequence[str] = ()) -> None:
+        self.name, self.help_text, self.label_names = name, help_text, tuple(label_names)
+        self._values: dict[Labels, float] = {} if label_names else {(): 0.0}
+
+    def add(self, amount: float = 1.0, *labels: str) -> None:
+        self._values[labels] = self._values.get(labels, 0.0) + amount
+
+    def value(self, *labels: str) -> float:
+        return self._values.get(labels, 0.0)
+
+    def collect(self, model_name: str) -> Iterator[Metric]:
+        family = CounterMetricFamily(self.name, self.help_text, labels=["model_name", *self.label_names])
+        for labels, value in sorted(self._values.items()):
+            family.add_metric([model_name, *labels], value)
+        yield family
+
+
+class Histogram:
+    """Counts by size; `bounds` are the upper ends of the buckets, in rising order."""
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+        self.name, self.help_text = name, help_text
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self, model_name: str) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self.name, self.help_text, labels=["model_name"])
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
+        family.add_metric([model_name], buckets, self._sum)
+        yield family

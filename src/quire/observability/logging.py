@@ -1,0 +1,37 @@
+"""One logger tree ("quire"), one format, one place that sets it up.
+
+Only programs call `configure_logging` (the command line, the server, the engine's process). A library that is imported
+leaves logging to its host: it never touches the root logger.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
+_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_TIME = "%H:%M:%S"
+# Loggers of the libraries under the server: they speak only when something is wrong.
+_LIBRARIES = ("uvicorn", "asyncio")
+
+
+def configure_logging(level: str | None = None) -> None:
+    """Sends the log to standard error. Level: the argument, else QUIRE_LOG_LEVEL, else INFO. May be called again."""
+    name = (level or os.environ.get(LEVEL_VARIABLE) or "INFO").upper()
+    number = logging.getLevelNamesMapping().get(name)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+    _attach(logging.getLogger("quire"), handler, logging.INFO if number is None else number)
+    for library in _LIBRARIES:
+        _attach(logging.getLogger(library), handler, logging.WARNING)
+    if number is None:
+        known = ", ".join(sorted(logging.getLevelNamesMapping()))
+        logging.getLogger("quire").warning("%s=%r is no level (%s): INFO is used", LEVEL_VARIABLE, name, known)
+
+
+def _attach(logger: logging.Logger, handler: logging.Handler, level: int) -> None:
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False

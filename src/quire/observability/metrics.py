@@ -1,0 +1,163 @@
+"""What a server counts, for Prometheus. One registry a server: there is no global one, so many live in one process.
+
+Names are vLLM's with `quire:` in place of `vllm:`, where the meaning is the same, so dashboards need one replacement.
+Two sources: what the front end sees itself (tokens, latencies, ends of requests), and the engine's `statistics()`,
+which are fetched when somebody asks for the metrics. No label holds a prompt, a key, a user or a request's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quire.observability.instruments import Counter, Histogram
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5)
+_WHOLE_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+# Key of the engine's statistics -> (metric, meaning). A key that ends in _total is a counter, any other a gauge. Keys
+# that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.
+ENGINE_STATISTICS: dict[str, tuple[str, str]] = {
+    "num_requests_running": ("quire:num_requests_running", "Requests that are being computed."),
+    "num_requests_waiting": ("quire:num_requests_waiting", "Requests that wait to be admitted or resumed."),
+    "num_requests_preempted": ("quire:num_requests_preempted", "Those among the waiting that had run before."),
+    "num_preemptions_total": ("quire:num_preemptions_total", "Preemptions of requests."),
+    "num_steps_total": ("quire:num_steps_total", "Steps of the engine (forward passes)."),
+    "kv_cache_usage": ("quire:kv_cache_usage_perc", "Share of the KV cache's blocks held by requests, 0 to 1."),
+    "num_blocks": ("quire:kv_cache_blocks", "Blocks of the KV cache."),
+    "num_blocks_held": ("quire:kv_cache_blocks_held", "Blocks held by requests."),
+    "num_blocks_cached": ("quire:kv_cache_blocks_cached", "Blocks that nobody holds and that a prefix may revive."),
+    "num_blocks_evicted_total": ("quire:kv_cache_blocks_evicted_total", "Cached blocks that were given to others."),
+    "num_blocks_copied_total": ("quire:kv_cache_blocks_copied_total", "Blocks copied on write."),
+    "num_prefix_queried_tokens_total": (
+        "quire:prefix_cache_queries_total",
+        "Prompt tokens looked up in the prefix cache.",
+    ),
+    "num_prefix_hit_tokens_total": ("quire:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+    "requests_open": ("quire:num_requests_open", "Requests that the front end has not finished."),
+    "late_outputs_dropped": ("quire:late_outputs_dropped", "Outputs for requests that had ended already."),
+}
+
+
+def engine_metrics(statistics: Mapping[str, float], model_name: str) -> Iterator[Metric]:
+    """The engine's statistics under their public names."""
+    values = dict(statistics)
+    if values.get("num_blocks"):
+        values.setdefault("kv_cache_usage", values.get("num_blocks_held", 0.0) / values["num_blocks"])
+    for key, value in sorted(values.items()):
+        name, text = ENGINE_STATISTICS.get(key, (f"quire:engine_{key}", f"Of the engine: {key}."))
+        family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        metric = family(name, text, labels=["model_name"])
+        metric.add_metric([model_name], value)
+        yield metric
+
+
+class RequestObserver:
+    """Follows one request from its arrival to its end."""
+
+    __slots__ = ("_arrived", "_last", "_metrics", "_num_generated", "is_finished")
+
+    def __init__(self, metrics: ServerMetrics, now: float) -> None:
+        self._metrics = metrics
+        self._num_generated = 0
+        self._arrived = now
+        self._last = 0.0
+        self.is_finished = False
+
+    def tokens(self, count: int, now: float) -> None:
+        """`count` tokens have arrived together; several tokens of one delivery share the time since the last."""
+        if not count:
+            return
+        metrics = self._metrics
+        if self._num_generated == 0:
+            metrics.time_to_first_token.observe(now - self._arrived)
+        else:
+            metrics.inter_token_latency.observe((now - self._last) / count)
+        self._num_generated += count
+        self._last = now
+        metrics.generation_tokens.add(count)
+
+    def finished(self, reason: str | None, now: float) -> None:
+        """The first call counts."""
+        if self.is_finished:
+            return
+        self.is_finished = True
+        metrics = self._metrics
+        metrics.request_success.add(1, reason or "unknown")
+        metrics.e2e_request_latency.observe(now - self._arrived)
+        metrics.request_generation_tokens.observe(self._num_generated)
+
+
+class ServerMetrics(Collector):
+    """All instruments of one server, and their registry."""
+
+    def __init__(self) -> None:
+        self._model_name = ""
+        self._statistics: Mapping[str, float] = {}
+        self.prompt_tokens = Counter("quire:prompt_tokens_total", "Prompt tokens received.")
+        self.generation_tokens = Counter("quire:generation_tokens_total", "Tokens generated.")
+        self.request_success = Counter(
+            "quire:request_success_total",
+            "Requests by their end: stop, length, abort, error.",
+            ["finished_reason"],
+        )
+        self.http_responses = Counter(
+            "quire:http_responses_total", "Responses, by route and status.", ["route", "status"]
+        )
+        self.time_to_first_token = Histogram(
+            "quire:time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN
+        )
+        self.inter_token_latency = Histogram(
+            "quire:inter_token_latency_seconds", "Between two deliveries of tokens, per token.", _BETWEEN_TOKENS
+        )
+        self.e2e_request_latency = Histogram(
+            "quire:e2e_request_latency_seconds", "From a request's arrival to its end.", _WHOLE_REQUEST
+        )
+        self.request_prompt_tokens = Histogram("quire:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.request_generation_tokens = Histogram(
+            "quire:request_generation_tokens", "Generated tokens of a request.", _TOKENS
+        )
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    @property
+    def instruments(self) -> tuple[Counter | Histogram, ...]:
+        return (
+            self.prompt_tokens,
+            self.generation_tokens,
+            self.request_success,
+            self.http_responses,
+            self.time_to_first_token,
+            self.inter_token_latency,
+            self.e2e_request_latency,
+            self.request_prompt_tokens,
+            self.request_generation_tokens,
+        )
+
+    def set_model_name(self, name: str) -> None:
+        """Goes into the label `model_name` of every metric."""
+        self._model_name = name
+
+    def observe_request(self, num_prompt_tokens: int, now: float) -> RequestObserver:
+        self.prompt_tokens.add(num_prompt_tokens)
+        self.request_prompt_tokens.observe(num_prompt_tokens)
+        return RequestObserver(self, now)
+
+    def exposition(self, statistics: Mapping[str, float]) -> bytes:
+        """The text for Prometheus. `statistics` are the engine's, fresh; empty if it does not answer."""
+        self._statistics = statistics
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        yield from engine_metrics(self._statistics, self._model_name)
+        for instrument in self.instruments:
+            yield from instrument.collect(self._model_name)

@@ -1,0 +1,211 @@
+"""POST /v1/chat/completions on a fake engine: answers, streams, counts, fields that must reach the engine."""
+
+import pytest
+
+from quire.interfaces.server.requests import GenerationFields
+
+
+def test_an_answer(run, served):
+    async def main():
+        async with served() as server:
+            body = (await server.chat("Hello")).json()
+            (text,) = server.texts(1, 8)
+            assert body["id"].startswith("chatcmpl-")
+            assert (body["object"], body["model"]) == ("chat.completion", "byte-model")
+            assert body["choices"] == [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                    "stop_reason": None,
+                }
+            ]
+            generated = len(text.encode()) + 1
+            assert body["usage"] == {
+                "prompt_tokens": 8,
+                "completion_tokens": generated,
+                "total_tokens": 8 + generated,
+                "prompt_tokens_details": {"cached_tokens": 4},
+                "completion_tokens_details": {"reasoning_tokens": 0},
+            }
+
+    run(main())
+
+
+def test_messages_as_the_template_sees_them(run, served):
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]},
+        {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+    async def main():
+        async with served() as server:
+
+            async def prompt_of(**fields):
+                response = await server.post("/tokenize", {"messages": messages, **fields})
+                tokens = response.json()["tokens"]
+                return (await server.post("/detokenize", {"tokens": tokens})).json()["prompt"]
+
+            calls = '[{"function": {"name": "f", "arguments": {"x": 1}}}]'
+            common = f"<|system|>Be kind.<|end|><|user|>a\nb<|end|><|assistant|>{calls}<|end|><|tool|>2<|end|>"
+            assert await prompt_of() == common + "<|assistant|>"
+            assert await prompt_of(add_generation_prompt=False) == common
+            assert await prompt_of(tools=tools) == common + "[1 tools]<|assistant|>"
+            assert await prompt_of(chat_template_kwargs={"mood": "calm"}) == common + "[calm]<|assistant|>"
+
+            fields = {"messages": messages, "tools": tools, "max_tokens": 1}
+            await server.post("/v1/chat/completions", {**fields, "tool_choice": "auto"})
+            await server.post("/v1/chat/completions", {**fields, "tool_choice": "none"})
+            with_tools, without = (server.engine.renderer.decode(r.prompt_token_ids, False) for r in server.requests())
+            assert "[1 tools]" in with_tools
+            assert "tools]" not in without
+
+    run(main())
+
+
+def test_a_final_message_is_continued(run, served):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The answ"}]
+
+    async def main():
+        async with served() as server:
+            body = {"messages": messages, "continue_final_message": True}
+            assert (await server.post("/v1/chat/completions", body)).status_code == 200
+            (request,) = server.requests()
+            assert server.engine.renderer.decode(request.prompt_token_ids, False).endswith("<|assistant|>The answ")
+
+    run(main())
+
+
+SAMPLING = {
+    "n": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 7,
+    "min_p": 0.1,
+    "presence_penalty": 0.3,
+    "frequency_penalty": -0.3,
+    "repetition_penalty": 1.1,
+    "seed": 17,
+    "stop": ["zzz"],
+    "stop_token_ids": [3],
+    "bad_words": ["no"],
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "skip_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "logit_bias": {5: 1.5},
+    "allowed_token_ids": [5, 6, 65],
+    "prompt_logprobs": 2,
+}
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_every_sampling_field_reaches_the_engine(run, served, endpoint):
+    async def main():
+        async with served() as server:
+            fields = {**SAMPLING, "logit_bias": {"5": 1.5}}
+            response = await getattr(server, endpoint)(**fields, max_tokens=9, priority=-3, cache_salt="mine")
+            assert response.status_code == 200, response.text
+            (request,) = server.requests()
+            assert {name: getattr(request.sampling, name) for name in SAMPLING} == SAMPLING
+            assert request.sampling.max_tokens == 9
+            assert (request.priority, request.cache_salt) == (-3, "mine")
+
+    run(main())
+
+
+def test_no_generation_field_is_forgotten_here():
+    elsewhere = {"model", "stream", "stream_options", "add_special_tokens", "priority", "cache_salt"}
+    assert set(GenerationFields.__struct_fields__) - elsewhere == set(SAMPLING)
+
+
+def test_defaults_of_the_model(run, served):
+    generation_config = {"temperature": 0.25, "top_k": 5, "repetition_penalty": 1.2, "max_new_tokens": 7}
+
+    async def main():
+        async with served(generation_config=generation_config) as server:
+            await server.chat()
+            await server.chat(temperature=1.5, max_tokens=3)
+            recommended, asked = (request.sampling for request in server.requests())
+            assert (recommended.temperature, recommended.top_k, recommended.max_tokens) == (0.25, 5, 7)
+            assert (asked.temperature, asked.top_k, asked.max_tokens) == (1.5, 5, 3)
+            assert asked.repetition_penalty == 1.2
+
+    run(main())
+
+
+def test_length_without_a_limit_is_what_is_left(run, served):
+    async def main():
+        async with served(max_model_len=40) as server:
+            body = (await server.chat(ignore_eos=True)).json()
+            assert body["usage"]["total_tokens"] == 40
+            assert body["choices"][0]["finish_reason"] == "length"
+
+    run(main())
+
+
+def test_stop_strings(run, served):
+    async def main():
+        async with served() as server:
+            body = (await server.chat(n=2, stop=["tokens", "never"])).json()
+            for index, choice in enumerate(body["choices"]):
+                assert choice["message"]["content"] == f"Answer {index} to 5 "
+                assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "tokens")
+            # the core was told, because it cannot know
+            assert server.fake.dropped == [(0, 0), (0, 1)]
+            kept = (await server.chat(stop="tokens", include_stop_str_in_output=True)).json()
+            assert kept["choices"][0]["message"]["content"] == "Answer 0 to 5 tokens"
+
+    run(main())
+
+
+def test_logprobs(run, served):
+    async def main():
+        async with served() as server:
+            server.fake.reply_to = lambda request, index: "aü"
+            body = (await server.chat(logprobs=True, top_logprobs=2)).json()
+            choice = body["choices"][0]
+            assert choice["logprobs"]["refusal"] is None
+            content = choice["logprobs"]["content"]
+            # three bytes and the end
+            assert [entry["bytes"] for entry in content[:3]] == [[97], [195], [188]]
+            assert bytes(byte for entry in content[:3] for byte in entry["bytes"]).decode() == "aü"
+            assert content[0] == {
+                "token": "a",
+                "logprob": -0.5,
+                "bytes": [97],
+                "top_logprobs": [
+                    {"token": "a", "logprob": -0.5, "bytes": [97]},
+                    {"token": "b", "logprob": -1.5, "bytes": [98]},
+                ],
+            }
+            plain = (await server.chat(logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+            assert [entry["top_logprobs"] for entry in plain] == [[]] * 4
+            assert [entry["logprob"] for entry in plain] == [entry["logprob"] for entry in content]
+
+    run(main())
+
+
+def test_prompt_logprobs(run, served):
+    async def main():
+        async with served() as server:
+            body = (await server.chat(prompt_logprobs=1)).json()
+            scores = body["prompt_logprobs"]
+            assert len(scores) == body["usage"]["prompt_tokens"]
+            assert scores[0] is None
+            assert scores[1][str(ord("H"))] == {"logprob": -0.5, "rank": 1, "decoded_token": "H"}
+
+    run(main())
+
+
+def test_the_model_may_be_left_out_or_named(run, served):
+    async def main():
+        async with served() as server:
+            assert (await server.chat()).json()["model"] == "byte-model"
+            assert (await server.chat(model="byte-model")).json()["model"] == "byte-model"
+
+    run(main())

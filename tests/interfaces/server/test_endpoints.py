@@ -1,0 +1,249 @@
+"""The endpoints that generate nothing; ids, keys, origins and limits around all of them."""
+
+import asyncio
+
+import httpx2 as httpx
+import pytest
+
+from quire.interfaces.server import create_app
+from quire.version import __version__
+
+
+def test_models(run, served):
+    async def main():
+        async with served() as server:
+            body = (await server.http.get("/v1/models")).json()
+            (model,) = body["data"]
+            assert body["object"] == "list"
+            assert {**model, "created": 0} == {
+                "id": "byte-model",
+                "object": "model",
+                "created": 0,
+                "owned_by": "quire",
+                "max_model_len": 512,
+            }
+            assert (await server.http.get("/v1/models/byte-model")).json() == model
+            server.state.model_name = "org/name"
+            assert (await server.http.get("/v1/models/org/name")).json()["id"] == "org/name"
+
+    run(main())
+
+
+def test_tokenize_and_back(run, served):
+    async def main():
+        async with served() as server:
+            body = (await server.post("/tokenize", {"prompt": "aü", "return_token_strs": True})).json()
+            assert body == {
+                "count": 3,
+                "max_model_len": 512,
+                "tokens": [97, 195, 188],
+                "token_strs": ["a", "\ufffd", "\ufffd"],
+            }
+            assert (await server.post("/detokenize", {"tokens": [97, 195, 188]})).json() == {"prompt": "aü"}
+            assert (await server.post("/tokenize", {})).status_code == 400
+            assert (await server.post("/tokenize", {"prompt": "a", "messages": []})).status_code == 400
+            assert (await server.post("/detokenize", {"tokens": [10**9]})).status_code == 400
+
+    run(main())
+
+
+def test_health_while_loading(run):
+    async def main():
+        app = create_app()
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as http:
+            for path in ("/health", "/health/ready", "/v1/models"):
+                response = await http.get(path)
+                assert response.status_code == 503
+                assert response.headers["retry-after"]
+                assert "loading" in response.json()["error"]["message"]
+            for path in ("/health/live", "/version", "/metrics", "/openapi.json"):
+                assert (await http.get(path)).status_code == 200, path
+            assert (await http.head("/health/live")).status_code == 200
+            assert (await http.get("/version")).json() == {"version": __version__}
+
+    run(main())
+
+
+def test_the_schema_describes_the_requests(run, served):
+    async def main():
+        async with served() as server:
+            schema = (await server.http.get("/openapi.json")).json()
+            chat = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"][
+                "schema"
+            ]
+            assert chat["required"] == ["messages"]
+            assert chat["properties"]["temperature"]["description"] == "0 is greedy"
+
+    run(main())
+
+
+ODD_IDS = ["a b", "x" * 129, "\u00e9".encode(), b"a\xf0\x9f\x98\x80", "a;b", ""]
+
+
+def test_request_ids(run, served):
+    async def main():
+        async with served() as server:
+            response = await server.chat()
+            assert response.headers["x-request-id"].startswith("req_")
+            for value in ODD_IDS:
+                response = await server.http.get("/health", headers=[("x-request-id", value)])
+                assert response.headers["x-request-id"].startswith("req_"), value
+            for path in ("/health", "/nowhere"):
+                response = await server.http.get(path, headers={"x-request-id": "My-1._"})
+                assert response.headers.get_list("x-request-id") == ["My-1._"]
+
+    run(main())
+
+
+def test_equal_ids_of_clients_do_not_meet(run, served):
+    async def main():
+        async with served() as server:
+            body = [{"prompt": "x" * length, "max_tokens": 100, "request_id": "same"} for length in range(1, 51)]
+            answers = await asyncio.gather(
+                *(server.post("/v1/completions", one, **{"x-request-id": "same"}) for one in body)
+            )
+            for length, answer in enumerate(answers, start=1):
+                assert answer.headers["x-request-id"] == "same"
+                assert answer.json()["choices"][0]["text"] == server.texts(1, length)[0]
+            assert len({answer.json()["id"] for answer in answers}) == 50
+
+    run(main())
+
+
+KEYS = ("first-key", "second-key")
+PUBLIC = {"/health", "/health/live", "/health/ready", "/version"}
+BAD_AUTHORIZATIONS = [
+    [],
+    [("authorization", "Bearer wrong")],
+    [("authorization", "Bearer first-key ")],
+    [("authorization", "Bearer first-key,second-key")],
+    [("authorization", "Basic first-key")],
+    [("authorization", "first-key")],
+    [("authorization", "")],
+    [("authorization", "Bearer ")],
+    [("authorization", b"Bearer \xff")],
+    [("authorization", "Bearer first-key"), ("authorization", "Bearer wrong")],
+]
+
+
+def routes_of(app):
+    for route in app.routes:
+        for method in sorted(getattr(route, "methods", None) or {"GET"}):
+            yield method, route.path.replace("{model_id:path}", "byte-model")
+
+
+@pytest.mark.parametrize("headers", BAD_AUTHORIZATIONS)
+def test_every_route_but_the_public_ones_needs_a_key(run, served, headers):
+    async def main():
+        async with served(api_keys=KEYS) as server:
+            routes = [*routes_of(server.app), ("GET", "/nowhere"), ("POST", "//v1/models"), ("GET", "/V1/models")]
+            assert len(routes) > 10
+            for method, path in routes:
+                response = await server.http.request(method, path, headers=headers)
+                if path in PUBLIC:
+                    assert response.status_code == 200
+                else:
+                    assert response.status_code == 401, path
+                    assert response.headers["www-authenticate"] == "Bearer"
+                    assert response.headers["x-request-id"]
+                    assert "key" not in response.headers
+                    assert "first-key" not in response.text
+
+    run(main())
+
+
+@pytest.mark.parametrize("host", ["x/health?", "a#", "//", "x/v1/models?"])
+def test_a_forged_host_opens_nothing(run, served, host):
+    async def main():
+        async with served(api_keys=KEYS) as server:
+            for path in ("/v1/models", "/metrics", "/tokenize"):
+                response = await server.http.get(path, headers={"host": host})
+                assert response.status_code == 401
+
+    run(main())
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_opens(run, served, key):
+    async def main():
+        async with served(api_keys=KEYS) as server:
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
+            assert (await server.http.get("/metrics", headers=headers)).status_code == 200
+            assert (await server.http.get("/nowhere", headers=headers)).status_code == 404
+
+    run(main())
+
+
+def test_other_origins_are_not_invited(run, served):
+    origin = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+
+    async def main():
+        async with served() as server:
+            response = await server.http.options("/v1/chat/completions", headers=origin)
+            assert response.status_code == 405
+            assert not [name for name in response.headers if name.startswith("access-control")]
+        async with served(allowed_origins=["https://good.example"], api_keys=KEYS) as server:
+            response = await server.http.options("/v1/chat/completions", headers=origin)
+            assert response.status_code == 400
+            good = {**origin, "origin": "https://good.example"}
+            response = await server.http.options("/v1/chat/completions", headers=good)
+            assert response.status_code == 200
+            assert response.headers["access-control-allow-origin"] == "https://good.example"
+
+    run(main())
+
+
+@pytest.mark.parametrize("headers", [[(f"x-{i}", "1") for i in range(101)], [("x-long", "y" * 65_536)]])
+def test_too_many_headers(run, served, headers):
+    async def main():
+        async with served() as server:
+            response = await server.http.get("/health", headers=headers)
+            assert response.status_code == 431
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+    run(main())
+
+
+def metric(text: str, name: str) -> float:
+    (line,) = [line for line in text.splitlines() if line.startswith(name)]
+    return float(line.rpartition(" ")[2])
+
+
+def test_metrics(run, served):
+    async def main():
+        async with served() as server:
+            await server.chat("Hi", max_tokens=4)
+            await server.chat("Hi")
+            await server.chat("Hi", temperature=-1)
+            response = await server.http.get("/metrics")
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            label = '{model_name="byte-model"}'
+            generated = 4 + len(server.texts(1, 5)[0].encode()) + 1
+            assert metric(response.text, f"quire:prompt_tokens_total{label}") == 10
+            assert metric(response.text, f"quire:generation_tokens_total{label}") == generated
+            assert metric(response.text, f"quire:time_to_first_token_seconds_count{label}") == 2
+            assert metric(response.text, f"quire:inter_token_latency_seconds_count{label}") == generated - 2
+            assert metric(response.text, 'quire:request_success_total{finished_reason="length"') == 1
+            assert metric(response.text, 'quire:request_success_total{finished_reason="stop"') == 1
+            assert metric(response.text, f"quire:num_requests_running{label}") == 0
+            assert metric(response.text, f"quire:kv_cache_usage_perc{label}") == 0.25
+            assert metric(response.text, f"quire:engine_new_thing_total{label}") == 3
+            route = 'route="/v1/chat/completions"'
+            assert (
+                metric(response.text, f'quire:http_responses_total{{model_name="byte-model",{route},status="400"}}')
+                == 1
+            )
+            assert "process_resident_memory_bytes" in response.text
+
+    run(main())
+
+
+def test_two_servers_count_apart(run, served):
+    async def main():
+        async with served() as one, served() as other:
+            await one.chat()
+            assert other.state.metrics.prompt_tokens.value() == 0
+
+    run(main())
