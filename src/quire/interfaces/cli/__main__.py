@@ -1,0 +1,8 @@
+"""`python -m quire.interfaces.cli`: the same as `python -m quire`."""
+
+import sys
+
+from quire.interfaces.cli.program import main
+
+if __name__ == "__main__":
+    sys.exit(main())

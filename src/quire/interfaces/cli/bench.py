@@ -1,0 +1,137 @@
+"""`quire bench`: throughput and latency of this engine with random prompts of equal length."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import OptionError
+from quire.interfaces.cli.bench_report import Report, Timeline
+from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
+from quire.interfaces.cli.session import open_engine
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.interfaces.async_llm import AsyncLLM
+
+# flag, default, least, help
+_LOAD_FLAGS = (
+    ("--num-requests", 32, 1, "requests in all"),
+    ("--concurrency", 0, 0, "requests in flight at once; 0 means all"),
+    ("--input-length", 128, 1, "tokens of each prompt"),
+    ("--output-length", 64, 1, "tokens of each answer"),
+    ("--shared-prefix", 0, 0, "tokens at the beginning that all prompts have in common"),
+    ("--num-warmups", 1, 0, "requests before the clock starts"),
+    ("--seed", 0, 0, "seed of prompts and sampling"),
+)
+
+
+@dataclass
+class Load:
+    """What is asked of the engine."""
+
+    num_requests: int
+    concurrency: int
+    input_length: int
+    output_length: int
+    shared_prefix: int
+    num_warmups: int
+    seed: int
+
+    def prompts(self, vocab_size: int) -> list[list[int]]:
+        """Warm-up prompts first; the same for the same seed."""
+        draw = random.Random(self.seed)
+        prefix = [draw.randrange(vocab_size) for _ in range(self.shared_prefix)]
+        length = self.input_length - self.shared_prefix
+        return [
+            prefix + [draw.randrange(vocab_size) for _ in range(length)]
+            for _ in range(self.num_warmups + self.num_requests)
+        ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [MODEL] [options]"
+    add_model_argument(parser)
+    group = parser.add_argument_group("load")
+    for flag, default, _, text in _LOAD_FLAGS:
+        group.add_argument(
+            flag, default=str(default), metavar="N", dest=_field(flag), help=f"{text} (default: {default})"
+        )
+    group.add_argument("--temperature", default="0", metavar="X", help="0 is greedy (default: 0)")
+    group.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    add_engine_flags(parser, leave_out=("seed",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    load, temperature = _load_of(arguments), _temperature_of(arguments.temperature)
+    report = asyncio.run(_bench({**engine_options_of(arguments), "seed": load.seed}, load, temperature))
+    print(json.dumps(report.as_dict()) if arguments.json else report.as_table())
+    return 0
+
+
+def _load_of(arguments: argparse.Namespace) -> Load:
+    values = {}
+    for flag, _, least, _ in _LOAD_FLAGS:
+        text = getattr(arguments, _field(flag))
+        if not text.isdigit() or int(text) < least:
+            raise OptionError(f"{flag} {text}: must be a whole number, {least} or more.")
+        values[_field(flag)] = int(text)
+    load = Load(**values)
+    if load.shared_prefix > load.input_length:
+        raise OptionError(f"--shared-prefix {load.shared_prefix}: must not exceed --input-length {load.input_length}.")
+    return load
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _temperature_of(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise OptionError(f"--temperature {text}: must be a number.") from None
+
+
+async def _bench(options: dict[str, Any], load: Load, temperature: float) -> Report:
+    async with open_engine(options) as engine:
+        return await measure(engine, load, temperature)
+
+
+async def measure(
+    engine: AsyncLLM, load: Load, temperature: float, clock: Callable[[], float] = time.perf_counter
+) -> Report:
+    """Runs the load; the clock starts after the warm-up."""
+    sampling = SamplingParams(
+        max_tokens=load.output_length, min_tokens=load.output_length, ignore_eos=True, temperature=temperature,
+        detokenize=True,
+    )  # fmt: skip
+    prompts = load.prompts(engine.config.facts.vocab_size)
+    for number in range(load.num_warmups):
+        await _timeline(engine, prompts[number], sampling, clock)
+    slots = asyncio.Semaphore(load.concurrency or load.num_requests)
+
+    async def one(prompt: list[int]) -> Timeline:
+        async with slots:
+            return await _timeline(engine, prompt, sampling, clock)
+
+    start = clock()
+    timelines = await asyncio.gather(*(one(prompt) for prompt in prompts[load.num_warmups :]))
+    seconds = clock() - start
+    asked = {**asdict(load), "temperature": temperature}
+    return Report(engine.config.served_model_name, asked, list(timelines), seconds)
+
+
+async def _timeline(
+    engine: AsyncLLM, prompt: list[int], sampling: SamplingParams, clock: Callable[[], float]
+) -> Timeline:
+    timeline = Timeline(num_prompt_tokens=len(prompt), start=clock())
+    async for output in engine.generate({"prompt_token_ids": prompt}, sampling, delta=True):
+        timeline.add(clock(), len(output.outputs[0].token_ids))
+    return timeline

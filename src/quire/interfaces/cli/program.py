@@ -1,0 +1,98 @@
+"""The first word chooses a command; a user's mistake is one line on stderr, never a traceback.
+
+Imports a command's file only when it is asked for, so `quire --version` and `quire --help` answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from quire.errors import OptionError, QuireError, UserError, suggestion
+from quire.interfaces.cli.parser import CommandParser
+from quire.observability.logging import LEVEL_VARIABLE, configure_logging
+from quire.version import __version__
+
+# command -> (module, what it does)
+COMMANDS = {
+    "serve": ("quire.interfaces.cli.serve", "answer HTTP requests in the way of OpenAI's API"),
+    "chat": ("quire.interfaces.cli.chat", "talk with a model in the terminal"),
+    "generate": ("quire.interfaces.cli.generate", "continue a text, or several"),
+    "bench": ("quire.interfaces.cli.bench", "measure throughput and latency"),
+    "options": ("quire.interfaces.cli.options", "print the table of all engine options in Markdown"),
+}
+
+_EXAMPLES = """
+examples:
+  quire chat                               talk with the small model that ships with Quire
+  quire serve                              serve it on http://127.0.0.1:8000/v1
+  quire serve ./my-model --port 9000       serve a Hugging Face checkpoint
+  quire generate "Once upon a time" --max-tokens 50
+  cat notes.txt | quire generate --temperature 0
+  quire bench --num-requests 32 --json
+
+`quire COMMAND --help` lists the options of a command.
+"""
+
+# What a command says on stderr unless it is told otherwise: the others keep stderr for what is wrong.
+_LEVELS = {"serve": "info"}
+
+OK, ENGINE_FAILED, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code of the process."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `quire generate ... | head`: the reader has gone. Python would complain once more when it flushes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ENGINE_FAILED
+    except QuireError as error:
+        print(f"quire: error: {error}", file=sys.stderr)
+        return USER_MISTAKE if isinstance(error, UserError) else ENGINE_FAILED
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return OK
+    if argv[0] in ("-V", "--version"):
+        print(f"quire {__version__}")
+        return OK
+    if argv[0] not in COMMANDS:
+        kind = "option" if argv[0].startswith("-") else "command"
+        known = ["--help", "--version"] if kind == "option" else list(COMMANDS)
+        hint = suggestion(argv[0], known) or f" There are: {', '.join(known)}."
+        raise OptionError(f"{argv[0]}: there is no such {kind}.{hint}")
+    module_name, description = COMMANDS[argv[0]]
+    command = importlib.import_module(module_name)
+    parser = CommandParser(prog=f"quire {argv[0]}", description=f"{description[0].upper()}{description[1:]}.")
+    command.add_arguments(parser)
+    try:
+        arguments = parser.parse(argv[1:])
+    except SystemExit:  # --help has printed what was asked for
+        return OK
+    if "log_level" in arguments:
+        _configure_logging(arguments.log_level or os.environ.get(LEVEL_VARIABLE) or _LEVELS.get(argv[0], "warning"))
+    return int(command.run(arguments))
+
+
+def _configure_logging(level: str) -> None:
+    # by the environment, so that the engine's own process and the server do the same
+    os.environ[LEVEL_VARIABLE] = level
+    configure_logging(level)
+
+
+def help_text() -> str:
+    width = max(len(name) for name in COMMANDS)
+    commands = "\n".join(f"  {name:<{width}}  {description}" for name, (_, description) in COMMANDS.items())
+    return (
+        f"quire {__version__}: an LLM inference engine\n\n"
+        f"usage: quire COMMAND [options]\n\ncommands:\n{commands}\n\n"
+        f"options:\n  -h, --help     this text\n  -V, --version  the version\n{_EXAMPLES}"
+    ).rstrip()

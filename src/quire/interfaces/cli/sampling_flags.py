@@ -1,0 +1,59 @@
+"""Command-line flags of sampling. Names, meanings and bounds are those of SamplingParams, which also checks them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from quire.errors import OptionError
+from quire.sampling_params import SamplingParams
+
+# flag -> (field, kind, help)
+_FLAGS: dict[str, tuple[str, type, str]] = {
+    "--max-tokens": ("max_tokens", int, "longest answer, in tokens"),
+    "--min-tokens": ("min_tokens", int, "no end before so many tokens"),
+    "--temperature": ("temperature", float, "0 always takes the most probable token"),
+    "--top-p": ("top_p", float, "sample among the most probable tokens that sum up to this"),
+    "--top-k": ("top_k", int, "sample among so many most probable tokens; 0 means all"),
+    "--min-p": ("min_p", float, "least probability of a token, as a share of the best one's"),
+    "--repetition-penalty": ("repetition_penalty", float, "above 1 discourages what was there before"),
+    "--presence-penalty": ("presence_penalty", float, "discourages tokens that were generated before"),
+    "--frequency-penalty": ("frequency_penalty", float, "the same, in proportion to how often"),
+    "--seed": ("seed", int, "same seed and parameters, same text"),
+}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Only flags that were typed appear in the result."""
+    group = parser.add_argument_group("sampling")
+    for flag, (field, kind, text) in _FLAGS.items():
+        metavar = "N" if kind is int else "X"
+        group.add_argument(flag, dest=f"sampling_{field}", default=argparse.SUPPRESS, metavar=metavar, help=text)
+    group.add_argument(
+        "--stop", dest="sampling_stop", action="append", default=argparse.SUPPRESS, metavar="TEXT",
+        help="end before this text; may be given several times",
+    )  # fmt: skip
+    group.add_argument(
+        "--ignore-eos", dest="sampling_ignore_eos", action="store_true", default=argparse.SUPPRESS,
+        help="do not end at the model's end-of-text token",
+    )  # fmt: skip
+
+
+def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Fields of SamplingParams that were typed."""
+    typed = {
+        name.removeprefix("sampling_"): value for name, value in vars(arguments).items() if name.startswith("sampling_")
+    }
+    for flag, (field, kind, _) in _FLAGS.items():
+        if field in typed:
+            typed[field] = _number(flag, kind, typed[field])
+    # what is out of bounds is said before a model loads
+    SamplingParams(**typed)
+    return typed
+
+
+def _number(flag: str, kind: type, text: str) -> int | float:
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError:
+        raise OptionError(f"{flag} {text}: must be a {'whole ' * (kind is int)}number.") from None

@@ -1,0 +1,82 @@
+"""quire generate."""
+
+import io
+import json
+
+import pytest
+
+from quire.errors import RequestError, RequestFailedError
+from quire.interfaces.cli import main
+
+
+def test_one_prompt_streams(engine, capsys):
+    assert main(["generate", "Once", "--max-tokens", "5", "--model", "folder"]) == 0
+    assert capsys.readouterr().out == "Hello.\n"
+    assert [prompt.text for prompt in engine.prompts] == ["Once"]
+    assert engine.options == {"model": "folder"}
+    assert (engine.sampling[0].max_tokens, engine.sampling[0].temperature) == (5, 0.25)
+    assert not engine.is_open
+
+
+def test_a_prompt_from_stdin(engine, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
+    assert main(["generate"]) == 0
+    assert engine.prompts[0].text == "two\nlines"
+
+
+def test_no_prompt_at_a_terminal_is_a_mistake(engine, capsys, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(["generate"]) == 2
+    assert "prompt is missing" in capsys.readouterr().err
+
+
+def test_a_prompt_as_a_message(engine):
+    assert main(["generate", "--chat", "Hi"]) == 0
+    assert engine.prompts[0].text == "<user>Hi"
+
+
+def test_several_prompts_run_together_and_are_printed_in_order(engine, capsys):
+    assert main(["generate", "one", "two"]) == 0
+    assert capsys.readouterr().out == "[1] one\nHello.\n\n[2] two\nHello.\n\n"
+
+
+def test_several_answers(engine, capsys):
+    assert main(["generate", "one", "-n", "2"]) == 0
+    assert capsys.readouterr().out == "[1] one\nHello.\nHello.\n\n"
+
+
+def test_without_streaming(engine, capsys):
+    assert main(["generate", "one", "--no-stream"]) == 0
+    assert capsys.readouterr().out == "Hello.\n"
+
+
+def test_as_json(engine, capsys):
+    assert main(["generate", "één", "--json"]) == 0
+    entry = json.loads(capsys.readouterr().out)
+    answer = {"index": 0, "text": "Hello.", "num_tokens": 2, "finish_reason": "stop", "stop_reason": None}
+    assert entry == {"prompt": "één", "num_prompt_tokens": 3, "outputs": [answer]}
+
+
+def test_an_impossible_value_is_said_before_anything_loads(engine, capsys):
+    assert main(["generate", "x", "--top-p", "2"]) == 2
+    assert "top_p=2.0" in capsys.readouterr().err
+    assert not engine.was_opened
+
+
+@pytest.mark.parametrize(("error", "status"), [(RequestError("too long"), 2), (RequestFailedError("broke"), 1)])
+@pytest.mark.parametrize("argv", [["a"], ["a", "b"]])
+def test_a_request_that_fails(engine, capsys, error, status, argv):
+    engine.error = error
+    assert main(["generate", *argv]) == status
+    assert capsys.readouterr().err == f"quire: error: {error}\n"
+    assert not engine.is_open
+
+
+def test_ctrl_c_ends_it_quietly(engine, capsys):
+    engine.interrupt_after = 1
+    assert main(["generate", "x"]) == 130
+    assert capsys.readouterr().err == ""
+    assert not engine.is_open
+    assert engine.num_open == 0, "the request was aborted"

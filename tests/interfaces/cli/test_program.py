@@ -1,0 +1,156 @@
+"""The command line as a whole: what it prints and returns, and that mistakes are one line."""
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from quire.errors import CapacityError, EngineDeadError
+from quire.interfaces.cli import main, program
+from quire.version import __version__
+
+SRC = Path(__file__).parents[3] / "src"
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    monkeypatch.setenv("QUIRE_LOG_LEVEL", "warning")
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """A command named `try` that does what the test says."""
+    module = types.ModuleType("quire.interfaces.cli.trial")
+    module.add_arguments = lambda parser: parser.add_argument("--stop-at")
+    module.run = lambda arguments: 0
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(program.COMMANDS, "try", (module.__name__, "a trial"))
+    return module
+
+
+def test_version(capsys):
+    for flag in ("--version", "-V"):
+        assert main([flag]) == 0
+        assert capsys.readouterr().out == f"quire {__version__}\n"
+
+
+def test_help_names_every_command_and_gives_examples(capsys):
+    for argv in ([], ["--help"], ["-h"], ["help"]):
+        assert main(argv) == 0
+        text = capsys.readouterr().out
+        assert all(f"\n  {name} " in text for name in program.COMMANDS)
+        assert "examples:" in text
+
+
+@pytest.mark.parametrize("name", program.COMMANDS)
+def test_each_command_has_help(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert f"usage: quire {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serv"], 'no such command. Did you mean "serve"?'),
+        (["xyz"], "There are: serve, chat"),
+        (["--versoin"], 'Did you mean "--version"?'),
+        (["serve", "--max-model-length", "3"], 'Did you mean "--max-model-len"?'),
+        (["serve", "--portt=3"], 'Did you mean "--port"?'),
+        (["serve", "--zzz"], "quire serve --help lists all"),
+        (["serve", "a", "b"], "one argument too many: 'b'"),
+        (["serve", "a", "--model", "b"], "both 'a' and --model 'b'"),
+        (["serve", "--port", "http"], "--port http: must be a whole number between 0 and 65535"),
+        (["serve", "--port", "65536"], "65536"),
+        (["serve", "--shutdown-timeout", "-1"], "0 or more"),
+        (["serve", "--block-size", "0"], "block_size=0: must be between 1 and 256"),
+        (["serve", "--dtype", "bf16"], 'Did you mean "bfloat16"?'),
+        (["serve", "--kv-cache-memory-bytes", "lots"], "must be a size such as"),
+        (["generate", "--max-tokens"], "expected one argument"),
+        (["generate", "--max-tokens", "many", "x"], "--max-tokens many: must be a whole number"),
+        (["generate", "--temperature", "hot", "x"], "must be a number"),
+        (["generate", "-n", "two", "x"], "must be a whole number"),
+        (["bench", "--num-requests", "0"], "1 or more"),
+        (["bench", "--shared-prefix", "9", "--input-length", "8"], "must not exceed"),
+        (["bench", "--temperature", "hot"], "must be a number"),
+        (["chat", "/no/such/folder"], "no such directory"),
+    ],
+)
+def test_a_mistake_is_one_line(argv, words, capsys):
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("quire: error: ")
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "shown"),
+    [
+        (CapacityError("too little memory"), 2, "quire: error: too little memory\n"),
+        (EngineDeadError("it died"), 1, "quire: error: it died\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_goes_wrong_decides_the_exit_status(command, raised, status, shown, capsys):
+    def run(arguments):
+        raise raised
+
+    command.run = run
+    assert main(["try"]) == status
+    assert capsys.readouterr().err == shown
+
+
+def test_our_own_mistakes_keep_their_traceback(command):
+    def run(arguments):
+        raise ZeroDivisionError
+
+    command.run = run
+    with pytest.raises(ZeroDivisionError):
+        main(["try"])
+
+
+def test_underscores_are_dashes_in_names_and_stay_in_values(command):
+    seen = []
+    command.run = lambda arguments: seen.append(arguments.stop_at) or 0
+    assert main(["try", "--stop_at", "a_b"]) == 0
+    assert main(["try", "--stop_at=x_y"]) == 0
+    assert seen == ["a_b", "x_y"]
+
+
+def run_quire(*argv: str, **options) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    command = [sys.executable, "-m", "quire.interfaces.cli", *argv]
+    return subprocess.run(command, env=environment, text=True, timeout=60, check=False, **options)
+
+
+def test_as_a_process():
+    done = run_quire("serv", capture_output=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_traceback():
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = run_quire("options", stdout=write, stderr=subprocess.PIPE)
+    finally:
+        os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+def test_help_and_version_need_nothing_heavy():
+    code = (
+        "import sys; from quire.interfaces.cli import main\n"
+        "main(['--version']); main(['--help']); main(['serve', '--help'])\n"
+        "heavy = ('torch', 'transformers', 'tokenizers', 'fastapi', 'numpy', 'zmq')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
