@@ -1,0 +1,1 @@
+"""How the embedded model is made: tasks that generate text, a tokenizer, a trainer and an evaluation."""
