@@ -46,9 +46,8 @@ def microseconds_per_step(num_sequences: int, num_steps: int) -> float:
     sampling = SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0)
     for number in range(num_sequences):
         # Prompts of different lengths, so that blocks fill up in different steps, as they do in life.
-        core.add(
-            EngineRequest(request_id=number, prompt_token_ids=[number % 50] * (number % 16 + 1), sampling=sampling)
-        )
+        prompt = [number % 50] * (number % 16 + 1)
+        core.add(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling))
     for _ in range(3):
         core.step()
     start = time.process_time()

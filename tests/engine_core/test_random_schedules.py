@@ -101,7 +101,7 @@ class Workload:
             number, index = split_sequence_id(sequence_id)
             max_tokens, is_greedy, seed = self.params[number]
             tokens = core.tokens[sequence_id]
-            own_seed = seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+            own_seed = seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
             expected = expected_tokens(
                 self.prompts[number], max_tokens, vocab_size=VOCAB, seed=own_seed, is_greedy=is_greedy
             )

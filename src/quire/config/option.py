@@ -72,14 +72,12 @@ class Option:
 
     def check(self, value: Any) -> Any:
         """The value itself, or an error that says what is allowed."""
+        if isinstance(value, str) and self.kind is not str:
+            return self.check(self.parse(value))
         if value is None:
             if self.is_optional:
                 return None
             raise OptionError(f"{self.name}=None: must be {self._kind_in_words()}.")
-        if isinstance(value, str) and self.kind is not str:
-            value = self.parse(value)
-            if value is None:
-                return None
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):
@@ -89,9 +87,12 @@ class Option:
                 f"{self.name}={value!r}: must be one of {', '.join(self.choices)}."
                 + suggestion(str(value), self.choices)
             )
+        self._check_bounds(value)
+        return value
+
+    def _check_bounds(self, value: Any) -> None:
         if (self.least is not None and value < self.least) or (self.greatest is not None and value > self.greatest):
             raise OptionError(f"{self.name}={value}: must be {self._range_in_words()}.")
-        return value
 
     def _parse_bool(self, text: str) -> bool:
         if text.lower() in {"1", "true", "yes", "on"}:
