@@ -3,8 +3,8 @@
     python benchmarks/step_overhead.py [--rows 1 64 256 1024] [--steps 500]
 
 The model is a table look-up over a small vocabulary, so its share is subtracted by measuring it alone. Decode steps:
-every row computes one token and needs a new block once in 16 steps, as in a long run. Time is that of the processor, so that a
-busy machine disturbs it less. The last line is JSON.
+every row computes one token and needs a new block once in 16 steps, as in a long run. Time is the processor's, so that
+a busy machine disturbs it less. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -235,3 +235,16 @@ def test_what_was_loaded_is_logged(path, caplog):
     with caplog.at_level(logging.INFO, logger="quire"):
         load_model(worker_config(path))
     assert "llama runs as LlamaForCausalLM on torch.float32 with attention backend reference" in caplog.text
+
+
+def test_the_original_files_of_gpt2_and_opt_hold_the_backbone_alone(tmp_path):
+    for name, prefix, extra in (
+        ("gpt2", "transformer.", {"h.0.attn.bias": torch.ones(1, 1, 4, 4)}),
+        ("opt", "model.", {}),
+    ):
+        path = make_checkpoint(tmp_path / name, name)
+        expected = logits(path)
+        weights = {key.removeprefix(prefix): tensor for key, tensor in weights_of(path).items()}
+        assert all(not key.startswith(prefix) for key in weights)
+        write(path, {**weights, **extra})
+        assert torch.equal(logits(path), expected)

@@ -45,8 +45,6 @@ class Worker:
     def load(self) -> None:
         self._platform.set_threads(self._config.num_threads)
         self._model = self._model_loader(self._config)
-        if self._config.compile:
-            compile_layers(self._model)
 
     def measure_capacity(self) -> WorkerCapacity:
         model = self._loaded_model()
@@ -57,6 +55,9 @@ class Worker:
         """Blocks 0 ... num_blocks - 1 for each group of layers; the worker is ready for steps after this."""
         config, model, device = self._config, self._loaded_model(), self._platform.device
         layers = attention_layers(model)
+        if config.compile:
+            # Not earlier: what is measured is the model uncompiled, which needs no less memory.
+            compile_layers(model)
         cache = KVCache()
         cache.allocate(layers, groups, num_blocks, config.block_size, device)
         table = RowTable(config.max_num_seqs, config.max_model_len)

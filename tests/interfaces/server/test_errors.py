@@ -371,3 +371,49 @@ def test_a_dead_engine(run, served):
             assert (await server.http.get("/metrics")).status_code == 200
 
     run(main())
+
+
+ODD_VALUES = [
+    None,
+    "",
+    "1",
+    "\u0000",
+    [],
+    {},
+    [None],
+    [[]],
+    {"": 1},
+    True,
+    1.5,
+    -1,
+    0,
+    1e308,
+    2**31,
+    2**63,
+    2**64,
+    -(2**65),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_no_value_of_any_field_breaks_the_server(run, served, endpoint, stream):
+    """Every field with values of every type: an answer or a 4xx, never a 5xx, and nothing is left behind."""
+    from quire.interfaces.server import chat, completions
+
+    rules = chat.RULES if endpoint == "chat" else completions.RULES
+    path = CHAT if endpoint == "chat" else "/v1/completions"
+    least = {"messages": MESSAGES} if endpoint == "chat" else {"prompt": "Hi"}
+
+    async def main():
+        async with served(max_model_len=64) as server:
+            for name in [*rules.implemented, *rules.refused]:
+                for value in ODD_VALUES:
+                    response = await server.post(path, {**least, "stream": stream, "max_tokens": 2, name: value})
+                    assert response.status_code in (200, 400, 404), (name, value, response.text)
+                    if response.status_code != 200:
+                        assert error_of(response)["message"], (name, value)
+            assert not server.fake.running
+            assert len(server.state.in_flight) == 0
+
+    run(main())

@@ -13,9 +13,9 @@ from quire.worker.layers import (
     RowParallelLinear,
     TensorParallelGroup,
     load_weight,
+    packing,
     tensor_parallel,
 )
-from quire.worker.layers import packing
 from quire.worker.layers.parameter import ShapeMismatchError, parts_of
 
 IN, OUT = 12, 8
@@ -128,7 +128,9 @@ def test_small_float32_weights_stay_as_they_are():
     assert packing.pack(small) is None
     if packing.pack(large) is None:
         pytest.skip("this processor or this torch cannot pack")
-    assert packing.pack(torch.zeros(64, 64, dtype=torch.float16)) is None or packing._processor_multiplies(torch.float16)
+    assert packing.pack(torch.zeros(64, 64, dtype=torch.float16)) is None or packing._processor_multiplies(
+        torch.float16
+    )
 
 
 def test_without_the_operators_of_torch_nothing_is_packed(monkeypatch):

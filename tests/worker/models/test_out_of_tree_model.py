@@ -3,6 +3,7 @@
 import json
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,52 +13,9 @@ from quire.testing.model_harness import ModelHarness, worker_config
 from quire.worker.model_loader import load_model
 from quire.worker.models.registry import native_model_types
 
-SOURCE = """
-from torch import nn
-
-from quire.modeling import (
-    Attention, CausalLM, CheckpointMap, LayerNorm, QKVParallelLinear, RowParallelLinear, VocabEmbedding, head_of,
-)
-
-
-class ToyLayer(nn.Module):
-    def __init__(self, config, index):
-        super().__init__()
-        head_dim = config.hidden_size // config.num_heads
-        self.norm = LayerNorm(config.hidden_size)
-        self.qkv_proj = QKVParallelLinear(config.hidden_size, head_dim, config.num_heads, config.num_heads, bias=False)
-        self.attn = Attention(config.num_heads, config.num_heads, head_dim, head_dim**-0.5, name=f"layers.{index}.attn")
-        self.out = RowParallelLinear(config.hidden_size, config.hidden_size, bias=False)
-
-    def forward(self, hidden):
-        return hidden + self.out(self.attn(*self.qkv_proj(self.norm(hidden))))
-
-
-class ToyBackbone(nn.Module):
-    def __init__(self, config, max_model_len):
-        super().__init__()
-        self.tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.positions = VocabEmbedding(max_model_len, config.hidden_size)
-        self.layers = nn.ModuleList(ToyLayer(config, index) for index in range(config.num_layers))
-
-    def forward(self, input_ids, positions, input_embeds):
-        hidden = (self.tokens(input_ids) if input_embeds is None else input_embeds) + self.positions(positions)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return hidden
-
-
-class ToyForCausalLM(CausalLM):
-    architectures = ("ToyForCausalLM",)
-    checkpoint_map = CheckpointMap(
-        merged={"query": ("qkv_proj", "q"), "key": ("qkv_proj", "k"), "value": ("qkv_proj", "v")},
-        prefixes={"backbone.": "model."},
-    )
-
-    def __init__(self, config, max_model_len):
-        backbone = ToyBackbone(config, max_model_len)
-        super().__init__(backbone, head_of(config, backbone.tokens))
-"""
+PAGE = Path(__file__).parents[3] / "docs" / "adding-a-model.md"
+# The model of the page itself, so that the page stays true.
+SOURCE = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
 SIZE, VOCAB, LENGTH, LAYERS, HEADS = 32, 64, 96, 2, 4
 
 

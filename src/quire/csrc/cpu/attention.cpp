@@ -35,7 +35,7 @@ float* thread_buffer(int64_t floats) {
   thread_local std::unique_ptr<float, decltype(&std::free)> buffer(nullptr, std::free);
   thread_local int64_t capacity = 0;
   if (floats > capacity) {
-    buffer.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(round_up(floats, 16)) * sizeof(float))));
+    buffer.reset(static_cast<float*>(std::aligned_alloc(64, round_up(floats, 16) * sizeof(float))));
     capacity = floats;
   }
   return buffer.get();
@@ -121,7 +121,8 @@ void paged_attention(const AttentionArgs& args, const Batch& batch, int max_thre
       const int64_t end = min64(num_units, begin + at_once);
       for (int64_t u = begin; u < end; ++u) {
         const Work* next = u + 1 < end ? &units[u + 1].work : nullptr;
-        table.attend(args, units[u].work, next, scratch, units[u].partials < 0 ? nullptr : partials + units[u].partials);
+        float* to = units[u].partials < 0 ? nullptr : partials + units[u].partials;
+        table.attend(args, units[u].work, next, scratch, to);
       }
     }
     if (floats > 0) {

@@ -5,7 +5,7 @@
 //     fold the partition into the total       always in the order of positions
 //
 // The layout of scratch (floats; e = value_dim padded, d = head_dim padded):
-//   q [rows, d]  s [rows, 64]  part [rows, e]  total [rows, e]  states  corrections  keys [d, 64]  values [64, e]  zeros
+//   q [rows, d]  s [rows, 64]  part [rows, e]  total [rows, e]  keys [d, 64]  values [64, e]  zeros  states of rows
 
 #include "attention_micro.h"
 

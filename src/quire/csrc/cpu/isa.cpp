@@ -37,7 +37,8 @@ constexpr Candidate CANDIDATES[] = {
 
 const KernelTable* find(const char* name) {
   for (const Candidate& candidate : CANDIDATES) {
-    if ((name == nullptr || std::strcmp(name, candidate.name) == 0) && candidate.is_supported()) return candidate.table();
+    const bool is_meant = name == nullptr || std::strcmp(name, candidate.name) == 0;
+    if (is_meant && candidate.is_supported()) return candidate.table();
   }
   return nullptr;
 }
@@ -57,9 +58,10 @@ const KernelTable* kernels() { return chosen(); }
 }  // namespace quire
 
 // For the log, and for tests that try each instruction set in turn.
+#define QUIRE_EXPORT __attribute__((visibility("default")))
 extern "C" {
-__attribute__((visibility("default"))) const char* quire_isa() { return quire::kernels() == nullptr ? "" : quire::kernels()->isa; }
-__attribute__((visibility("default"))) int quire_select_isa(const char* name) {
+QUIRE_EXPORT const char* quire_isa() { return quire::kernels() == nullptr ? "" : quire::kernels()->isa; }
+QUIRE_EXPORT int quire_select_isa(const char* name) {
   const quire::KernelTable* table = quire::find(name);
   if (table == nullptr) return 0;
   quire::chosen() = table;

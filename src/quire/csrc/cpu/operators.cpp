@@ -301,7 +301,8 @@ Tensor silu_and_mul_op(const Tensor& x) {
   sizes.back() /= 2;
   Tensor out = empty(sizes, x);
   const Rows rows = rows_of(x, "x");
-  STD_TORCH_CHECK(rows.outer == 1 || rows.outer_stride == rows.inner * rows.inner_stride, "x: strides are not supported");
+  STD_TORCH_CHECK(rows.outer == 1 || rows.outer_stride == rows.inner * rows.inner_stride,
+                  "x: strides are not supported");
   GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), rows.outer * rows.inner, sizes.back(),
                 rows.inner_stride};
   over_rows(args.rows, args.rows * args.width, [&](int64_t begin, int64_t end) {

@@ -6,8 +6,8 @@ Measured on 2 cores of a Zen 4 with AVX512-BF16, weights from DRAM, CPU time of 
     float32   M=1: 0.83 -> 0.80   M=4: 1.40 -> 0.61   M=16: 2.16 -> 1.16   M=64: 5.23 -> 3.79   differs by rounding
 
 A call of the packed operator costs some 12 us. In bfloat16 F.linear costs as much; in float32 it costs 4 us, so small
-weights stay as they are. The operators belong to torch's own graph optimiser and are not a public interface, hence the guards: without them
-everything runs through F.linear.
+weights stay as they are. The operators belong to torch's own graph optimiser and are not a public interface, hence the
+guards: without them everything runs through F.linear.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Owns: the early refusals that config.json alone justifies, and the check that every weight came. Called by:
 `transformers_fallback.py`.
+
+Transformers maps whole files into memory while it reads them. So the peak is up to twice the weights, of which half are
+pages of files that the kernel can take back; native models need the weights and 64 MiB.
 """
 
 from __future__ import annotations

@@ -85,9 +85,7 @@ def _check_trusted(folder: Path) -> None:
     # What lies there is loaded into this process.
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
-        raise BuildError(
-            f"{folder} belongs to or can be written by other users; set QUIRE_CACHE_DIR to a private folder"
-        )
+        raise BuildError(f"{folder} is not private to this user; set QUIRE_CACHE_DIR to a folder that is")
 
 
 def _compiler() -> str:

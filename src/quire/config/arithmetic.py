@@ -1,0 +1,92 @@
+"""The arithmetic of chapter 2 and section 3.3: what a model weighs, what a token keeps, and what that costs in time.
+
+Pure functions of a model's config.json and of a machine's two rates. No torch; nothing here is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ModelError
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers that the formulas need, whatever the config calls them."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    has_gated_mlp: bool
+    has_tied_embeddings: bool
+
+    @classmethod
+    def of(cls, hf_config: dict[str, Any]) -> ModelShape:
+        config = {**hf_config, **hf_config.get("text_config", {})}
+        hidden = _first(config, "hidden_size", "n_embd", "d_model")
+        heads = _first(config, "num_attention_heads", "n_head")
+        is_gated = "intermediate_size" in config
+        return cls(
+            num_layers=_first(config, "num_hidden_layers", "n_layer"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate_size=config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden,
+            vocab_size=_first(config, "vocab_size"),
+            has_gated_mlp=is_gated,
+            has_tied_embeddings=config.get("tie_word_embeddings", not is_gated),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Matrices of a dense decoder; norms and biases are left out, which is less than a part in a thousand."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        mlp = self.hidden_size * self.intermediate_size * (3 if self.has_gated_mlp else 2)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
+        return self.num_layers * (attention + mlp) + embeddings
+
+    def weight_bytes(self, dtype: str) -> int:
+        return self.num_parameters * _BYTES[dtype]
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """2.1.2: 2 x layers x KV heads x head dimension x size."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Two rates make a roofline (2.1.1)."""
+
+    flops: float
+    bytes_per_second: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations per byte from which on arithmetic, not memory, is the limit."""
+        return self.flops / self.bytes_per_second
+
+    def weight_floor_seconds(self, weight_bytes: int) -> float:
+        """No step is faster than reading all weights once."""
+        return weight_bytes / self.bytes_per_second
+
+    def compute_bound_batch(self, bytes_per_weight: int) -> float:
+        """A matrix times b vectors does 2b operations per weight; from this b on a step is bound by arithmetic."""
+        return self.ridge * bytes_per_weight / 2
+
+    def kv_read_seconds(self, num_bytes: int) -> float:
+        return num_bytes / self.bytes_per_second
+
+
+def _first(config: dict[str, Any], *names: str) -> int:
+    for name in names:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise ModelError(f"config.json: none of {', '.join(names)} is there, so this model's size cannot be computed.")

@@ -1,0 +1,58 @@
+"""`quire plan`: what a model needs and what a machine allows, from config.json alone, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.config import EMBEDDED, ModelFacts, parse_bytes
+from quire.config.arithmetic import Machine, ModelShape
+from quire.config.model_source import locate
+from quire.errors import OptionError
+
+_GIB = 2**30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", default=EMBEDDED, help="directory or hub name (default: the embedded model)"
+    )
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="type of weights"
+    )
+    parser.add_argument("--memory", default="16GiB", help="memory for weights and KV cache (default: 16GiB)")
+    parser.add_argument("--context", type=int, default=0, help="tokens a request (default: the model's own length)")
+    parser.add_argument("--bandwidth", type=float, default=35.0, help="memory bandwidth in GB/s (default: 35)")
+    parser.add_argument("--tflops", type=float, default=0.4, help="matrix rate in TFLOP/s (default: 0.4)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    facts = ModelFacts.read(locate(arguments.model))
+    if arguments.bandwidth <= 0 or arguments.tflops <= 0 or arguments.context < 0:
+        raise OptionError("bandwidth and tflops must be above 0, and context at least 0.")
+    machine = Machine(arguments.tflops * 1e12, arguments.bandwidth * 1e9)
+    memory = parse_bytes(arguments.memory, "memory")
+    context = arguments.context or facts.max_model_len or 2048
+    print("\n".join(report(ModelShape.of(facts.hf_config), arguments.dtype, machine, memory, context)))
+    return 0
+
+
+def report(shape: ModelShape, dtype: str, machine: Machine, memory: int, context: int) -> list[str]:
+    """The plan as lines; every figure is a formula of chapter 2."""
+    weights, per_token = shape.weight_bytes(dtype), shape.kv_bytes_per_token(dtype)
+    left = memory - weights
+    lines = [
+        f"parameters          {shape.num_parameters / 1e9:.3f} billion, {weights / _GIB:.2f} GiB in {dtype}",
+        f"KV cache            {per_token:,} bytes a token; {per_token * context / _GIB:.3f} GiB for {context:,} tokens",
+    ]
+    if left <= 0:
+        return [*lines, f"does not fit        {memory / _GIB:.2f} GiB is less than the weights alone need"]
+    floor = machine.weight_floor_seconds(weights)
+    bound = machine.compute_bound_batch(weights // shape.num_parameters)
+    return [
+        *lines,
+        f"fits                {left // per_token:,} tokens = {left / (per_token * context):.1f} requests of {context:,} "
+        f"beside the weights in {memory / _GIB:.2f} GiB",
+        f"one step            at least {floor * 1e3:.2f} ms (reading the weights): {1 / floor:.1f} tokens/s for one stream",
+        f"reading the cache   {machine.kv_read_seconds(per_token * context) * 1e3:.2f} ms a step for {context:,} tokens",
+        f"arithmetic bound    from {bound:.0f} tokens a step on ({machine.ridge:.0f} operations a byte)",
+    ]

@@ -1,0 +1,57 @@
+"""The figures that the thesis states, out of our formulas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.config.arithmetic import Machine, ModelShape
+from quire.errors import ModelError
+from quire.interfaces.cli.program import main
+
+OPT_13B = {
+    "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "ffn_dim": 20480, "vocab_size": 50272,
+}  # fmt: skip
+H100 = Machine(flops=1e15, bytes_per_second=3.35e12)
+
+
+def test_opt_13b_keeps_800_kilobytes_a_token() -> None:
+    shape = ModelShape.of(OPT_13B)
+    assert shape.kv_bytes_per_token("float16") == 819_200  # 3.3
+    assert 2_048 * shape.kv_bytes_per_token("float16") == pytest.approx(1.6e9, rel=0.06)
+    assert shape.weight_bytes("float16") == pytest.approx(26e9, rel=0.03)  # table 3.1
+
+
+def test_a_hundred_layers_of_eight_heads_keep_400_kilobytes() -> None:
+    shape = ModelShape.of(
+        {"hidden_size": 8192, "num_hidden_layers": 100, "num_attention_heads": 64, "num_key_value_heads": 8,
+         "head_dim": 128, "intermediate_size": 28672, "vocab_size": 128256}
+    )  # fmt: skip
+    assert shape.kv_bytes_per_token("bfloat16") == 409_600
+    cache = 100_000 * shape.kv_bytes_per_token("bfloat16")
+    assert cache == pytest.approx(40e9, rel=0.03)
+    assert H100.kv_read_seconds(cache) == pytest.approx(12e-3, rel=0.03)
+
+
+def test_the_roofline_of_an_h100() -> None:
+    assert H100.ridge == pytest.approx(300, rel=0.01)
+    assert H100.compute_bound_batch(bytes_per_weight=2) == pytest.approx(300, rel=0.01)
+    assert H100.weight_floor_seconds(16_000_000_000) == pytest.approx(5e-3, rel=0.05)
+
+
+def test_a_plan_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {**OPT_13B, "model_type": "opt", "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path), "--memory", "40GiB", "--bandwidth", "1555", "--tflops", "312"]) == 0
+    text = capsys.readouterr().out
+    assert "819,200 bytes a token" in text
+    assert "ms (reading the weights)" in text
+    assert main(["plan", str(tmp_path), "--memory", "20GB"]) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_config_without_sizes_is_a_clear_error() -> None:
+    with pytest.raises(ModelError, match="none of hidden_size, n_embd, d_model is there"):
+        ModelShape.of({"vocab_size": 10})
