@@ -3,8 +3,8 @@
     python benchmarks/block_size.py [--requests 200]
 
 For each size: the share of KV slots that hold tokens while a mix of short and long requests runs (real scheduler and
-manager, no model), the share of prompt tokens that the prefix cache served, and the time of one decode of attention over
-16 sequences of 512 tokens (CPU kernel, one thread, CPU time). Ends in one line of JSON.
+manager, no model), the share of prompt tokens that the prefix cache served, and the time of one decode of attention
+over 16 sequences of 512 tokens (CPU kernel, one thread, CPU time). Ends in one line of JSON.
 """
 
 from __future__ import annotations

@@ -48,7 +48,6 @@ def _round(path: Path, prompts: list[list[int]], num_tokens: int) -> list[tuple[
         ("quire, one stream", _timed(lambda: ours(prompts[:1], num_tokens))),
     ]
     ours.shutdown()  # type: ignore[attr-defined]
-    del ours
     gc.collect()
     theirs = _transformers(path)
     times += [

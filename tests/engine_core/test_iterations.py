@@ -1,4 +1,4 @@
-"""Iteration-level scheduling (3.2.3), and a cache policy that can be exchanged without touching the scheduler (4.2.2)."""
+"""Iteration-level scheduling (3.2.3), and a cache policy exchanged without the scheduler noticing (4.2.2)."""
 
 from __future__ import annotations
 

@@ -13,11 +13,9 @@ _GIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default=EMBEDDED, help="directory or hub name (default: embedded)")
     parser.add_argument(
-        "model", nargs="?", default=EMBEDDED, help="directory or hub name (default: the embedded model)"
-    )
-    parser.add_argument(
-        "--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="type of weights"
+        "--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="type of weights and cache"
     )
     parser.add_argument("--memory", default="16GiB", help="memory for weights and KV cache (default: 16GiB)")
     parser.add_argument("--context", type=int, default=0, help="tokens a request (default: the model's own length)")
@@ -47,12 +45,13 @@ def report(shape: ModelShape, dtype: str, machine: Machine, memory: int, context
     if left <= 0:
         return [*lines, f"does not fit        {memory / _GIB:.2f} GiB is less than the weights alone need"]
     floor = machine.weight_floor_seconds(weights)
+    cache_seconds = machine.kv_read_seconds(per_token * context)
     bound = machine.compute_bound_batch(weights // shape.num_parameters)
     return [
         *lines,
-        f"fits                {left // per_token:,} tokens = {left / (per_token * context):.1f} requests of {context:,} "
-        f"beside the weights in {memory / _GIB:.2f} GiB",
-        f"one step            at least {floor * 1e3:.2f} ms (reading the weights): {1 / floor:.1f} tokens/s for one stream",
-        f"reading the cache   {machine.kv_read_seconds(per_token * context) * 1e3:.2f} ms a step for {context:,} tokens",
+        f"fits                {left // per_token:,} tokens beside the weights in {memory / _GIB:.2f} GiB, "
+        f"which is {left / (per_token * context):.1f} requests of {context:,}",
+        f"one step            at least {floor * 1e3:.2f} ms to read the weights: {1 / floor:.1f} tokens/s for one stream",
+        f"reading the cache   {cache_seconds * 1e3:.2f} ms a step for {context:,} tokens",
         f"arithmetic bound    from {bound:.0f} tokens a step on ({machine.ridge:.0f} operations a byte)",
     ]
