@@ -12,6 +12,7 @@ from quire.engine_core.scheduler import policies
 from quire.engine_core.scheduler.policies.fifo import Fifo
 from quire.errors import OptionError
 from quire.testing.core import CoreUnderTest
+from quire.testing.workload import check_policy
 
 
 class Shortest(Fifo):
@@ -85,6 +86,7 @@ def test_a_policy_from_outside_the_tree(monkeypatch: pytest.MonkeyPatch) -> None
     entry = EntryPoint(name="shortest", value=f"{__name__}:Shortest", group="quire.policies")
     monkeypatch.setattr(policies, "entry_points", lambda group: [entry] if group == "quire.policies" else [])
     monkeypatch.setattr(EntryPoint, "load", lambda self: Shortest)
+    check_policy(policies.make_policy("shortest"), num_seeds=2)
     core = CoreUnderTest(policy="shortest", budget=10)
     core.add(0, list(range(9)), max_tokens=1)
     core.add(1, [5, 6], max_tokens=1)

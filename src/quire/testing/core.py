@@ -12,6 +12,7 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.policies import make_policy
+from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.messages import EngineOutputs, EngineReady, EngineRequest, SequenceEnd
 from quire.sampling_params import SamplingParams
@@ -33,7 +34,7 @@ class CoreUnderTest:
         max_model_len: int = 128,
         groups: Sequence[KVGroup] = (FULL,),
         prefix_caching: bool = True,
-        policy: str = "fifo",
+        policy: str | SchedulingPolicy = "fifo",
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
     ) -> None:
@@ -45,7 +46,7 @@ class CoreUnderTest:
         self.scheduler = Scheduler(
             self.manager,
             self.rows,
-            make_policy(policy),
+            make_policy(policy) if isinstance(policy, str) else policy,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
         )

@@ -364,6 +364,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         self.rows.check_invariants()
+        assert self._granted.sum() <= self.max_num_batched_tokens, "a step was granted more than the budget"
         sequences = self.running.living_sequences()
         self.manager.check_invariants(sequences)
         for sequence in sequences:

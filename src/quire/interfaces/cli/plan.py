@@ -51,7 +51,7 @@ def report(shape: ModelShape, dtype: str, machine: Machine, memory: int, context
         *lines,
         f"fits                {left // per_token:,} tokens beside the weights in {memory / _GIB:.2f} GiB, "
         f"which is {left / (per_token * context):.1f} requests of {context:,}",
-        f"one step            at least {floor * 1e3:.2f} ms to read the weights: {1 / floor:.1f} tokens/s for one stream",
+        f"one step            at least {floor * 1e3:.2f} ms to read the weights: {1 / floor:.1f} tokens/s alone",
         f"reading the cache   {cache_seconds * 1e3:.2f} ms a step for {context:,} tokens",
         f"arithmetic bound    from {bound:.0f} tokens a step on ({machine.ridge:.0f} operations a byte)",
     ]
