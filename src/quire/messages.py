@@ -245,7 +245,7 @@ class StepOutput(msgspec.Struct, kw_only=True):
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What one attention layer keeps per token. Layers with equal specs form a group (3.4.2, DESIGN 5)."""
+    """What one attention layer keeps per token. Layers with equal specs form a group."""
 
     name: str
     num_kv_heads: int

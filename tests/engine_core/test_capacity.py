@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from quire.engine_core.kv_cache_manager.capacity import GIB, Asked, plan_cache
+from quire.engine_core.kv_cache_manager.capacity import GIB, CacheOptions, plan_cache
 from quire.errors import CapacityError, ModelError
 from quire.messages import LayerSpec, WorkerCapacity
 
@@ -15,7 +15,7 @@ def layers(count: int, *, window: int = 0, **changes: int) -> list[LayerSpec]:
     return [msgspec.structs.replace(spec, name=f"{window}.{i}", **changes) for i in range(count)]
 
 
-def asked(**changes: object) -> Asked:
+def asked(**changes: object) -> CacheOptions:
     defaults = {
         "block_size": 16,
         "max_model_len": 2048,
@@ -26,7 +26,7 @@ def asked(**changes: object) -> Asked:
         "memory_bytes": None,
         "is_cpu": True,
     }
-    return Asked(**{**defaults, **changes})  # type: ignore[arg-type]
+    return CacheOptions(**{**defaults, **changes})  # type: ignore[arg-type]
 
 
 def measured(gib: float, specs: list[LayerSpec]) -> WorkerCapacity:

@@ -77,7 +77,7 @@ def test_victim_is_the_least_important_and_then_the_latest() -> None:
     core = CoreUnderTest()
     for number, priority in enumerate([0, 3, 3, 1]):
         core.add(number, [1], max_tokens=3)
-        core.scheduler.requests[number].priority = priority
+        core.scheduler.lifecycle.requests[number].priority = priority
     core.step()
     assert Fifo().victim(core.scheduler.running.requests).request_id == 2
 

@@ -54,7 +54,9 @@ def test_preemption_sets_computed_to_zero_and_resumes_in_one_pass() -> None:
     victim: Sequence | None = None
     while core.core.has_work:
         core.step()
-        preempted = [request for request in core.scheduler.requests.values() if request.status.value == "preempted"]
+        preempted = [
+            request for request in core.scheduler.lifecycle.requests.values() if request.status.value == "preempted"
+        ]
         if preempted and victim is None:
             (victim,) = preempted[0].sequences.values()
             total_before = victim.num_total_tokens

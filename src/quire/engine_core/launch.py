@@ -7,7 +7,7 @@ from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
-from quire.engine_core.kv_cache_manager.capacity import Asked, CachePlan, plan_cache
+from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan, plan_cache
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
@@ -58,8 +58,8 @@ def assemble(
     return EngineCore(scheduler, executor, ready, check_invariants=config.check_invariants)
 
 
-def _asked(config: EngineConfig) -> Asked:
-    return Asked(
+def _asked(config: EngineConfig) -> CacheOptions:
+    return CacheOptions(
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         may_lower_max_model_len=config.may_lower_max_model_len,

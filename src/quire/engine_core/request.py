@@ -1,6 +1,6 @@
 """Request and Sequence: what the scheduler moves around.
 
-A request is a group of sequences (3.4.5, a sequence group): admitted, preempted and resumed together. A sequence is a
+A request is one or more sequences (3.4.5, a sequence group): admitted, preempted and resumed together. A sequence is a
 line of tokens with two numbers and a block table per group of layers. Its numbers live in Rows once it has a row.
 """
 
@@ -81,7 +81,7 @@ class Sequence:
 class Request:
     """What a user asked. `sequences` holds the living ones, by index."""
 
-    def __init__(self, message: EngineRequest, arrival: int, num_groups: int) -> None:
+    def __init__(self, message: EngineRequest, arrival: int, num_groups: int, num_sequences: int) -> None:
         self.request_id = message.request_id
         self.message = message
         self.sampling = message.sampling
@@ -94,15 +94,16 @@ class Request:
         # prompt log-probabilities need every position computed, so nothing may come from the cache
         self.use_prefix_cache = message.sampling.prompt_logprobs is None
         self.was_started = False
-        # rows that fork will still take; they count as taken from admission on, so that a group never waits half-way
-        self.num_reserved_rows = message.sampling.n - 1
+        self.num_sequences = num_sequences
+        # rows that forks will still take; they count as taken from admission on, so that no request waits half-way
+        self.num_reserved_rows = num_sequences - 1
         prompt = np.asarray(message.prompt_token_ids, dtype=np.int32)
         first = Sequence(self, 0, prompt, message.seed, num_groups)
         self.sequences: dict[int, Sequence] = {0: first}
 
     @property
     def num_rows(self) -> int:
-        """Rows that the whole group needs."""
+        """Rows that all its sequences need."""
         return len(self.sequences) + self.num_reserved_rows
 
     @property

@@ -26,12 +26,9 @@ class Rows:
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Tokens from this number on fill a block that the prefix cache does not know yet.
         self.next_block_end = np.zeros(num_rows, dtype=np.int64)
-        self.num_prompt = np.zeros(num_rows, dtype=np.int64)
         self.max_total = np.zeros(num_rows, dtype=np.int64)
         self.min_total = np.zeros(num_rows, dtype=np.int64)
         self.sequence_id = np.full(num_rows, -1, dtype=np.int64)
-        # True: the input is complete, so a token follows when everything is computed
-        self.is_final = np.zeros(num_rows, dtype=np.bool_)
         # True: the decoding method wants to see each token of this row before anything else happens
         self.is_watched = np.zeros(num_rows, dtype=np.bool_)
         self.stop_ids = np.full((num_rows, _STOP_COLUMNS), -1, dtype=np.int64)

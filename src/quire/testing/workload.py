@@ -6,7 +6,7 @@ import random
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
-from quire.messages import AbortRequests, ExtendRequest, split_sequence_id
+from quire.messages import AbortRequests, ExtendRequest, sequence_id_of, split_sequence_id
 from quire.testing.checking_executor import expected_tokens
 from quire.testing.core import FULL, CoreUnderTest
 
@@ -41,15 +41,23 @@ class Workload:
     def act(self) -> None:
         """Perhaps something arrives, grows or is given up before the next step."""
         chance = self.random.random()
-        if chance < 0.25 and len(self.core.scheduler.requests) < 12:
+        if chance < 0.25 and len(self.core.scheduler.lifecycle.requests) < 12:
             self.add()
         elif chance < 0.45 and self.open:
             self.extend(self.random.choice(sorted(self.open)))
         elif chance < 0.48 and self.prompts:
-            victim = self.random.choice(sorted(self.prompts))
-            self.aborted.add(victim)
-            self.open.pop(victim, None)
+            self.abort(self.random.choice(sorted(self.prompts)))
+
+    def abort(self, victim: int) -> None:
+        """The whole request, or one of its sequences."""
+        self.aborted.add(victim)
+        index = self.random.choice([None, 0, 1])
+        if index != 1:
+            self.open.pop(victim, None)  # while input is open there is no second sequence yet
+        if index is None:
             self.core.core.abort(AbortRequests(request_ids=[victim]))
+        else:
+            self.core.core.abort(AbortRequests(sequence_ids=[sequence_id_of(victim, index)]))
 
     def add(self) -> None:
         number = len(self.prompts)
@@ -60,7 +68,7 @@ class Workload:
         is_greedy, seed = self.random.random() < 0.5, self.random.randrange(1000)
         self.prompts[number] = prompt
         self.params[number] = (max_tokens, is_greedy, seed)
-        first = self.random.randrange(len(prompt)) if self.random.random() < 0.2 else len(prompt)
+        first = self.random.randrange(len(prompt)) if self.random.random() < 0.2 else len(prompt)  # may be 0
         if first < len(prompt):
             self.open[number] = prompt[first:]
         temperature = 0.0 if is_greedy else 1.0
@@ -93,7 +101,7 @@ class Workload:
         core = self.core
         assert core.pool.num_held == 0, "blocks are still held at the end"
         assert core.rows.num_free == core.rows.num_rows
-        assert not core.scheduler.requests
+        assert not core.scheduler.lifecycle.requests
         for sequence_id, end in core.ends.items():
             number, index = split_sequence_id(sequence_id)
             max_tokens, is_greedy, seed = self.params[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.engine_core.decoding.method import Verbs
 from quire.engine_core.request import Sequence
+from quire.sampling_params import SamplingParams
 
 
 class ParallelSampling:
@@ -13,7 +14,10 @@ class ParallelSampling:
     own first token with its own seed. So the worker samples one token a row, always, and needs no word for "n".
     """
 
+    def num_sequences(self, sampling: SamplingParams) -> int:
+        return sampling.n
+
     def after_token(self, sequence: Sequence, verbs: Verbs) -> bool:
-        for index in range(1, sequence.request.sampling.n):
+        for index in range(1, sequence.request.num_sequences):
             verbs.fork(sequence, index, sequence.num_total_tokens - 1)
         return False

@@ -80,6 +80,13 @@ class BlockPool:
             self._keys[block] = key
             self._block_by_key[key] = block
 
+    def forget(self, block: int) -> None:
+        """The content of a held block is not to be found any more."""
+        key = self._keys[block]
+        if key is not None:
+            del self._block_by_key[key]
+            self._keys[block] = None
+
     def forget_cached(self) -> None:
         """Empties the prefix cache; held blocks keep their holders and lose their names."""
         self._free.extend(self._cached)

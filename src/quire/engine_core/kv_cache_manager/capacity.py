@@ -1,4 +1,4 @@
-"""How many blocks there are, and why: from what a worker measured, what was asked, and what the requests can use.
+"""How many blocks there are, and why: from what a worker measured, what was asked for, and what the requests can use.
 
 A small model must not take the machine (it is capped by need), and a long context must not fail at the first long
 request (the length is lowered to what memory holds, if the user left it to us).
@@ -18,7 +18,7 @@ _SHARE_OF_FREE_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
-class Asked:
+class CacheOptions:
     """The options that bear on capacity."""
 
     block_size: int
@@ -41,35 +41,35 @@ class CachePlan:
     explanation: str
 
 
-def plan_cache(measured: WorkerCapacity, asked: Asked) -> CachePlan:
+def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     """The number of blocks and the greatest length; CapacityError says what would fit."""
     groups, bytes_per_token = make_groups(measured.layers)
-    block_bytes = bytes_per_token * asked.block_size
-    per_request = _blocks_per_request(groups, asked, asked.max_model_len)
-    num_blocks, reason = _num_blocks(measured, asked, block_bytes, per_request)
-    length = asked.max_model_len
+    block_bytes = bytes_per_token * options.block_size
+    per_request = _blocks_per_request(groups, options, options.max_model_len)
+    num_blocks, reason = _num_blocks(measured, options, block_bytes, per_request)
+    length = options.max_model_len
     if num_blocks < per_request:
-        longest = _longest(groups, asked, num_blocks)
-        if not asked.may_lower_max_model_len or longest < 2:
-            raise CapacityError(_too_small(asked, block_bytes, per_request, num_blocks, longest, reason))
+        longest = _longest(groups, options, num_blocks)
+        if not options.may_lower_max_model_len or longest < 2:
+            raise CapacityError(_too_small(options, block_bytes, per_request, num_blocks, longest, reason))
         length, reason = longest, f"{reason}; max_model_len lowered from {length} to {longest} to fit"
-    tokens = num_blocks * asked.block_size // max(1, len(groups))
+    tokens = num_blocks * options.block_size // max(1, len(groups))
     explanation = (
-        f"KV cache: {num_blocks:,} blocks of {asked.block_size} tokens = {tokens:,} tokens, "
+        f"KV cache: {num_blocks:,} blocks of {options.block_size} tokens = {tokens:,} tokens, "
         f"{_size(num_blocks * block_bytes)} ({reason}); "
-        f"{num_blocks / _blocks_per_request(groups, asked, length):.1f} requests of {length:,} tokens at once"
+        f"{num_blocks / _blocks_per_request(groups, options, length):.1f} requests of {length:,} tokens at once"
     )
     return CachePlan(groups, num_blocks, length, explanation)
 
 
-def _num_blocks(measured: WorkerCapacity, asked: Asked, block_bytes: int, per_request: int) -> tuple[int, str]:
-    if asked.num_blocks is not None:
-        return asked.num_blocks, "num_gpu_blocks_override"
-    if asked.memory_bytes is not None:
-        return asked.memory_bytes // block_bytes, "kv_cache_memory_bytes"
+def _num_blocks(measured: WorkerCapacity, options: CacheOptions, block_bytes: int, per_request: int) -> tuple[int, str]:
+    if options.num_blocks is not None:
+        return options.num_blocks, "num_gpu_blocks_override"
+    if options.memory_bytes is not None:
+        return options.memory_bytes // block_bytes, "kv_cache_memory_bytes"
     free = measured.available_bytes
-    need = per_request * asked.max_num_seqs * block_bytes
-    if not asked.is_cpu:
+    need = per_request * options.max_num_seqs * block_bytes
+    if not options.is_cpu:
         return min(need, free) // block_bytes, _because(need <= free, measured.explanation)
     # A CPU's memory belongs to others too: half of what is free, and no more than the cap unless one request needs it.
     limit = min(int(free * _SHARE_OF_FREE_MEMORY), max(_DEFAULT_CPU_CAP, per_request * block_bytes))
@@ -80,26 +80,28 @@ def _because(need_is_met: bool, explanation: str) -> str:
     return "all that max_num_seqs requests can use" if need_is_met else explanation
 
 
-def _blocks_per_request(groups: list[KVGroup], asked: Asked, length: int) -> int:
-    return sum(group.most_blocks(length, asked.step_tokens, asked.block_size) for group in groups)
+def _blocks_per_request(groups: list[KVGroup], options: CacheOptions, length: int) -> int:
+    return sum(group.most_blocks(length, options.step_tokens, options.block_size) for group in groups)
 
 
-def _longest(groups: list[KVGroup], asked: Asked, num_blocks: int) -> int:
+def _longest(groups: list[KVGroup], options: CacheOptions, num_blocks: int) -> int:
     """The greatest length of which one request fits; by bisection, because windows make the need irregular."""
-    low, high = 0, asked.max_model_len
+    low, high = 0, options.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
-        if _blocks_per_request(groups, asked, middle) <= num_blocks:
+        if _blocks_per_request(groups, options, middle) <= num_blocks:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _too_small(asked: Asked, block_bytes: int, per_request: int, num_blocks: int, longest: int, reason: str) -> str:
+def _too_small(
+    options: CacheOptions, block_bytes: int, per_request: int, num_blocks: int, longest: int, reason: str
+) -> str:
     advice = f"Lower max_model_len to {longest:,}" if longest >= 2 else "Give the KV cache more memory"
     return (
-        f"max_model_len={asked.max_model_len}: needs {_size(per_request * block_bytes)} of KV cache per request "
+        f"max_model_len={options.max_model_len}: needs {_size(per_request * block_bytes)} of KV cache per request "
         f"({per_request:,} blocks), {_size(num_blocks * block_bytes)} is available ({num_blocks:,} blocks; "
         f"{reason}). "
         f"{advice}, or raise kv_cache_memory_bytes or num_gpu_blocks_override."

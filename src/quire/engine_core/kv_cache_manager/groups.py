@@ -1,4 +1,4 @@
-"""Groups: layers that share a block layout (DESIGN: one pool, a block table per group).
+"""Groups: layers that share a block layout; one pool, a block table per group.
 
 Layers with equal specs keep the same tokens. Specs with more layers than the rarest one are cut into several groups of
 that size, so that a block costs the same bytes in every group and any block can serve any group.

@@ -63,34 +63,41 @@ class KVCacheManager:
         """The longest prefix that every group can serve. Pure: references are taken in allocate_slots."""
         # At least one token is always computed: its hidden state is what the next token is sampled from.
         limit = (sequence.num_total_tokens - 1) // self.block_size
-        if self._hasher is None or not sequence.request.use_prefix_cache or limit <= 0:
+        if self._hasher is None or not self._looks_up(sequence) or limit <= 0:
             return ComputedBlocks(0, [[] for _ in self.groups])
         hashes = self._hasher.hashes(sequence, limit)
-        for length in range(self._longest_full_hit(hashes), 0, -1):
-            blocks = self._blocks_of_prefix(hashes, length)
-            if blocks is not None:
-                return ComputedBlocks(length * self.block_size, blocks)
-        return ComputedBlocks(0, [[] for _ in self.groups])
+        length = self._longest_hit(hashes)
+        blocks = [self._blocks_of_prefix(number, hashes, length) for number in range(len(self.groups))]
+        return ComputedBlocks(length * self.block_size, blocks)
 
-    def _longest_full_hit(self, hashes: list[bytes]) -> int:
-        """Blocks that all groups without a window have from the start on; a bound for the others."""
-        length = len(hashes)
-        for number, group in enumerate(self.groups):
-            if group.sliding_window == 0:
-                found = (i for i in range(length) if self.pool.find((number, hashes[i])) is None)
-                length = next(found, length)
-        return length
+    def _looks_up(self, sequence: Sequence) -> bool:
+        return self._hasher is not None and sequence.request.use_prefix_cache
 
-    def _blocks_of_prefix(self, hashes: list[bytes], length: int) -> list[list[int]] | None:
-        tables = []
-        for number, group in enumerate(self.groups):
-            first = min(group.first_needed_block(length * self.block_size, self.block_size), length)
-            found = [self.pool.find((number, hashes[index])) for index in range(first, length)]
-            known = [block for block in found if block is not None]
-            if len(known) < len(found):
-                return None
-            tables.append([_NO_BLOCK] * first + known)
-        return tables
+    def _longest_hit(self, hashes: list[bytes]) -> int:
+        """Blocks of the longest prefix that all groups can serve: one pass over the hashes, for any mix of windows."""
+        is_whole = [group.sliding_window == 0 for group in self.groups]
+        run_lengths = [0] * len(self.groups)
+        longest = 0
+        for index, content in enumerate(hashes):
+            for number in range(len(self.groups)):
+                is_there = self.pool.find((number, content)) is not None
+                if is_whole[number] and not is_there:
+                    return longest
+                run_lengths[number] = run_lengths[number] + 1 if is_there else 0
+            length = index + 1
+            if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
+                longest = length
+        return longest
+
+    def _blocks_of_prefix(self, number: int, hashes: list[bytes], length: int) -> list[int]:
+        first = self._first_block(number, length)
+        found = [self.pool.find((number, content)) for content in hashes[first:length]]
+        return [_NO_BLOCK] * first + [block for block in found if block is not None]
+
+    def _first_block(self, number: int, num_blocks: int) -> int:
+        """The first block of a prefix that this group still needs."""
+        needed = self.groups[number].first_needed_block(num_blocks * self.block_size, self.block_size)
+        return min(needed, num_blocks)
 
     # ------------------------------------------------------------------------------------------ allocation
 
@@ -106,7 +113,7 @@ class KVCacheManager:
         shared = self._shared_at(tables, start)
         target = -(-(start + num_new_tokens) // self.block_size)
         num_new = sum(max(0, target - len(table)) for table in tables)
-        revived = sum(self.pool.is_cached(block) for block in computed.held_blocks()) if computed else 0
+        revived = self.num_revived_blocks([computed]) if computed else 0
         if num_new + len(shared) + revived > self.pool.num_available:
             return None
         if computed:
@@ -117,13 +124,17 @@ class KVCacheManager:
         return new
 
     def num_missing_blocks(self, sequence: Sequence, computed: ComputedBlocks, step_tokens: int) -> int:
-        """Blocks that the sequence still needs beyond a prefix until all its tokens are computed."""
-        revived = sum(self.pool.is_cached(block) for block in computed.held_blocks())
+        """New blocks that the sequence needs beyond a prefix until all its tokens are computed."""
         total = sequence.num_total_tokens
-        return revived + sum(
+        return sum(
             max(0, group.most_blocks(total, step_tokens, self.block_size) - sum(block != _NO_BLOCK for block in table))
             for group, table in zip(self.groups, computed.blocks, strict=True)
         )
+
+    def num_revived_blocks(self, prefixes: Iterable[ComputedBlocks]) -> int:
+        """Blocks of these prefixes that nobody holds now, so that holding them takes them out of the pool."""
+        blocks = {block for prefix in prefixes for block in prefix.held_blocks()}
+        return sum(self.pool.is_cached(block) for block in blocks)
 
     def _shared_at(self, tables: list[list[int]], position: int) -> list[tuple[int, int]]:
         """(group, index) of the blocks that the next token would be written into and that others hold as well."""
@@ -135,8 +146,9 @@ class KVCacheManager:
         ]
 
     def _attach(self, sequence: Sequence, computed: ComputedBlocks) -> None:
-        self.num_queried_tokens += sequence.num_total_tokens
-        self.num_hit_tokens += computed.num_tokens
+        if self._looks_up(sequence) and not sequence.request.was_started:
+            self.num_queried_tokens += sequence.num_total_tokens
+            self.num_hit_tokens += computed.num_tokens
         self.pool.hold(computed.held_blocks())
         for number, blocks in enumerate(computed.blocks):
             sequence.block_tables[number] = list(blocks)
@@ -189,6 +201,13 @@ class KVCacheManager:
         sequence.num_cached_blocks = 0
         self._rows.writable_until[sequence.row] = 0
         self._rows.next_block_end[sequence.row] = self.block_size
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nobody finds the blocks of this sequence any more; who holds them keeps them."""
+        for table in sequence.block_tables:
+            for block in table:
+                if block != _NO_BLOCK:
+                    self.pool.forget(block)
 
     def cache_computed_blocks(self, sequence: Sequence) -> None:
         """Registers the blocks that are full and computed by now, and frees those that every window has passed."""

@@ -11,7 +11,7 @@ from quire.engine_core.rows import Rows
 from quire.messages import AdmittedSequence, SequenceStart
 
 # what a sequence starts with: its prefix at hand, and the tokens granted in this step
-Plan = list[tuple[Sequence, ComputedBlocks, int]]
+Start = tuple[Sequence, ComputedBlocks, int]
 
 
 class Admission:
@@ -25,7 +25,7 @@ class Admission:
 
     def reason_to_refuse(self, request: Request) -> str | None:
         """A request that could never run, even alone, must not wait for ever in front of the others."""
-        message, n = request.message, request.sampling.n
+        message, n = request.message, request.num_sequences
         if message.media or message.adapter:
             return "media and adapters are not supported by this engine yet."
         if request.is_final and request.num_prompt_tokens == 0:
@@ -37,7 +37,7 @@ class Admission:
             )
         if n > self._rows.num_rows:
             return f"n={n}: at most max_num_seqs={self._rows.num_rows} sequences run at once. Lower n or raise it."
-        total = request.max_total_tokens(self._max_model_len)
+        total = self.max_total_tokens(request)
         needed, there = n * self._manager.most_blocks_of(total, self._step_tokens), self._manager.pool.num_blocks
         if needed > there:
             size = self._manager.block_size
@@ -47,12 +47,12 @@ class Admission:
             )
         return None
 
-    def plan(self, request: Request, budget: int, num_reserved_rows: int) -> Plan | None:
-        """How the whole group would start in this step; None while rows or blocks do not suffice."""
+    def starts(self, request: Request, budget: int, num_reserved_rows: int) -> list[Start] | None:
+        """How its sequences would start in this step; None while rows or blocks do not suffice for all of them."""
         new_rows = request.num_rows if not request.was_started else 0
         if new_rows > self._rows.num_free - num_reserved_rows:
             return None
-        plan: Plan = []
+        starts: list[Start] = []
         needed = 0
         for sequence in request.sequences.values():
             computed = self._manager.get_computed_blocks(sequence)
@@ -60,8 +60,13 @@ class Admission:
             needed += self._manager.num_missing_blocks(sequence, computed, self._step_tokens)
             num_tokens = min(sequence.num_total_tokens - computed.num_tokens, budget)
             budget -= num_tokens
-            plan.append((sequence, computed, num_tokens))
-        return plan if needed <= self._manager.pool.num_available else None
+            starts.append((sequence, computed, num_tokens))
+        # Siblings revive the same blocks, which are taken out of the pool once.
+        needed += self._manager.num_revived_blocks([computed for _, computed, _ in starts])
+        return starts if needed <= self._manager.pool.num_available else None
+
+    def max_total_tokens(self, request: Request) -> int:
+        return request.max_total_tokens(self._max_model_len)
 
     def message(self, sequence: Sequence, num_computed_tokens: int) -> AdmittedSequence:
         request = sequence.request

@@ -1,4 +1,7 @@
-"""First in, first out (4.5.1, algorithm 1): the earliest request is served first, the latest is preempted first."""
+"""First in, first out (4.5.1, algorithm 1): the earliest request is served first, the latest is preempted first.
+
+Priorities do not change the order here, only who gives way when memory runs out.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from quire.engine_core.request import Request
 
 
 class Fifo:
-    """Arrival order. Nobody starves: the earliest request is never preempted."""
+    """Arrival order. Among requests of the greatest priority, the earliest is never preempted, so nobody starves."""
 
     def order(self, requests: Iterable[Request]) -> Iterator[Request]:
         return iter(requests)
