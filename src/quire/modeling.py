@@ -17,6 +17,7 @@ from quire.worker.layers import (
     load_weight,
     make_parameter,
 )
+from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 
@@ -33,6 +34,7 @@ __all__ = [
     "LMHead",
     "LayerNorm",
     "MergedColumnParallelLinear",
+    "Nullable",
     "QKVParallelLinear",
     "RMSNorm",
     "ReplicatedLinear",

@@ -32,7 +32,7 @@ def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,28 @@ def test_the_version_needs_no_server_either():
 
 def test_what_is_imported_is_found():
     assert imported_by("import json, decimal", ("decimal", "torch")) == ["decimal"]
+
+
+# Two seconds of processor time that a native model has no use for.
+COMPILER = ("transformers", "torch._dynamo", "torch._inductor", "sympy")
+OPTIONS = "device='cpu', num_threads=1, max_num_seqs=4"
+LLM_STATEMENT = f"""
+from quire import LLM, SamplingParams
+with LLM({OPTIONS}) as llm:
+    sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    outputs = llm.generate("2+3=", sampling, use_tqdm=False)
+    outputs += llm.chat([{{"role": "user", "content": "Hi"}}], sampling, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 2]
+"""
+CORE_STATEMENT = """
+from quire.config.model_source import embedded_path
+from quire.testing.greedy import generate_greedy, real_core
+core = real_core(embedded_path())
+assert len(generate_greedy(core, [[5, 6, 7]], 2)[0]) == 2
+core.shutdown()
+"""
+
+
+@pytest.mark.parametrize("statement", [CORE_STATEMENT, LLM_STATEMENT], ids=["core", "llm"])
+def test_a_native_model_starts_and_answers_without_transformers_and_compiler(statement: str):
+    assert imported_by(statement, (*COMPILER, "torch")) == ["torch"]

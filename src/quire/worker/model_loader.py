@@ -23,6 +23,7 @@ from quire.worker.attention import bind_backend
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.dummy_weights import fill_with_random_weights
 from quire.worker.layers.parameter import Part, ShapeMismatchError, load_weight, parts_of
+from quire.worker.model_config import read_model_config
 from quire.worker.models.checkpoint_map import CheckpointMap, Placement
 from quire.worker.models.registry import find_native, native_class
 from quire.worker.platforms import current_platform
@@ -46,9 +47,9 @@ def load_model(config: WorkerConfig) -> nn.Module:
 
         model = load_through_transformers(config, dtype, platform.device)
     else:
-        hf_config = read_hf_config(path, facts)
+        model_config = read_model_config(path / "config.json", facts.hf_config, model_class)
         with building(dtype, platform.device):
-            model = model_class(hf_config, config.max_model_len)
+            model = model_class(model_config, config.max_model_len)
         if config.load_format == "dummy":
             fill_with_random_weights(model, config.seed)
         else:
@@ -59,21 +60,6 @@ def load_model(config: WorkerConfig) -> nn.Module:
         "%s runs as %s on %s with attention backend %s", facts.model_type, type(model).__name__, dtype, backend.name
     )
     return model.requires_grad_(False).eval()
-
-
-def read_hf_config(path: Path, facts: ModelFacts) -> Any:
-    """config.json with the defaults that it leaves out, where Transformers knows the model_type."""
-    # Imported here: a second that a worker needs only once it has a model.
-    from transformers import AutoConfig, PreTrainedConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    try:
-        if facts.model_type in CONFIG_MAPPING:
-            return AutoConfig.from_pretrained(path)
-        return PreTrainedConfig.from_dict(facts.hf_config)
-    except Exception as error:
-        # Each configuration class checks its values in its own way.
-        raise ModelError(f"{path / 'config.json'}: not a valid {facts.model_type} configuration ({error}).") from error
 
 
 @contextmanager

@@ -65,8 +65,8 @@ class RotaryEmbedding(nn.Module):
 
 def rope_parameters(config: Any) -> dict[str, Any]:
     """The parameters in the newer spelling, as a copy: rope_type and rope_theta are always there."""
-    new = getattr(config, "rope_parameters", None)
-    parameters = dict(new or getattr(config, "rope_scaling", None) or {})
+    # As in Transformers, the older spelling wins where a file has both.
+    parameters = dict(getattr(config, "rope_scaling", None) or getattr(config, "rope_parameters", None) or {})
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ModelError(
             "config.json: rope_parameters differ by kind of layer, which this model's file does not expect. "
@@ -75,6 +75,7 @@ def rope_parameters(config: Any) -> dict[str, Any]:
     kind = parameters.pop("type", None)
     parameters.setdefault("rope_type", kind or "default")
     parameters.setdefault("rope_theta", getattr(config, "rope_theta", None) or 10_000.0)
+    parameters.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     return {name: value for name, value in parameters.items() if value is not None}
 
 

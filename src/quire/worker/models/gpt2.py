@@ -98,6 +98,26 @@ class GPT2LMHeadModel(CausalLM):
         ignored=(".attn.bias", ".attn.masked_bias"),
         convert=as_linear,
     )
+    config_names = {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
+    config_defaults = {
+        "vocab_size": 50_257,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         if config.add_cross_attention:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from quire.errors import ModelError
 from quire.worker.attention import Attention
 from quire.worker.layers import (
     GatedActivation,
@@ -110,6 +111,16 @@ class LlamaModel(nn.Module):
         return hidden
 
 
+def complete_heads(config: Any) -> None:
+    """Null heads of keys mean as many as of queries, a null head_dim what hidden_size leaves for each."""
+    if config.num_key_value_heads is None:
+        config.num_key_value_heads = config.num_attention_heads
+    if getattr(config, "head_dim", 0) is None:
+        if config.num_attention_heads < 1:
+            raise ModelError("config.json: num_attention_heads=0 must be positive. Correct config.json.")
+        config.head_dim = config.hidden_size // config.num_attention_heads
+
+
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
     bias = getattr(config, "attention_bias", False)
     return LlamaAttention(config, name, rotary, qkv_bias=bias, output_bias=bias)
@@ -118,6 +129,22 @@ def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) 
 class LlamaForCausalLM(CausalLM):
     architectures = ("LlamaForCausalLM", "LLaMAForCausalLM")
     checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_heads)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = LlamaModel(config, max_model_len, make_attention)

@@ -6,9 +6,10 @@ from typing import Any
 
 from quire.errors import ModelError
 from quire.worker.layers import RotaryEmbedding
+from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel
+from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:
@@ -19,6 +20,21 @@ def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) 
 class MistralForCausalLM(CausalLM):
     architectures = ("MistralForCausalLM",)
     checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": Nullable(8),
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": Nullable(4096),
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_heads)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         if getattr(config, "layer_types", None) is not None:

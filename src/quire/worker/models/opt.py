@@ -105,6 +105,26 @@ class OPTForCausalLM(CausalLM):
     architectures = ("OPTForCausalLM",)
     # the original files hold the backbone alone
     checkpoint_map = CheckpointMap(merged=MERGED, prefixes={"decoder.": "model.decoder."})
+    config_defaults = {
+        "vocab_size": 50_272,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "ffn_dim": 3072,
+        "word_embed_proj_dim": None,
+        "max_position_embeddings": 2048,
+        "activation_function": "relu",
+        "enable_bias": True,
+        "do_layer_norm_before": True,
+        "layer_norm_elementwise_affine": True,
+        "tie_word_embeddings": True,
+        "_remove_final_layer_norm": False,
+    }
+
+    @staticmethod
+    def complete_config(config: Any) -> None:
+        if config.word_embed_proj_dim is None:
+            config.word_embed_proj_dim = config.hidden_size
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = OPTModel(config)

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.errors import ModelError
 from quire.worker.layers import RotaryEmbedding
+from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaModel
+from quire.worker.models.llama import LlamaAttention, LlamaModel, complete_heads
+
+
+def complete_windows(config: Any) -> None:
+    """A window counts only with `use_sliding_window`, and then for the layers from `max_window_layers` on."""
+    complete_heads(config)
+    if not config.use_sliding_window:
+        config.sliding_window = None
+    if config.layer_types is None:
+        first = config.num_hidden_layers if config.sliding_window is None else config.max_window_layers
+        config.layer_types = [
+            "sliding_attention" if index >= first else "full_attention" for index in range(config.num_hidden_layers)
+        ]
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise ModelError(
+            f"config.json: layer_types names {len(config.layer_types)} layers, num_hidden_layers is "
+            f"{config.num_hidden_layers}. Take the config.json that belongs to the weights."
+        )
 
 
 def window_of_layer(config: Any, index: int) -> int:
@@ -23,6 +42,23 @@ def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) 
 class Qwen2ForCausalLM(CausalLM):
     architectures = ("Qwen2ForCausalLM",)
     checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": Nullable(32),
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "use_sliding_window": False,
+        "sliding_window": Nullable(4096),
+        "max_window_layers": 28,
+        "layer_types": None,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_windows)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = LlamaModel(config, max_model_len, make_attention)

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from quire.worker.layers import RMSNorm, RotaryEmbedding
+from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaModel
-from quire.worker.models.qwen2 import window_of_layer
+from quire.worker.models.qwen2 import complete_windows, window_of_layer
 
 
 class Qwen3Attention(LlamaAttention):
@@ -31,6 +32,25 @@ class Qwen3Attention(LlamaAttention):
 class Qwen3ForCausalLM(CausalLM):
     architectures = ("Qwen3ForCausalLM",)
     checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": Nullable(32),
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": Nullable(4096),
+        "max_window_layers": 28,
+        "layer_types": None,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_windows)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = LlamaModel(config, max_model_len, Qwen3Attention)

@@ -1,0 +1,78 @@
+"""What a model file reads: config.json as attributes, with the defaults that the model's class declares.
+
+Owns: which value a key has. Must never: import Transformers, whose configuration classes cost two seconds of start-up.
+Called by: `model_loader.py`. A model class may declare (docs/adding-a-model.md):
+
+    config_defaults = {"hidden_size": 4096, "sliding_window": Nullable(4096)}   what config.json may leave out
+    config_names = {"hidden_size": "n_embd"}                                    other names of the same keys
+    def complete_config(config): ...                                            keys that follow from others
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ModelError
+
+
+class MissingKeyError(ModelError, AttributeError):
+    """A key that the model needs and nobody gave. An AttributeError too, so `getattr` with a default works."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Nullable:
+    """A default for a key that config.json may also set to null; null then stays null."""
+
+    default: Any
+
+
+class ModelConfig:
+    """The keys of config.json as attributes."""
+
+    def __init__(self, file: Path, values: dict[str, Any], names: dict[str, str]) -> None:
+        self.__dict__.update({names.get(key, key): value for key, value in values.items()})
+        self.__dict__["_file"] = file
+        self.__dict__["_names"] = names
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is not an attribute: another name of one, or a key that is missing."""
+        key = self.__dict__.get("_names", {}).get(name, name)
+        if key in self.__dict__:
+            return self.__dict__[key]
+        raise MissingKeyError(
+            f"{self.__dict__.get('_file')}: no {key}, which this model needs and has no default for. "
+            "Take the config.json that belongs to the weights."
+        )
+
+
+def read_model_config(file: Path, values: dict[str, Any], model_class: type[Any]) -> ModelConfig:
+    """The content of config.json for a model class. One that declares nothing gets the content as it is."""
+    declared: dict[str, Any] = getattr(model_class, "config_defaults", {})
+    names: dict[str, str] = getattr(model_class, "config_names", {})
+    # One model's changes must not reach the declaration, nor what others read from the same file.
+    config = ModelConfig(file, copy.deepcopy(values), names)
+    for key, default in declared.items():
+        is_nullable = default is None or isinstance(default, Nullable)
+        plain = default.default if isinstance(default, Nullable) else default
+        value = config.__dict__.setdefault(key, copy.deepcopy(plain))
+        if not (value is None and is_nullable):
+            _check(file, key, value, plain)
+    complete = getattr(model_class, "complete_config", None)
+    if complete is not None:
+        complete(config)
+    return config
+
+
+def _check(file: Path, key: str, value: Any, default: Any) -> None:
+    """A value must be of its default's kind; a key whose default is null may hold anything."""
+    if default is None:
+        return
+    allowed = (int, float) if isinstance(default, float) else type(default)
+    if not isinstance(value, allowed) or isinstance(value, bool) is not isinstance(default, bool):
+        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[type(default)]
+        raise ModelError(f"{file}: {key}={value!r} must be {kind}. Take the config.json that belongs to the weights.")
+    if isinstance(default, int) and value < 0:
+        raise ModelError(f"{file}: {key}={value} must not be negative. Correct config.json.")

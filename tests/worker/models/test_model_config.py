@@ -1,0 +1,227 @@
+"""What a native model reads from config.json is what Transformers would have told it, without Transformers.
+
+The attributes to compare are recorded while the model is built, so a model file that reads a new one is tested for it.
+"""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from quire.errors import ModelError
+from quire.testing.model_harness import worker_config
+from quire.testing.tiny_checkpoints import ARCHITECTURES, make_config, shape_0_6b_config
+from quire.worker.layers import RotaryEmbedding
+from quire.worker.model_config import ModelConfig, Nullable, read_model_config
+from quire.worker.model_loader import load_model
+from quire.worker.models.registry import find_native, native_model_types
+
+MISSING = "is missing"
+# One thing in several spellings: compared by the angles that come out.
+ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
+NATIVE_TYPES = native_model_types()
+TINY = [name for name, (model_type, _) in ARCHITECTURES.items() if model_type in NATIVE_TYPES]
+SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
+LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3"]
+YARN = {"type": "yarn", "factor": 4.0}
+
+
+class Recorder:
+    """Another's attributes, and the names of those that were read."""
+
+    def __init__(self, config):
+        self.config, self.read = config, set()
+
+    def __getattr__(self, name):
+        self.read.add(name)
+        return getattr(self.config, name)
+
+
+def ours(path):
+    values = json.loads((path / "config.json").read_text())
+    return read_model_config(path / "config.json", values, find_native(values["model_type"], []))
+
+
+def assert_same(path):
+    """Every attribute that building the model reads is what AutoConfig gives; returns their names."""
+    from transformers import AutoConfig
+
+    theirs, own = AutoConfig.from_pretrained(path), ours(path)
+    recorder = Recorder(own)
+    with torch.device("meta"):
+        find_native(theirs.model_type, [])(recorder, 64)
+    for name in sorted(recorder.read - ROPE):
+        assert getattr(own, name, MISSING) == getattr(theirs, name, MISSING), name
+    if recorder.read & ROPE:
+        own_angles, their_angles = (RotaryEmbedding.from_config(config, 64).cos_sin_cache for config in (own, theirs))
+        assert torch.equal(own_angles, their_angles)
+    return recorder.read
+
+
+def write(path, **values):
+    (path / "config.json").write_text(json.dumps(values))
+    return path
+
+
+@pytest.mark.parametrize("model_type", NATIVE_TYPES)
+def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type, tmp_path):
+    read = assert_same(write(tmp_path, model_type=model_type))
+    assert {"vocab_size", "tie_word_embeddings"} <= read
+    # A declared default that nothing reads, or an attribute that only happens to be there, would mislead a reader.
+    model_class = find_native(model_type, [])
+    declared = {*model_class.config_defaults, *getattr(model_class, "config_names", {})}
+    only_for_completion = {"use_sliding_window", "max_window_layers"}
+    unread = set(model_class.config_defaults) - read - only_for_completion
+    assert unread <= {"sliding_window"}, "no model file reads these"
+    assert read - ROPE - declared <= {"head_dim", "attention_bias", "mlp_bias", "layer_types"}, "not declared"
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_transformers_saves_is_read_back(name, tmp_path):
+    make_config(name).save_pretrained(tmp_path)
+    assert_same(tmp_path)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_full_file_says_the_same_with_all_defaults_written_out(name, tmp_path):
+    config = make_config(name)
+    write(tmp_path, **{**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type})
+    assert_same(tmp_path)
+
+
+OLD = {
+    "theta": {"rope_theta": 500_000.0, "torch_dtype": "float16"},
+    "null_scaling": {"rope_theta": 500_000.0, "rope_scaling": None},
+    "scaling": {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "yarn": {"rope_theta": 1e6, "rope_scaling": YARN | {"original_max_position_embeddings": 32}},
+    "both": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 7.0}},
+    "partial": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "tied": {"tie_word_embeddings": True},
+    "bias": {"attention_bias": True, "mlp_bias": True},
+}
+
+
+@pytest.mark.parametrize("model_type", LLAMA_LIKE)
+@pytest.mark.parametrize("spelling", OLD)
+def test_old_spellings_are_read(model_type, spelling, tmp_path):
+    changes = {"max_position_embeddings": 128, **OLD[spelling]}
+    assert_same(write(tmp_path, model_type=model_type, **SIZES, **{"num_key_value_heads": 2, **changes}))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_null_heads_of_keys_are_as_many_as_of_queries(model_type, tmp_path):
+    assert_same(write(tmp_path, model_type=model_type, **SIZES, num_key_value_heads=None))
+
+
+def test_mistral_may_leave_heads_of_keys_null_as_well(tmp_path):
+    """Transformers refuses it, so there is nothing to compare with."""
+    assert ours(write(tmp_path, model_type="mistral", **SIZES, num_key_value_heads=None)).num_key_value_heads == 4
+
+
+WINDOWS = {
+    "off": {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1},
+    "on": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "everywhere": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+    "null": {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+    "named": {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_windows_of_qwen_are_those_of_transformers(model_type, kind, tmp_path):
+    assert_same(write(tmp_path, model_type=model_type, **SIZES, num_key_value_heads=2, **WINDOWS[kind]))
+
+
+@pytest.mark.parametrize("values", [{"sliding_window": None}, {"sliding_window": 16, "head_dim": 24}])
+def test_the_window_of_mistral(values, tmp_path):
+    assert_same(write(tmp_path, model_type="mistral", **SIZES, num_key_value_heads=2, **values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+        {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 100, "n_ctx": 64},
+        {"n_embd": 96, "hidden_size": 48, "n_head": 4, "tie_word_embeddings": False},
+    ],
+)
+def test_gpt2_under_both_names(values, tmp_path):
+    assert_same(write(tmp_path, model_type="gpt2", **values))
+
+
+def test_opt_350m(tmp_path):
+    shape = {"hidden_size": 64, "word_embed_proj_dim": 32, "do_layer_norm_before": False, "num_hidden_layers": 2}
+    assert_same(write(tmp_path, model_type="opt", **shape, _remove_final_layer_norm=True))
+
+
+# ---- values that make no sense --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": "large"}, "hidden_size='large' must be a whole number"),
+        ({"hidden_size": None}, "hidden_size=None must be a whole number"),
+        ({"hidden_size": True}, "hidden_size=True must be a whole number"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers=-1 must not be negative"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps='tiny' must be a number"),
+        ({"attention_bias": 1}, "attention_bias=1 must be true or false"),
+        ({"hidden_act": 3}, "hidden_act=3 must be a text"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(values, words, tmp_path):
+    with pytest.raises(ModelError, match=words):
+        ours(write(tmp_path, model_type="llama", **values))
+
+
+def test_layer_types_must_fit_the_layers(tmp_path):
+    with pytest.raises(ModelError, match="layer_types names 1 layers, num_hidden_layers is 3"):
+        ours(write(tmp_path, model_type="qwen2", **SIZES, layer_types=["full_attention"]))
+
+
+# ---- classes of other packages --------------------------------------------------------------------------------------
+
+
+class Undeclared:
+    """A model class that says nothing about its configuration."""
+
+
+class Declared:
+    config_defaults = {"width": Nullable(4), "names": None, "depth": 2}
+
+
+def test_a_class_that_declares_nothing_gets_config_json_as_it_is(tmp_path):
+    config = read_model_config(tmp_path / "config.json", {"width": 3, "layers": None}, Undeclared)
+    assert (config.width, config.layers, getattr(config, "depth", 7)) == (3, None, 7)
+    assert not hasattr(config, "depth")
+    with pytest.raises(ModelError, match=r"config\.json: no depth"):
+        _ = config.depth
+
+
+def test_null_is_kept_where_it_is_allowed(tmp_path):
+    config = read_model_config(tmp_path / "config.json", {"width": None}, Declared)
+    assert (config.width, config.names, config.depth) == (None, None, 2)
+    with pytest.raises(ModelError, match="depth=None"):
+        read_model_config(tmp_path / "config.json", {"depth": None}, Declared)
+
+
+def test_a_configuration_can_be_copied_and_leaves_its_source_alone(tmp_path):
+    values = {"rope_scaling": {"type": "linear"}}
+    config = read_model_config(tmp_path / "config.json", values, Undeclared)
+    config.rope_scaling["factor"] = 2.0
+    twin = copy.deepcopy(config)
+    assert isinstance(twin, ModelConfig)
+    assert twin.rope_scaling == {"type": "linear", "factor": 2.0}
+    assert values == {"rope_scaling": {"type": "linear"}}
+
+
+def test_a_config_json_alone_makes_a_model(tmp_path):
+    shape_0_6b_config(tmp_path, num_hidden_layers=1, hidden_size=64, intermediate_size=96, vocab_size=300)
+    assert len(load_model(worker_config(tmp_path, load_format="dummy")).model.layers) == 1
