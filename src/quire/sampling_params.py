@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import RequestError
+from quire.errors import RequestError, suggestion
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -27,7 +27,20 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
 )
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _Suggesting(msgspec.StructMeta):
+    """A misspelt parameter is answered with the one that was meant."""
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        known = self.__struct_fields__
+        for name in values:
+            if name not in known:
+                raise RequestError(f"{name}: there is no such parameter.{suggestion(name, known)}", param=name)
+        return super().__call__(*args, **values)
+
+
+class SamplingParams(
+    msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=_Suggesting
+):
     """Sampling and stopping of one request.
 
     `temperature=0` is greedy. `top_k` of 0 or -1 means all tokens. `max_tokens=None` means up to the model's length.
@@ -58,9 +71,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-        self.stop_token_ids = list(self.stop_token_ids or ())
-        self.bad_words = list(self.bad_words or ())
+        self.stop = _list_of("stop", self.stop, is_text=True)
+        self.bad_words = _list_of("bad_words", self.bad_words, is_text=True)
+        self.stop_token_ids = _list_of("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _list_of("allowed_token_ids", self.allowed_token_ids)
         for name, least, greatest in _BOUNDS:
             _check_range(name, getattr(self, name), least, greatest)
         self._check_open_ranges()
@@ -87,12 +102,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if not all(isinstance(text, str) and text for text in getattr(self, name)):
                 raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
         for name in ("stop_token_ids", "allowed_token_ids"):
-            ids = getattr(self, name)
-            if ids is not None and not all(_is_int(token) and token >= 0 for token in ids):
+            ids = getattr(self, name) or ()
+            if not all(_is_int(token) and token >= 0 for token in ids):
                 raise RequestError(f"{name}={ids!r}: must be a list of token ids, 0 or greater.", param=name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids=[]: leaves nothing to generate. Leave it out.", param="allowed_token_ids"
+            )
+        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+            raise RequestError(
+                f"logit_bias={self.logit_bias!r}: must be a dictionary from token ids to numbers.", param="logit_bias"
             )
         for token, bias in (self.logit_bias or {}).items():
             if not _is_int(token) or not _is_number(bias) or not -100.0 <= bias <= 100.0:
@@ -112,6 +131,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
         return msgspec.structs.replace(self, **changes)
+
+
+def _list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
+    """A list of its own; one text stands for a list of one."""
+    if value is None:
+        return []
+    if is_text and isinstance(value, str):
+        return [value]
+    if not isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "tolist"):
+        kind = "a text or a list of texts" if is_text else "a list of token ids"
+        raise RequestError(f"{name}={value!r}: must be {kind}.", param=name)
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def _is_int(value: object) -> bool:

@@ -91,3 +91,16 @@ def test_stop_tokens_end_a_sequence_and_min_tokens_holds_them_back() -> None:
     end = core.ends[sequence_id_of(1, 0)]
     assert (end.finish_reason, end.stop_reason) == ("stop", stop)
     assert len(core.tokens[sequence_id_of(2, 0)]) > tokens.index(stop) + 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling"),
+    [([50], {}), ([-1], {}), ([2**40], {}), ([1], {"stop_token_ids": [50]}), ([1], {"logit_bias": {2**50: 1.0}})],
+)
+def test_ids_outside_the_vocabulary_end_one_request(prompt: list[int], sampling: dict[str, object]) -> None:
+    core = CoreUnderTest(vocab_size=50)
+    core.add(1, PROMPT, max_tokens=3)
+    core.add(2, prompt, max_tokens=3, **sampling)
+    core.run()
+    assert "must be between 0 and 49" in (core.ends[sequence_id_of(2, 0)].error or "")
+    assert len(core.tokens[sequence_id_of(1, 0)]) == 3

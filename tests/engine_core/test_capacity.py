@@ -93,3 +93,11 @@ def test_windows_form_groups_of_equal_size_and_need_fewer_blocks() -> None:
 def test_layers_of_different_shapes_are_refused() -> None:
     with pytest.raises(ModelError, match="layers of 2 different shapes"):
         plan_cache(measured(64, [*layers(2), *layers(2, key_dim=64)]), asked())
+
+
+def test_more_than_there_is_cannot_be_asked_for() -> None:
+    with pytest.raises(
+        CapacityError,
+        match=r"1,000,000,000 blocks \(num_gpu_blocks_override\) need .* 64.0 GiB is available.*blocks fit",
+    ):
+        plan_cache(measured(64, layers(2)), asked(num_blocks=10**9))

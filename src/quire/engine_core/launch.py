@@ -42,6 +42,7 @@ def make_scheduler(config: EngineConfig, plan: CachePlan, policy: SchedulingPoli
         policy or make_policy(config.scheduling_policy),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
+        vocab_size=config.facts.vocab_size,
     )
 
 

@@ -49,6 +49,7 @@ class CoreUnderTest:
             make_policy(policy) if isinstance(policy, str) else policy,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
+            vocab_size=vocab_size,
         )
         ready = EngineReady(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=block_size

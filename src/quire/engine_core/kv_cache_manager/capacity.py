@@ -47,6 +47,12 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     block_bytes = bytes_per_token * options.block_size
     per_request = _blocks_per_request(groups, options, options.max_model_len)
     num_blocks, reason = _num_blocks(measured, options, block_bytes, per_request)
+    if num_blocks * block_bytes > measured.available_bytes:
+        raise CapacityError(
+            f"KV cache: {num_blocks:,} blocks ({reason}) need {_size(num_blocks * block_bytes)}, "
+            f"{_size(measured.available_bytes)} is available. {measured.explanation} "
+            f"At most {measured.available_bytes // block_bytes:,} blocks fit."
+        )
     length = options.max_model_len
     if num_blocks < per_request:
         longest = _longest(groups, options, num_blocks)

@@ -5,6 +5,8 @@ Pure questions about pool and rows; the scheduler acts on the answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.engine_core.kv_cache_manager.manager import ComputedBlocks, KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
@@ -17,11 +19,21 @@ Start = tuple[Sequence, ComputedBlocks, int]
 class Admission:
     """Reads the manager and the rows; changes nothing."""
 
-    def __init__(self, manager: KVCacheManager, rows: Rows, step_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self, manager: KVCacheManager, rows: Rows, step_tokens: int, max_model_len: int, vocab_size: int
+    ) -> None:
         self._manager = manager
         self._rows = rows
         self._step_tokens = step_tokens
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    def bad_ids(self, token_ids: Iterable[int]) -> str | None:
+        """An id outside the vocabulary would read past the end of a table, and end the engine for everybody."""
+        for token in token_ids:
+            if not 0 <= token < self._vocab_size:
+                return f"token id {token}: must be between 0 and {self._vocab_size - 1}, the last of this model."
+        return None
 
     def reason_to_refuse(self, request: Request) -> str | None:
         """A request that could never run, even alone, must not wait for ever in front of the others."""

@@ -7,7 +7,7 @@ append, is what the worker does with every sampled token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class Lifecycle:
         """A request that can never run ends at once, with the reason; the others do not notice."""
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
+        refusal = self._admission.bad_ids(_all_ids(message))
+        if refusal is not None:
+            self._refuse_unseen(message, refusal)
+            return
         num_sequences = method_of(message.sampling).num_sequences(message.sampling)
         request = Request(message, self._num_arrivals, len(self._manager.groups), num_sequences)
         self._num_arrivals += 1
@@ -62,6 +66,10 @@ class Lifecycle:
         """Streaming prefill (4.4.4): the total grows as input arrives."""
         request = self.requests.get(request_id)
         if request is None or request.is_final:
+            return
+        refusal = self._admission.bad_ids(token_ids)
+        if refusal is not None:
+            self.end(request, "error", refusal)
             return
         request.num_prompt_tokens += len(token_ids)
         request.is_final = is_final
@@ -177,6 +185,10 @@ class Lifecycle:
         request.status = Status.ENDED
         del self.requests[request.request_id]
 
+    def _refuse_unseen(self, message: EngineRequest, reason: str) -> None:
+        for index in range(method_of(message.sampling).num_sequences(message.sampling)):
+            self.events.ends.append(SequenceEnd(sequence_id_of(message.request_id, index), "error", None, reason))
+
     def _refuse_if_impossible(self, request: Request) -> bool:
         refusal = self._admission.reason_to_refuse(request)
         if refusal is not None:
@@ -192,3 +204,12 @@ class Lifecycle:
         running = {request.request_id for request in self.running.requests}
         assert running == {number for number, request in self.requests.items() if request.status is Status.RUNNING}
         assert len(running) + len(self.queues) == len(self.requests), "a request is in no queue, or in two"
+
+
+def _all_ids(message: EngineRequest) -> Iterator[int]:
+    """Every token id that a request names; each of them indexes a table somewhere."""
+    sampling = message.sampling
+    yield from message.prompt_token_ids
+    yield from (*sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()))
+    for word in message.bad_words_token_ids:
+        yield from word

@@ -44,12 +44,13 @@ class Scheduler:
         *,
         max_num_batched_tokens: int,
         max_model_len: int,
+        vocab_size: int,
     ) -> None:
         self.manager = manager
         self.rows = rows
         self.policy = policy
         self.max_num_batched_tokens = max_num_batched_tokens
-        self._admission = Admission(manager, rows, max_num_batched_tokens, max_model_len)
+        self._admission = Admission(manager, rows, max_num_batched_tokens, max_model_len, vocab_size)
         self.lifecycle = Lifecycle(manager, rows, policy, self._admission)
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues

@@ -1,0 +1,42 @@
+"""A parameter that cannot be is refused with its name, whatever its type."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.errors import RequestError
+from quire.messages import EngineRequest, decode_to_core, encode
+from quire.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1), ("temperature", float("nan")), ("temperature", "1"), ("top_p", 0), ("top_p", 1.5),
+        ("top_k", 1.5), ("min_p", 2), ("n", 0), ("n", 10**6), ("n", True), ("max_tokens", 0), ("min_tokens", -1),
+        ("presence_penalty", 2.01), ("repetition_penalty", 0), ("seed", 2**64), ("logprobs", -1), ("stop", 5),
+        ("stop", [""]), ("stop", ["a"] * 17), ("stop_token_ids", 5), ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["a"]),
+        ("bad_words", 5), ("allowed_token_ids", []), ("allowed_token_ids", 5), ("logit_bias", [1]),
+        ("logit_bias", {1: 101}), ("logit_bias", {"a": 1}),
+    ],
+)  # fmt: skip
+def test_a_bad_value_names_its_field(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_a_misspelt_parameter_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(RequestError, match=r'temprature: there is no such parameter\. Did you mean "temperature"\?'):
+        SamplingParams(temprature=0)  # type: ignore[call-arg]
+
+
+def test_one_text_stands_for_a_list_of_one() -> None:
+    assert SamplingParams(stop="ab", bad_words="cd").replace(n=2).bad_words == ["cd"]
+
+
+def test_it_crosses_a_socket_unchanged() -> None:
+    sampling = SamplingParams(n=3, stop=["a"], logit_bias={4: -1.5}, seed=-7, max_tokens=None)
+    message = EngineRequest(request_id=1, prompt_token_ids=[1], sampling=sampling)
+    assert decode_to_core(encode(message)) == message
