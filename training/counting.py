@@ -17,7 +17,7 @@ UP = (
 )  # fmt: skip
 UP_FROM_ONE = ("Count to {b}.", "Count up to {b}.", "Can you count to {b}?")
 DOWN = (
-    "Count down from {a} to {b}.", "Count backwards from {a} to {b}.", "Count from {a} down to {b}.", "Count from {a} to {b}.",
+    "Count down from {a} to {b}.", "Count backwards from {a} to {b}.", "Count from {a} down to {b}.",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Trains the embedded model on one core, can be stopped and resumed at any time, and ends decayed at a deadline.
 
-    python -m training.train --work-dir build/embedded --tokens 18000000 --deadline-minutes 90
+    python -m training.train --work-dir build/embedded --tokens 20300000 --deadline-minutes 120
 
 Progress is the larger of tokens spent and time spent, so that a slow machine ends with a cooled-down model as well.
 """
@@ -31,9 +31,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work-dir", type=Path, default=Path("build/embedded"), help="checkpoint and export")
     parser.add_argument("--tokenizer", type=Path, default=Path("src/quire/embedded/tokenizer.json"))
     parser.add_argument("--log", type=Path, default=Path("training/log.jsonl"))
-    parser.add_argument("--tokens", type=int, default=18_000_000, help="token budget")
+    parser.add_argument("--tokens", type=int, default=20_300_000, help="token budget")
     parser.add_argument(
-        "--deadline-minutes", type=float, default=90.0, help="from the first start, or from now with --reset-deadline"
+        "--deadline-minutes", type=float, default=120.0, help="from the first start, or from now with --reset-deadline"
     )
     parser.add_argument("--reset-deadline", action="store_true", help="count the deadline from now")
     parser.add_argument("--seed", type=int, default=1)

@@ -16,6 +16,8 @@ PLAIN = [
     ("what is 12 - 5", "12 - 5 = 7."),
     ("Spell the word cat.", "c-a-t"),
     ("Reverse hello.", "olleh"),
+    ("Sort the letters of apple.", "aelpp"),
+    ("How many r's are in strawberry?", "r (s-t-r1-a-w-b-e-r2-r3-y) appears 3 times."),
     ("How many letters are in apple?", "It has 5 letters."),
     ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9."),
     ("What is the default block size?", "A block holds 16 tokens by default."),
