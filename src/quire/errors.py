@@ -70,3 +70,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """A closing phrase for an unknown name: ` Did you mean "x"?`, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def one_line(error: BaseException, limit: int = 240) -> str:
+    """Another library's message inside of ours: its lines as one, cut where it becomes a report."""
+    text = " ".join(str(error).split()) or "no reason given"
+    return text if len(text) <= limit else text[:limit] + "..."

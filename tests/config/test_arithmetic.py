@@ -48,7 +48,7 @@ def test_a_plan_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert "819,200 bytes a token" in text
     assert "ms to read the weights" in text
-    assert main(["plan", str(tmp_path), "--memory", "20GB"]) == 0
+    assert main(["plan", str(tmp_path), "--memory", "20GB"]) == 1
     assert "does not fit" in capsys.readouterr().out
 
 

@@ -175,6 +175,22 @@ def test_bad_requests_raise_before_they_start():
     run(scenario)
 
 
+def test_a_prepared_request_runs_once_at_a_time():
+    async def scenario(engine: AsyncLLM) -> None:
+        await engine.control("hold", {"at": 2})
+        prepared = await engine.prepare("one two", greedy())
+        first = engine.generate(prepared, request_id="mine")
+        await anext(first)
+        with pytest.raises(RequestError, match="running already"):
+            await anext(engine.generate(prepared, request_id="mine"))
+        assert len(engine._request_ids_by_label["mine"]) == 1
+        await engine.control("hold")
+        assert [output async for output in first][-1].finished
+        assert [output async for output in engine.generate(prepared)][-1].finished
+
+    run(scenario)
+
+
 def test_long_texts_are_tokenised_beside_the_loop():
     async def scenario(engine: AsyncLLM) -> None:
         text = "one two three " * 1000

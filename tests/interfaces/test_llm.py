@@ -4,10 +4,12 @@ import gc
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 from quire import LLM, OptionError, RequestError, SamplingParams
 from quire.errors import ContextLengthError, EngineDeadError
+from quire.renderer.tokenizer import Tokenizer
 from quire.testing.fake_llm import fake_llm, fake_renderer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -52,7 +54,11 @@ def test_outputs_come_in_the_order_of_the_prompts(own_process: bool):
         ({"prompt": "Hello"}, 1, "Hello"),
         ([{"prompt": "Hello"}, "Hello"], 2, "Hello"),
         ({"prompt_token_ids": ids("Hello")}, 1, None),
-        ({"prompt_token_ids": ids("Hello"), "prompt": "Hello"}, 1, "Hello"),
+        (np.array(ids("Hello")), 1, None),
+        ([np.array(ids("Hello"))] * 2, 2, None),
+        (np.array([ids("Hello")] * 2), 2, None),
+        ({"prompt_token_ids": np.array(ids("Hello"))}, 1, None),
+        ([np.int64(token) for token in ids("Hello")], 1, None),
         ([{"prompt_token_ids": ids("Hello")}] * 3, 3, None),
         (ids("Hello"), 1, None),
         ([ids("Hello"), ids("Hello")], 2, None),
@@ -76,6 +82,10 @@ def test_every_form_of_a_prompt(llm: LLM, prompts, count, text):
         {"prompt": 5},
         {},
         {"prompt": "a", "image": 1},
+        {"prompt": "a", "prompt_token_ids": [1]},
+        np.array([1.5]),
+        np.array(3),
+        [np.array([[1, 2]])],
         [None],
         [[]],
     ],
@@ -294,7 +304,7 @@ def test_threads_take_turns(llm: LLM):
 def test_options_are_checked_before_anything_is_loaded():
     with pytest.raises(OptionError, match='Did you mean "max_model_len"'):
         LLM(max_modellen=5)
-    with pytest.raises(OptionError, match="at least 1"):
+    with pytest.raises(OptionError, match="at least 2"):
         LLM(max_model_len=0)
     gc.collect()  # the half-made objects go without a word
 
@@ -311,3 +321,19 @@ def test_the_models_own_defaults(llm: LLM):
     mine = llm.get_default_sampling_params()
     mine.temperature = 99.0
     assert llm.get_default_sampling_params().temperature != 99.0
+
+
+def test_more_sequences_than_the_engine_has_rows_are_refused():
+    with fake_llm(max_num_seqs=8) as llm, pytest.raises(RequestError, match="n=9") as caught:
+        llm.generate("a", SamplingParams(n=9))
+    assert caught.value.param == "n"
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(llm: LLM, monkeypatch):
+    encoded = []
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **options: encoded.append(text) or [1])
+    text = "a " * 4000
+    for call, prompt in ((llm.generate, text), (llm.chat, [{"role": "user", "content": text}])):
+        with pytest.raises(ContextLengthError, match="maximum context length is 256 tokens"):
+            call(prompt, GREEDY)
+    assert encoded == []

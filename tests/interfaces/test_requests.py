@@ -1,12 +1,14 @@
 """The table of checks: each row of bad input, its error, and the request that good input becomes."""
 
+import numpy as np
 import pytest
 
 from quire.errors import ContextLengthError, RequestError
+from quire.interfaces.prompts import is_token_ids
 from quire.interfaces.requests import Limits, RequestMaker
 from quire.sampling_params import SamplingParams
 
-LIMITS = Limits(vocab_size=100, max_model_len=32, max_logprobs=5)
+LIMITS = Limits(vocab_size=100, max_model_len=32, max_logprobs=5, max_num_seqs=8)
 
 
 def maker(seed: int = 0) -> RequestMaker:
@@ -35,6 +37,12 @@ BAD = [
     ([1], {"logit_bias": dict.fromkeys(range(1025), 1.0)}, {}, "logit_bias", "1025 entries, at most 1024"),
     ([1], {"stop_token_ids": [1] * 1025}, {}, "stop_token_ids", "1025 entries, at most 1024"),
     ([1], {"stop": ["a" * 1025]}, {}, "stop", "1025 characters, at most 1024"),
+    ([1], {"bad_words": ["a" * 1025]}, {}, "bad_words", "1025 characters, at most 1024"),
+    ([1], {"n": 9}, {}, "n", "n=9: at most 8 sequences"),
+    ([1], {}, {"priority": 10**30}, "priority", "between -2147483648 and 2147483647"),
+    ([1], {}, {"priority": -(2**31) - 1}, "priority", "whole number"),
+    ([1], {}, {"priority": 1.5}, "priority", "whole number"),
+    ([1], {}, {"priority": True}, "priority", "whole number"),
     ([1], {}, {"media": ["a picture"]}, "media", "takes text only"),
     ([1], {}, {"adapter": "mine"}, "adapter", "no adapters"),
 ]
@@ -63,6 +71,19 @@ def test_prompt_and_output_must_fit(num_prompt: int, min_tokens: int, fits: bool
 def test_sampling_parameters_of_another_kind_are_refused():
     with pytest.raises(RequestError, match="must be SamplingParams"):
         maker().make([1], {"temperature": 1})
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
+def test_whole_numbers_of_numpy_are_tokens(kind):
+    token_ids = maker().make([1, kind(99)], SamplingParams()).prompt_token_ids
+    assert token_ids == [1, 99]
+    assert {type(token) for token in token_ids} == {int}
+    assert is_token_ids([kind(1)])
+    with pytest.raises(RequestError, match=r"\[0\]=100"):
+        maker().make([kind(100)], SamplingParams())
+    for other in (np.float32(1), np.bool_(True)):
+        with pytest.raises(RequestError, match="must be a whole number"):
+            maker().make([other], SamplingParams())
 
 
 def test_a_refused_request_takes_no_number():

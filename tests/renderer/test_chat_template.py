@@ -203,8 +203,19 @@ def test_arguments_of_a_call_become_an_object():
     call["tool_calls"][0]["function"]["arguments"] = ""
     assert '"parameters": {}' in render(text, [USER, call])
     call["tool_calls"][0]["function"]["arguments"] = "{"
-    with pytest.raises(RequestError, match="no JSON"):
+    with pytest.raises(RequestError, match="JSON object"):
         render(text, [USER, call])
+
+
+def test_a_developer_is_the_system_for_templates_that_know_none():
+    chat = [{"role": "developer", "content": "Be brief."}, USER]
+    assert render("{{ messages[0].role }}", chat) == "system"
+    assert render("{% if messages[0].role == 'developer' %}yes{% endif %}", chat) == "yes"
+
+
+def test_a_content_of_none_is_not_printed():
+    assert render("[{{ messages[0].content }}]", [CALL]) == "[]"
+    assert render("{% if messages[0].content is none %}yes{% endif %}", [CALL]) == "yes"
 
 
 def test_objects_of_the_official_client_are_messages():
@@ -221,12 +232,17 @@ def test_objects_of_the_official_client_are_messages():
         ("text", "messages"),
         ({"role": "user"}, "messages"),
         (["text"], "messages[0]"),
-        ([{"content": "no role"}], "messages[0]"),
-        ([{"role": 1}], "messages[0]"),
+        ([{"content": "no role"}], "messages[0].role"),
+        ([{"role": 1}], "messages[0].role"),
+        ([{"role": "x", "content": "a"}], "messages[0].role"),
+        ([USER, {"role": "user"}], "messages[1].content"),
+        ([USER, {"role": "tool", "content": None}], "messages[1].content"),
+        ([USER] * 4097, "messages"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
         ([USER, {"role": "user", "content": 3}], "messages[1].content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": [3]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [3]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": "x", "other": object()}], "messages[0]"),
         ([{"role": "assistant", "tool_calls": {"a": 1}}], "messages[0].tool_calls"),
     ],
@@ -260,8 +276,10 @@ def test_the_last_message_can_go_on():
 def test_a_last_message_that_cannot_go_on():
     with pytest.raises(RequestError, match="add_generation_prompt"):
         render("x", [USER], continue_final_message=True)
-    with pytest.raises(RequestError, match="drops or changes"):
+    with pytest.raises(RequestError, match="only the assistant's can go on"):
         render("x", [USER], add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(RequestError, match="drops or changes"):
+        render("x", [ANSWER], add_generation_prompt=False, continue_final_message=True)
     with pytest.raises(RequestError, match="no text"):
         render("x", [CALL], add_generation_prompt=False, continue_final_message=True)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
-from quire.errors import ModelError, RequestError
+from quire.errors import ContextLengthError, ModelError, RequestError
 from quire.renderer.text_decoder import ByteDecoder, WindowDecoder
 from quire.renderer.token_bytes import recognise
 from quire.renderer.tokenizer import Tokenizer
@@ -53,6 +53,27 @@ def test_any_tokens_read_as_the_tokenizers_library_reads_them(folders, kind, dat
     if kind == "byte_fallback" and "\ufffd" in expected:
         return  # the library gives up a whole run of bytes for one bad byte; here the good ones stay
     assert tokenizer.decode(token_ids, skip_special_tokens=skip) == expected
+
+
+@pytest.mark.parametrize("kind", [*FAST_KINDS, "word_piece"])
+def test_a_long_text_has_the_same_tokens(folders, texts, kind):
+    backend = Backend.from_file(str(folders[kind] / "tokenizer.json"))
+    text = " ".join(texts) * (3000 // len(" ".join(texts)) + 1)
+    for special in (False, True):
+        assert (
+            load(folders[kind]).encode(text, add_special_tokens=special)
+            == backend.encode(text, add_special_tokens=special).ids
+        )
+
+
+def test_only_a_text_that_cannot_fit_is_refused_by_its_length(folders):
+    tokenizer = load(folders["byte_level"])
+    longest = max(tokenizer._backend.get_vocab(), key=len)
+    fits = longest * 1000
+    tokenizer.check_can_fit(fits, 1000, "prompt")
+    with pytest.raises(ContextLengthError, match=f"{len(fits) + 1} characters") as caught:
+        tokenizer.check_can_fit(fits + "a", 1000, "prompt")
+    assert caught.value.param == "prompt"
 
 
 def test_good_bytes_beside_a_bad_one_stay(folders):

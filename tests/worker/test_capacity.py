@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,8 @@ from quire.worker import capacity as capacity_module
 from quire.worker.capacity import StepMemory, capacity, measure_largest_step
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms import MemoryReport, PeakMemory, current_platform
+from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
+from quire.worker.sampler.logprobs import SampledLogprobs
 from quire.worker.worker import Worker
 
 GIB = 2**30
@@ -50,7 +53,8 @@ class CountingPlatform:
     def measure_peak(self):
         peak, before = PeakMemory(), len(self.model.sizes)
         yield peak
-        (size,) = self.model.sizes[before:]
+        # what draws does not ask the model
+        (size,) = self.model.sizes[before:] or [0]
         self.measured.append(size)
         peak.peak_bytes = size * 1000
 
@@ -82,7 +86,7 @@ def test_a_gpu_runs_the_largest_step_in_full(model, monkeypatch):
     monkeypatch.setattr(capacity_module, "_runs_in_full", lambda platform: True)
     step = measure_largest_step(model, platform, worker_config("none", max_num_batched_tokens=512, max_num_seqs=64))
 
-    assert platform.measured == [512, 64]
+    assert platform.measured == [512, 64, 0]
     assert step.num_bytes == 512 * 1000
     assert step.description == "512 tokens, 64 sampling; measured with 512 and 64"
 
@@ -103,9 +107,44 @@ def test_a_cpu_runs_a_part_and_scales_what_lives():
 
     assert model.sizes == [16, 16]
     assert "scaled" in step.description
-    # The worst moment is in the sampler: logits, a copy of them that becomes weights, and sums of the weights.
+    # The worst moment is in the sampler: logits of all rows twice, for draws and log-probabilities, and the slice.
     row_bytes = 4 * 4096
-    assert 2 * row_bytes < step.num_bytes / 64 / 1.25 < 4 * row_bytes
+    assert 2 * row_bytes < step.num_bytes / 64 / 1.25 < 10 * row_bytes
+
+
+def test_a_sampler_under_load_needs_no_more_than_was_measured():
+    """Rows that draw with top_p and want log-probabilities, more of them than fit into a slice."""
+    table, num_rows = FakeModel.random(4096, num_rows=3), 600
+    config = worker_config("none", max_num_batched_tokens=num_rows, max_num_seqs=num_rows)
+    platform = current_platform("cpu")
+    assert rows_in_slice(4096, platform.device) < num_rows
+    step = measure_largest_step(table, platform, config)
+
+    settings = DrawSettings(
+        temperature=np.ones(num_rows, dtype=np.float32),
+        top_k=np.full(num_rows, 2**31),
+        top_p=np.full(num_rows, 0.5),
+        min_p=np.zeros(num_rows, dtype=np.float32),
+        uniform=np.full(num_rows, 0.5),
+    )
+    hidden = table(torch.zeros(num_rows, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int64))
+    with torch.inference_mode(), LiveTensors() as live:
+        logits = table.compute_logits(hidden).float()
+        logprobs = SampledLogprobs(logits, np.full(num_rows, 20))
+        tokens, _ = choose_tokens(logits, settings)
+        logprobs.read(tokens)
+    assert live.peak_bytes < step.num_bytes
+    # the slices are not multiplied by the number of rows
+    assert step.num_bytes < 2 * live.peak_bytes
+
+
+@pytest.mark.parametrize("vocab_size", [4096, 1 << 17])
+def test_what_a_slice_needs_is_bounded(vocab_size):
+    """On a CPU a slice has 2^20 logits, on a GPU 2^24: 40 bytes for each, whatever the number of rows."""
+    found = capacity_module._slice_bytes(vocab_size, 1000, current_platform("cpu"))
+
+    assert 4 << 20 < found < 64 << 20
+    assert rows_in_slice(vocab_size, torch.device("meta")) * vocab_size == 1 << 24
 
 
 def test_live_tensors_are_counted_while_they_live():

@@ -11,6 +11,8 @@ from typing import Any
 from quire.errors import ModelError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# of one dimension; no model comes near
+_GREATEST_SIZE = 10**8
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,21 @@ class ModelShape:
 
     @classmethod
     def of(cls, hf_config: dict[str, Any]) -> ModelShape:
-        config = {**hf_config, **hf_config.get("text_config", {})}
-        hidden = _first(config, "hidden_size", "n_embd", "d_model")
-        heads = _first(config, "num_attention_heads", "n_head")
+        text_config = hf_config.get("text_config")
+        config = {**hf_config, **(text_config if isinstance(text_config, dict) else {})}
+        hidden = _size(config, "hidden_size", "n_embd", "d_model")
+        heads = _size(config, "num_attention_heads", "n_head")
         is_gated = "intermediate_size" in config
         return cls(
-            num_layers=_first(config, "num_hidden_layers", "n_layer"),
+            num_layers=_size(config, "num_hidden_layers", "n_layer"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            intermediate_size=config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden,
-            vocab_size=_first(config, "vocab_size"),
+            num_kv_heads=_size(config, "num_key_value_heads", default=heads),
+            head_dim=_size(config, "head_dim", default=max(1, hidden // heads)),
+            intermediate_size=_size(config, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
+            vocab_size=_size(config, "vocab_size"),
             has_gated_mlp=is_gated,
-            has_tied_embeddings=config.get("tie_word_embeddings", not is_gated),
+            has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated)),
         )
 
     @property
@@ -85,8 +88,17 @@ class Machine:
         return num_bytes / self.bytes_per_second
 
 
-def _first(config: dict[str, Any], *names: str) -> int:
+def _size(config: dict[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these that the config has, if it can be a size."""
     for name in names:
-        if isinstance(config.get(name), int):
-            return int(config[name])
-    raise ModelError(f"config.json: none of {', '.join(names)} is there, so this model's size cannot be computed.")
+        value = config.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or not 1 <= value <= _GREATEST_SIZE:
+            raise ModelError(
+                f"config.json: {name}={str(value)[:40]}: must be a whole number between 1 and {_GREATEST_SIZE:,}."
+            )
+        return value
+    if default is None:
+        raise ModelError(f"config.json: none of {', '.join(names)} is there, so this model's size cannot be computed.")
+    return default

@@ -23,7 +23,7 @@ class EngineOptions:
     )
     max_model_len: int | None = option(
         None, "longest prompt plus output; by default the model's own, lowered to what memory holds",
-        section="model", least=1, unit="tokens",
+        section="model", least=2, unit="tokens",
     )  # fmt: skip
     model_impl: str = option(
         "auto", "native files, or the Transformers library with Quire's attention underneath",
@@ -47,12 +47,13 @@ class EngineOptions:
     # memory
     block_size: int = option(16, "tokens in a block of the KV cache", section="memory", least=1, greatest=256)
     kv_cache_memory_bytes: int | None = option(
-        None, "memory for the KV cache; by default what the requests can use, within what is free",
+        None, "memory for the KV cache, which must be free; by default what the requests can use of what is free",
         section="memory", least=1, unit="bytes",
     )  # fmt: skip
     num_gpu_blocks_override: int | None = option(
-        None, "blocks of the KV cache, instead of a size in bytes", section="memory", least=2, unit="blocks"
-    )
+        None, "blocks of the KV cache, instead of a size in bytes; they must fit into what is free",
+        section="memory", least=2, unit="blocks",
+    )  # fmt: skip
     gpu_memory_utilization: float = option(
         0.9, "share of the device's memory that this engine may use in all", section="memory", least=0.05, greatest=1.0
     )

@@ -21,12 +21,16 @@ def locate(model: str, revision: str | None = None) -> Path:
     """The directory of a model; downloads it from the hub if the name is not a directory."""
     if model == EMBEDDED:
         return embedded_path()
+    if not model.strip():
+        raise ModelError(f"model={model!r}: must not be empty. Give a Hugging Face checkpoint directory or a hub name.")
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
     looks_like_path = (
         model.startswith((".", "/", "~")) or model.count("/") > 1 or path.suffix in {".gguf", ".safetensors"}
     )
+    if path.is_file():
+        raise ModelError(f"model={model}: is a file. Give the directory that holds it: {path.parent}.")
     if path.exists() or looks_like_path or not _HUB_NAME.fullmatch(model):
         raise ModelError(f"model={model}: no such directory. Give a Hugging Face checkpoint directory or a hub name.")
     return _download(model, revision)

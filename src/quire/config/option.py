@@ -82,6 +82,8 @@ class Option:
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):
             raise OptionError(f"{self.name}={value!r}: must be {self._kind_in_words()}.")
+        if isinstance(value, str) and not value.strip():
+            raise OptionError(f"{self.name}={value!r}: must not be empty. Leave it out for the default.")
         if self.choices and value not in self.choices:
             raise OptionError(
                 f"{self.name}={value!r}: must be one of {', '.join(self.choices)}."

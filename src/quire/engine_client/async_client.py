@@ -58,6 +58,10 @@ class AsyncEngineClient:
     def num_open(self) -> int:
         return len(self._mailboxes)
 
+    def is_open(self, request_id: int) -> bool:
+        """Whether somebody reads this request."""
+        return request_id in self._mailboxes
+
     async def wait_ready(self) -> EngineReady:
         """Waits until the core is built; raises what its building raised."""
         self._follow_loop()

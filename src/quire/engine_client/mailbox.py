@@ -53,6 +53,9 @@ class Mailboxes:
     def __len__(self) -> int:
         return len(self._boxes)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._boxes
+
     def open(self, request_id: int, num_sequences: int) -> Mailbox:
         assert request_id not in self._boxes, f"request_id={request_id} is in flight already"
         box = self._boxes[request_id] = Mailbox(request_id, num_sequences)

@@ -23,6 +23,7 @@ from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssemb
 from quire.interfaces.prompts import Prompt, render, text_of
 from quire.interfaces.requests import RequestMaker
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
+from quire.interfaces.text_threads import TextThreads
 from quire.messages import EngineReady, EngineRequest
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
@@ -67,6 +68,7 @@ class AsyncLLM:
         self._defaults = default_sampling_params(config)
         self._request_ids_by_label: dict[str, set[int]] = {}
         self._start_lock = asyncio.Lock()
+        self._text_threads = TextThreads()
         self._is_shut_down = False
 
     # ------------------------------------------------------------------------------------------ starting, ending
@@ -175,12 +177,12 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
         await self.start()
-        text = text_of(prompt)
-        if text is not None and len(text) > _THREAD_CHARACTERS:
-            text, token_ids, media = await asyncio.to_thread(render, prompt, self.renderer)
-        else:
-            text, token_ids, media = render(prompt, self.renderer)
         assert self._maker is not None
+        text, length = text_of(prompt), self._maker.limits.max_model_len
+        if text is not None and len(text) > _THREAD_CHARACTERS:
+            text, token_ids, media = await self._text_threads.call(render, prompt, self.renderer, length)
+        else:
+            text, token_ids, media = render(prompt, self.renderer, length)
         sampling = sampling_params if sampling_params is not None else self._defaults
         request = self._maker.make(token_ids, sampling, priority=priority, cache_salt=cache_salt, media=media)
         return PreparedRequest(request, text)
@@ -226,6 +228,11 @@ class AsyncLLM:
         prepared = await self._prepared(prompt, sampling_params, priority)
         request, client = prepared.request, self._client
         assert client is not None
+        if client.is_open(request.request_id):
+            raise RequestError(
+                "This prepared request is running already, and runs once at a time. Call prepare() for each run.",
+                param="prompt",
+            )
         assembly = RequestAssembly(request, self.renderer)
         deltas = client.generate(request)
         has_started = False

@@ -98,6 +98,7 @@ class LLM:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 template_kwargs=chat_template_kwargs,
+                max_tokens=self._maker.limits.max_model_len,
             )
             for conversation in _conversations(messages)
         ]
@@ -162,7 +163,7 @@ class LLM:
 
     def _job(self, prompt: object, sampling: SamplingParams, position: int) -> _Job:
         try:
-            text, token_ids, media = render(prompt, self.renderer)
+            text, token_ids, media = render(prompt, self.renderer, self._maker.limits.max_model_len)
             return _Job(self._maker.make(token_ids, sampling, media=media), text, self.renderer)
         except RequestError as error:
             error.add_note(f"It is prompt number {position} of this call, counted from 0. Nothing was started.")
@@ -200,6 +201,7 @@ class _Job:
         self.assembly = RequestAssembly(request, renderer)
         self.gatherer = OutputGatherer(str(request.request_id), prompt, request)
         self.num_output_tokens = 0
+        self._has_failed = False
         self._held: dict[int, TokenDelta] | None = None if request.sampling.stop else {}
 
     def push(self, delta: TokenDelta) -> bool:
@@ -214,7 +216,9 @@ class _Job:
         new = self.assembly.push(delta)
         self.gatherer.add(new)
         self.num_output_tokens += len(new.token_ids)
-        if new.finish_reason == "error":
+        if new.finish_reason == "error" and not self._has_failed:
+            # one line a request: its sequences mostly fail together
+            self._has_failed = True
             logger.warning("request %d failed: %s", self.request.request_id, new.stop_reason)
         return new.ends_early
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quire.errors import RequestError, suggestion
@@ -25,38 +26,48 @@ def text_of(prompt: object) -> str | None:
     return None
 
 
-def render(prompt: object, renderer: Renderer) -> tuple[str | None, list[int], list[Any]]:
-    """(text, token ids, media) of a prompt in any form, also of one that was rendered before."""
+def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None, list[int], list[Any]]:
+    """(text, token ids, media) of a prompt in any form, also of one that was rendered before.
+
+    A text that cannot be max_tokens or fewer is refused before it is tokenised.
+    """
     text = text_of(prompt)
     if text is not None:
         if isinstance(prompt, Mapping):
             _check_keys(prompt)
-        rendered: RenderedPrompt = renderer.render_prompt(text)
+        rendered: RenderedPrompt = renderer.render_prompt(text, max_tokens=max_tokens)
         return text, rendered.token_ids, rendered.media
+    prompt = _as_plain(prompt)
     if isinstance(prompt, Mapping):
         _check_keys(prompt)
         if "prompt_token_ids" in prompt:
-            given = prompt.get("prompt")
-            return given if isinstance(given, str) else None, _ids(prompt["prompt_token_ids"]), []
+            return None, _ids(prompt["prompt_token_ids"]), []
     elif hasattr(prompt, "token_ids"):
-        return prompt.text, prompt.token_ids, prompt.media  # type: ignore[attr-defined]
-    elif is_token_ids(prompt) or prompt in ([], ()):
-        return None, list(prompt), []  # type: ignore[call-overload]
+        return prompt.text, prompt.token_ids, prompt.media
+    elif is_token_ids(prompt) or (isinstance(prompt, list | tuple) and not prompt):
+        return None, list(prompt), []
     raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.", param="prompt")
 
 
 def as_list(prompts: object) -> list[object]:
     """Many prompts, or the one that was given, as a list."""
+    prompts = _as_plain(prompts)
     if isinstance(prompts, list | tuple) and not is_token_ids(prompts):
         return list(prompts)
     return [prompts]
 
 
 def is_token_ids(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], int)
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Integral)
+
+
+def _as_plain(value: object) -> Any:
+    """Arrays of numpy and tensors as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _ids(value: object) -> list[int]:
+    value = _as_plain(value)
     if isinstance(value, list | tuple):
         return list(value)
     raise RequestError(f"prompt_token_ids={_short(value)}: must be a list of token ids.", param="prompt")
@@ -69,6 +80,8 @@ def _check_keys(prompt: Mapping[str, Any]) -> None:
                 f"prompt: {key!r} is not supported, only {' and '.join(_KEYS)} are.{suggestion(str(key), _KEYS)}",
                 param="prompt",
             )
+    if len(prompt) == len(_KEYS):
+        raise RequestError(f"prompt: both {' and '.join(_KEYS)} are given. Give one of them.", param="prompt")
 
 
 def _short(value: object) -> str:

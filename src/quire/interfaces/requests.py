@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from quire.errors import ContextLengthError, RequestError
@@ -17,7 +18,8 @@ from quire.sampling_params import SamplingParams
 
 # What one request may cost before it runs: most entries of a field.
 _MOST_ENTRIES = (("bad_words", 128), ("logit_bias", 1024), ("stop_token_ids", 1024))
-_MOST_STOP_CHARACTERS = 1024
+_MOST_CHARACTERS = 1024
+_MOST_PRIORITY = 2**31 - 1
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
 
@@ -29,6 +31,7 @@ class Limits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    max_num_seqs: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,7 @@ class Asked:
     sampling: SamplingParams
     media: list[Any]
     adapter: str | None
+    priority: int = 0
 
 
 def _check_prompt_not_empty(asked: Asked, limits: Limits) -> None:
@@ -105,11 +109,29 @@ def _check_sizes(asked: Asked, limits: Limits) -> None:
         count = len(getattr(asked.sampling, name) or ())
         if count > most:
             raise RequestError(f"{name}: {count} entries, at most {most} are allowed.", param=name)
-    for text in asked.sampling.stop:
-        if len(text) > _MOST_STOP_CHARACTERS:
-            raise RequestError(
-                f"stop: a string of {len(text)} characters, at most {_MOST_STOP_CHARACTERS} are allowed.", param="stop"
-            )
+    for name in ("stop", "bad_words"):
+        for text in getattr(asked.sampling, name):
+            if len(text) > _MOST_CHARACTERS:
+                raise RequestError(
+                    f"{name}: a string of {len(text)} characters, at most {_MOST_CHARACTERS} are allowed.", param=name
+                )
+
+
+def _check_num_sequences(asked: Asked, limits: Limits) -> None:
+    if asked.sampling.n > limits.max_num_seqs:
+        raise RequestError(
+            f"n={asked.sampling.n}: at most {limits.max_num_seqs} sequences run at once here (max_num_seqs), and those "
+            "of one request run together. Lower n, or start the engine with a greater max_num_seqs.",
+            param="n",
+        )
+
+
+def _check_priority(asked: Asked, limits: Limits) -> None:
+    if type(asked.priority) is not int or not -_MOST_PRIORITY - 1 <= asked.priority <= _MOST_PRIORITY:
+        raise RequestError(
+            f"priority={asked.priority!r}: must be a whole number between {-_MOST_PRIORITY - 1} and {_MOST_PRIORITY}.",
+            param="priority",
+        )
 
 
 def _check_media(asked: Asked, limits: Limits) -> None:
@@ -134,6 +156,8 @@ CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_prompt_ids,
     _check_context_length,
     _check_logprobs,
+    _check_num_sequences,
+    _check_priority,
     _check_sizes,
     _check_sampling_ids,
 )
@@ -169,7 +193,14 @@ class RequestMaker:
         """A request for the core; raises RequestError for what cannot be done."""
         if not isinstance(sampling, SamplingParams):
             raise RequestError(f"sampling_params={sampling!r}: must be SamplingParams.", param="sampling_params")
-        asked = Asked(prompt_token_ids=prompt_token_ids, sampling=sampling, media=media or [], adapter=adapter)
+        prompt_token_ids = _as_ints(prompt_token_ids)
+        asked = Asked(
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            media=media or [],
+            adapter=adapter,
+            priority=priority,
+        )
         for check in CHECKS:
             check(asked, self.limits)
         # Bad words need the tokenizer, so they come last, and only where there are any.
@@ -190,6 +221,13 @@ class RequestMaker:
     def _max_tokens(self, sampling: SamplingParams, num_prompt_tokens: int) -> int:
         room = self.limits.max_model_len - num_prompt_tokens
         return room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+
+
+def _as_ints(token_ids: list[int]) -> list[int]:
+    """Whole numbers of other kinds, such as numpy's, as Python's own; what is none is left to be refused."""
+    if set(map(type, token_ids)) <= {int}:
+        return token_ids
+    return [int(token) if isinstance(token, Integral) and not isinstance(token, bool) else token for token in token_ids]
 
 
 def _seed_of(asked: int | None, engine_seed: int, number: int) -> int:

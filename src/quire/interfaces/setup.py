@@ -37,7 +37,10 @@ def configured(options: Mapping[str, Any]) -> EngineConfig:
 
 def request_maker(config: EngineConfig, ready: EngineReady, renderer: Renderer) -> RequestMaker:
     limits = Limits(
-        vocab_size=config.facts.vocab_size, max_model_len=ready.max_model_len, max_logprobs=config.max_logprobs
+        vocab_size=config.facts.vocab_size,
+        max_model_len=ready.max_model_len,
+        max_logprobs=config.max_logprobs,
+        max_num_seqs=ready.max_num_seqs,
     )
     return RequestMaker(
         limits,

@@ -10,7 +10,10 @@ import logging
 import os
 import sys
 
+from quire.errors import OptionError, suggestion
+
 LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
+_LEVELS = ("debug", "info", "warning", "error")
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _TIME = "%H:%M:%S"
 # Loggers of the libraries under the server: they speak only when something is wrong.
@@ -21,14 +24,16 @@ def configure_logging(level: str | None = None) -> None:
     """Sends the log to standard error. Level: the argument, else QUIRE_LOG_LEVEL, else INFO. May be called again."""
     name = (level or os.environ.get(LEVEL_VARIABLE) or "INFO").upper()
     number = logging.getLevelNamesMapping().get(name)
+    if number is None:
+        known = ", ".join(_LEVELS)
+        raise OptionError(
+            f"{LEVEL_VARIABLE}={name.lower()}: must be one of {known}.{suggestion(name.lower(), _LEVELS)}"
+        )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
-    _attach(logging.getLogger("quire"), handler, logging.INFO if number is None else number)
+    _attach(logging.getLogger("quire"), handler, number)
     for library in _LIBRARIES:
         _attach(logging.getLogger(library), handler, logging.WARNING)
-    if number is None:
-        known = ", ".join(sorted(logging.getLevelNamesMapping()))
-        logging.getLogger("quire").warning("%s=%r is no level (%s): INFO is used", LEVEL_VARIABLE, name, known)
 
 
 def _attach(logger: logging.Logger, handler: logging.Handler, level: int) -> None:

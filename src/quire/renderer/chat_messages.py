@@ -1,4 +1,4 @@
-"""A chat as a template wants it: plain data, in the shape that this template reads.
+"""A chat, checked, as a template wants it: plain data, in the shape that this template reads. For all interfaces.
 
 Clients write `content` as a text or as a list of parts, and arguments of a tool call as a JSON string; templates differ
 in which of these they understand. Never changes the caller's messages. Called by ChatTemplates.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError
@@ -17,27 +18,56 @@ _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 # One name for what a model thought; templates read the first, gpt-oss reads `thinking`.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _MAX_DEPTH = 64
+MAX_MESSAGES = 4096
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def prepare_messages(chat: Sequence[Mapping[str, Any]], *, as_parts: bool, keeps_parts: bool) -> list[Message]:
-    """as_parts: the template reads lists only. keeps_parts: it reads lists as well as texts."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """What a template reads."""
+
+    # contents that are lists only, or lists as well as texts
+    as_parts: bool = False
+    keeps_parts: bool = False
+    # OpenAI put the role in the place of system; few templates know it
+    knows_developer: bool = False
+    # it asks whether a content is none; in others that would be printed
+    knows_none: bool = False
+
+
+def prepare_messages(chat: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Message]:
+    """Messages for the template, or RequestError that names the place."""
     if isinstance(chat, (str, bytes, Mapping)) or not isinstance(chat, Sequence) or not chat:
         raise RequestError(
             'messages: must be a list of at least one message such as {"role": "user", "content": "Hello"}.',
             param="messages",
         )
-    messages = []
-    for number, given in enumerate(chat):
-        where = f"messages[{number}]"
-        message = plain(given, where)
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestError(f'{where}: must be an object with a "role" that is a text.', param=where)
-        if "content" in message:
-            message["content"] = _content(message["content"], where, as_parts=as_parts, keeps_parts=keeps_parts)
-        if message.get("tool_calls"):
-            message["tool_calls"] = [_tool_call(call, where) for call in _list_of_calls(message["tool_calls"], where)]
-        messages.append(_with_reasoning(message))
-    return messages
+    if len(chat) > MAX_MESSAGES:
+        raise RequestError(f"messages: {len(chat)} messages, at most {MAX_MESSAGES} are allowed.", param="messages")
+    return [_message(given, f"messages[{number}]", dialect) for number, given in enumerate(chat)]
+
+
+def _message(given: object, where: str, dialect: Dialect) -> Message:
+    message = plain(given, where)
+    if not isinstance(message, dict):
+        raise RequestError(f'{where}: must be an object with a "role" and a "content".', param=where)
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise RequestError(
+            f"{where}.role: must be one of {', '.join(ROLES)}, not {str(role)[:60]!r}.", param=f"{where}.role"
+        )
+    if content is None and role != "assistant":
+        raise RequestError(f"{where}.content: this field is required.", param=f"{where}.content")
+    # what a client leaves open as null is as good as not there
+    kept = {"content"} if dialect.knows_none else set()
+    message = {name: value for name, value in message.items() if value is not None or name in kept}
+    if role == "developer" and not dialect.knows_developer:
+        message["role"] = "system"
+    if content is not None:
+        message["content"] = _content(content, where, dialect)
+    if message.get("tool_calls"):
+        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    return _with_reasoning(message)
 
 
 def plain(value: Any, where: str, depth: int = 0) -> Any:
@@ -58,15 +88,15 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     raise RequestError(f"{where}: a {type(value).__name__} is no JSON value.", param=where)
 
 
-def _content(content: Any, where: str, *, as_parts: bool, keeps_parts: bool) -> Any:
+def _content(content: Any, where: str, dialect: Dialect) -> Any:
     if isinstance(content, list):
         parts = [_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
-        if as_parts or keeps_parts:
+        if dialect.as_parts or dialect.keeps_parts:
             return parts
         return "\n".join(part["text"] for part in parts)
-    if content is not None and not isinstance(content, str):
+    if not isinstance(content, str):
         raise RequestError(f"{where}.content: must be a text or a list of parts.", param=f"{where}.content")
-    return [{"type": "text", "text": content}] if as_parts and content is not None else content
+    return [{"type": "text", "text": content}] if dialect.as_parts else content
 
 
 def _part(part: Any, where: str) -> dict[str, str]:
@@ -75,32 +105,35 @@ def _part(part: Any, where: str) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _TEXT_PARTS:
         raise RequestError(
-            f"{where}: type={kind!r} is not supported, this model is served with text only.", param=where
+            f"{where}: type {str(kind)[:40]!r} is not supported, this model is served with text only.",
+            param=f"{where}.type",
         )
     text = part.get("refusal") if kind == "refusal" else part.get("text")
     if not isinstance(text, str):
-        raise RequestError(f'{where}: needs a "text".', param=where)
+        raise RequestError(f"{where}.text: must be a text.", param=f"{where}.text")
     return {"type": "text", "text": text}
 
 
-def _list_of_calls(calls: Any, where: str) -> list[Any]:
-    if not isinstance(calls, list):
-        raise RequestError(f"{where}.tool_calls: must be a list.", param=f"{where}.tool_calls")
-    return calls
-
-
-def _tool_call(call: Any, where: str) -> Any:
+def _tool_calls(calls: Any, where: str) -> list[Any]:
     """OpenAI writes the arguments as a string of JSON, templates want the object."""
+    if not isinstance(calls, list):
+        raise RequestError(f"{where}: must be a list.", param=where)
+    return [_tool_call(call, f"{where}[{number}]") for number, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str) -> Message:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
-        raise RequestError(
-            f"{where}.tool_calls: arguments of {function.get('name')!r} are no JSON ({error}).",
-            param=f"{where}.tool_calls",
-        ) from error
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where}.function: must be an object with a name.", param=f"{where}.function")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        place = f"{where}.function.arguments"
+        raise RequestError(f"{place}: must be a JSON object, or one written as a string.", param=place)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -6,6 +6,7 @@ a template of its own, only values for one. Called by Renderer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError, OptionError, RequestError
-from quire.renderer.chat_messages import plain, prepare_messages
+from quire.renderer.chat_messages import Dialect, plain, prepare_messages
 from quire.renderer.special_tokens import SpecialTokens, read_json
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "continue_final_message"}
 )
+# It tests for none, or writes whole messages down.
+_READS_NONE = re.compile(r"\bnone\b|\bmessages?\s*\|\s*tojson")
 _END_OF_FINAL = "\ue000end of the final message\ue000"
 
 
@@ -57,8 +60,7 @@ class ChatTemplates:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         text = self._choose(tools)
-        reads_parts, reads_texts = content_kinds(text)
-        messages = prepare_messages(chat, as_parts=reads_parts and not reads_texts, keeps_parts=reads_parts)
+        messages = prepare_messages(chat, dialect_of(text))
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -160,6 +162,12 @@ def _checked_kwargs(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]
 
 def _mark_end(message: dict[str, Any]) -> None:
     content = message.get("content")
+    if message["role"] != "assistant":
+        raise RequestError(
+            f"continue_final_message=True: the last message is the {message['role']}'s, and only the assistant's can "
+            "go on.",
+            param="continue_final_message",
+        )
     if isinstance(content, str) and content:
         message["content"] = content + _END_OF_FINAL
     elif isinstance(content, list) and content:
@@ -184,6 +192,17 @@ def _in_words(error: Exception) -> str:
     line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     text = str(error) or type(error).__name__
     return (text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}") + line
+
+
+def dialect_of(text: str) -> Dialect:
+    """What this template reads."""
+    reads_parts, reads_texts = content_kinds(text)
+    return Dialect(
+        as_parts=reads_parts and not reads_texts,
+        keeps_parts=reads_parts,
+        knows_developer="developer" in text,
+        knows_none=_READS_NONE.search(text) is not None,
+    )
 
 
 @lru_cache(maxsize=32)

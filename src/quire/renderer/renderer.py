@@ -88,12 +88,15 @@ class Renderer:
         continue_final_message: bool = False,
         add_special_tokens: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
     ) -> RenderedPrompt:
         """A text is tokenised as it is; a chat goes through the model's template first.
 
         add_special_tokens: by default yes for a text, no for a chat, whose template has already written them.
+        max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
         """
-        tokenizer = self._needed_tokenizer("prompt" if isinstance(chat, str) else "messages")
+        param = "prompt" if isinstance(chat, str) else "messages"
+        tokenizer = self._needed_tokenizer(param)
         if isinstance(chat, str):
             text, add_special_tokens = chat, add_special_tokens is not False
         else:
@@ -104,6 +107,8 @@ class Renderer:
                 continue_final_message=continue_final_message,
                 template_kwargs=template_kwargs,
             )
+        if max_tokens is not None:
+            tokenizer.check_can_fit(text, max_tokens, param)
         return RenderedPrompt(tokenizer.encode(text, add_special_tokens=bool(add_special_tokens)), text=text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

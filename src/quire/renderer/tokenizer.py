@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.errors import ModelError, RequestError
+from quire.errors import ContextLengthError, ModelError, RequestError
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.text_decoder import (
     REPLACEMENT,
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _OTHER_FORMATS = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json", "tiktoken.model")
 _SAMPLE_SIZE = 256
 _MAX_BYTES_IN_CHARACTER = 4
+# Longer texts take the library's way for batches: it lets other threads run, but costs a short text more.
+_SHORT_CHARACTERS = 2000
+# Unicode's normal forms compose at most so many characters into one.
+_MAX_COMPOSED = 4
 
 
 class Tokenizer:
@@ -62,10 +66,29 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Special-token strings in the text become special tokens, as in Transformers."""
         try:
+            if len(text) > _SHORT_CHARACTERS:
+                return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (UnicodeEncodeError, TypeError) as error:
             # half of a surrogate pair: JSON can carry one, UTF-8 cannot
             raise RequestError("The text holds a lone surrogate, which is no valid Unicode. Remove it.") from error
+
+    def check_can_fit(self, text: str, max_tokens: int, param: str) -> None:
+        """Refuses what cannot fit even if each token were the longest: tokenising it may take gigabytes."""
+        if len(text) <= max(_SHORT_CHARACTERS, max_tokens) or len(text) <= max_tokens * self._most_characters_of_token:
+            return
+        raise ContextLengthError(
+            f"This model's maximum context length is {max_tokens} tokens. However, your {param} has {len(text)} "
+            f"characters, and {max_tokens} tokens hold at most {max_tokens * self._most_characters_of_token}. "
+            f"Please reduce the length of the {param}.",
+            param=param,
+        )
+
+    @cached_property
+    def _most_characters_of_token(self) -> int:
+        """Of the text that a token stands for. In a byte-level vocabulary a letter is a byte, so this is no less."""
+        longest = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return longest if self._backend.normalizer is None else longest * _MAX_COMPOSED
 
     def id_of(self, token: str) -> int | None:
         return self._backend.token_to_id(token)

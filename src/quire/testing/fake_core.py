@@ -36,7 +36,11 @@ MAX_MODEL_LEN = 256
 
 def build(config: EngineConfig) -> FakeCore:
     """For `open_link(config, core="quire.testing.fake_core:build")`."""
-    return FakeCore(vocab_size=config.facts.vocab_size, max_model_len=min(config.max_model_len, MAX_MODEL_LEN))
+    return FakeCore(
+        vocab_size=config.facts.vocab_size,
+        max_model_len=min(config.max_model_len, MAX_MODEL_LEN),
+        max_num_seqs=config.max_num_seqs,
+    )
 
 
 def build_with_users_mistake(config: EngineConfig) -> FakeCore:
@@ -89,10 +93,10 @@ class FakeSequence:
 class FakeCore:
     """Every open sequence gets a token in every step."""
 
-    def __init__(self, *, vocab_size: int, max_model_len: int = MAX_MODEL_LEN) -> None:
+    def __init__(self, *, vocab_size: int, max_model_len: int = MAX_MODEL_LEN, max_num_seqs: int = 256) -> None:
         self.ready = EngineReady(
             max_model_len=max_model_len,
-            max_num_seqs=256,
+            max_num_seqs=max_num_seqs,
             num_blocks=64,
             block_size=16,
             report=["a core without a model"],

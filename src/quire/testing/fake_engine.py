@@ -106,6 +106,9 @@ class FakeEngineClient:
     def num_open(self) -> int:
         return len(self.running)
 
+    def is_open(self, request_id: int) -> bool:
+        return request_id in self.running
+
     async def wait_ready(self) -> EngineReady:
         return self.ready
 

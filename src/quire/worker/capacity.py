@@ -1,9 +1,10 @@
-"""How much memory is left for the KV cache: run the largest step, see what it needed, take the rest (4.1, DESIGN 8).
+"""How much memory is left for the KV cache: run the largest step, see what it needed, take the rest (4.1).
 
-The largest step has max_num_batched_tokens tokens in the model and max_num_seqs rows of logits in the sampler. A GPU
-runs it in full. On a CPU that may take many seconds, so a small step is run, its live tensors are counted to the byte,
-and the result is scaled: what a step needs grows in proportion to its tokens and rows. Attention runs without a cache
-here: its own memory is that of its output.
+The largest step has max_num_batched_tokens tokens in the model and max_num_seqs rows of logits in the sampler, all of
+which draw with top_p and want log-probabilities: the dearest way. A GPU runs it in full. On a CPU that may take many
+seconds, so a small step is run, its live tensors are counted to the byte, and the result is scaled: logits grow in
+proportion to tokens and rows. What is drawn out of them is not scaled, because it is drawn slice by slice. Attention
+runs without a cache here: its own memory is that of its output.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from quire.worker.attention import attention_layers
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms import MemoryReport, Platform
-from quire.worker.sampler.choose import DrawSettings, choose_tokens
+from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
+from quire.worker.sampler.logprobs import LogprobReader, SampledLogprobs
 
 _SIZE_ON_CPU = 16
+_NUM_LOGPROBS = 20
 # room for what kernels on a CPU allocate inside of themselves
 _INSIDE_KERNELS = 1.25
 
@@ -46,15 +49,18 @@ def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerCon
         with forward_context(profiling_context()):
             return model(tokens, positions)
 
-    def run_sampler(num_rows: int) -> None:
+    def make_logits(num_rows: int) -> int:
         rows = torch.zeros(num_rows, dtype=torch.int64, device=platform.device)
         logits = model.compute_logits(hidden[0][rows]).float()
-        choose_tokens(logits, _drawing(num_rows))
+        SampledLogprobs(logits, np.full(num_rows, _NUM_LOGPROBS))
+        return logits.shape[1]
 
     most_tokens, most_rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
     hidden: list[Tensor] = []
     tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
-    rows, rows_bytes = _peak(run_sampler, most_rows, platform)
+    vocab_sizes: list[int] = []
+    rows, rows_bytes = _peak(lambda size: vocab_sizes.append(make_logits(size)), most_rows, platform)
+    rows_bytes += _slice_bytes(vocab_sizes[0], most_rows, platform)
     # The hidden states of all tokens are still there while the sampler runs.
     rows_bytes += most_tokens * hidden[0][0].nbytes
     scaled = " (scaled)" if (tokens, rows) != (most_tokens, most_rows) else ""
@@ -77,14 +83,30 @@ def capacity(model: nn.Module, memory: MemoryReport, step: StepMemory, utilizati
     return WorkerCapacity(layers=layers, available_bytes=max(0, left), explanation=explanation)
 
 
-def _peak(run: Callable[[int], object], most: int, platform: Platform) -> tuple[int, int]:
+def _slice_bytes(vocab_size: int, most_rows: int, platform: Platform) -> int:
+    """What the sampler needs beyond logits of all rows, at its worst moment: that of the largest slice."""
+    num_rows = min(most_rows, rows_in_slice(vocab_size, platform.device))
+    # Falling steeply: few tokens hold the share of top_p, so that a CPU takes its short way.
+    logits = -torch.arange(vocab_size, dtype=torch.float32, device=platform.device).expand(num_rows, -1)
+    reader = LogprobReader(np.full(num_rows, _NUM_LOGPROBS), vocab_size)
+
+    def run(num_rows: int) -> None:
+        tokens, _ = choose_tokens(logits, _drawing(num_rows))
+        reader.read(logits, tokens)
+
+    return _peak(run, num_rows, platform, largest_on_cpu=num_rows)[1]
+
+
+def _peak(
+    run: Callable[[int], object], most: int, platform: Platform, largest_on_cpu: int = _SIZE_ON_CPU
+) -> tuple[int, int]:
     """(size that was run, bytes that the largest size needs)."""
     if _runs_in_full(platform):
         with platform.measure_peak() as peak:
             run(most)
             platform.synchronize()
         return most, peak.peak_bytes
-    size = min(most, _SIZE_ON_CPU)
+    size = min(most, largest_on_cpu)
     with LiveTensors() as live:
         run(size)
     return size, int(live.peak_bytes * most / size * _INSIDE_KERNELS)
@@ -98,7 +120,7 @@ def _drawing(num_rows: int) -> DrawSettings:
     return DrawSettings(
         temperature=np.ones(num_rows, dtype=np.float32),
         top_k=np.full(num_rows, 2**31, dtype=np.int64),
-        top_p=np.ones(num_rows),
+        top_p=np.full(num_rows, 0.9),
         min_p=np.zeros(num_rows, dtype=np.float32),
         uniform=np.full(num_rows, 0.5),
     )

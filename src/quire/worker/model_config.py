@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
+
+# Counts and widths. Zero of them would be a model without weights, or a division by zero far from its cause.
+_SIZES = re.compile(r"(num|n)_\w+|\w+_(size|dim)")
 
 
 class MissingKeyError(ModelError, AttributeError):
@@ -60,6 +64,7 @@ def read_model_config(file: Path, values: dict[str, Any], model_class: type[Any]
         value = config.__dict__.setdefault(key, copy.deepcopy(plain))
         if not (value is None and is_nullable):
             _check(file, key, value, plain)
+    _check_layer_types(file, config)
     complete = getattr(model_class, "complete_config", None)
     if complete is not None:
         complete(config)
@@ -67,12 +72,30 @@ def read_model_config(file: Path, values: dict[str, Any], model_class: type[Any]
 
 
 def _check(file: Path, key: str, value: Any, default: Any) -> None:
-    """A value must be of its default's kind; a key whose default is null may hold anything."""
-    if default is None:
+    """A value must be of its default's kind. A key whose default is null may hold anything, but for a size."""
+    is_size = _SIZES.fullmatch(key) is not None
+    if default is None and not is_size:
         return
+    default = 1 if default is None else default
     allowed = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, allowed) or isinstance(value, bool) is not isinstance(default, bool):
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[type(default)]
         raise ModelError(f"{file}: {key}={value!r} must be {kind}. Take the config.json that belongs to the weights.")
+    if is_size and isinstance(default, int) and value < 1:
+        raise ModelError(f"{file}: {key}={value} must be at least 1. Correct config.json.")
     if isinstance(default, int) and value < 0:
         raise ModelError(f"{file}: {key}={value} must not be negative. Correct config.json.")
+
+
+def _check_layer_types(file: Path, config: ModelConfig) -> None:
+    """Also for models whose layers are all alike: two keys that contradict each other belong to different models."""
+    kinds, num_layers = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
+    if kinds is None or num_layers is None:
+        return
+    if not isinstance(kinds, list):
+        raise ModelError(f"{file}: layer_types={kinds!r} must be a list of names, one a layer. Correct config.json.")
+    if len(kinds) != num_layers:
+        raise ModelError(
+            f"{file}: layer_types names {len(kinds)} layers, num_hidden_layers is {num_layers}. "
+            "Take the config.json that belongs to the weights."
+        )

@@ -18,7 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 from quire.config import ModelFacts, WorkerConfig
-from quire.errors import ModelError
+from quire.errors import ModelError, QuireError, one_line
 from quire.worker.attention import bind_backend
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.dummy_weights import fill_with_random_weights
@@ -47,8 +47,9 @@ def load_model(config: WorkerConfig) -> nn.Module:
 
         model = load_through_transformers(config, dtype, platform.device)
     else:
-        model_config = read_model_config(path / "config.json", facts.hf_config, model_class)
-        with building(dtype, platform.device):
+        with _unusable_values_named(path / "config.json", model_class):
+            model_config = read_model_config(path / "config.json", facts.hf_config, model_class)
+        with building(dtype, platform.device), _unusable_values_named(path / "config.json", model_class):
             model = model_class(model_config, config.max_model_len)
         if config.load_format == "dummy":
             fill_with_random_weights(model, config.seed)
@@ -60,6 +61,22 @@ def load_model(config: WorkerConfig) -> nn.Module:
         "%s runs as %s on %s with attention backend %s", facts.model_type, type(model).__name__, dtype, backend.name
     )
     return model.requires_grad_(False).eval()
+
+
+@contextmanager
+def _unusable_values_named(file: Path, model_class: type[Any]) -> Iterator[None]:
+    """Values that no check foresaw break somewhere inside; a user gets one line, an author the place in the log."""
+    try:
+        yield
+    except QuireError:
+        raise
+    except Exception as error:
+        _logger.debug("%s cannot be built", model_class.__name__, exc_info=True)
+        raise ModelError(
+            f"{file}: {model_class.__name__} cannot be built from these values ({type(error).__name__}: "
+            f"{one_line(error)}). Take the config.json that belongs to the weights; QUIRE_LOG_LEVEL=debug shows where "
+            "it failed."
+        ) from error
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The command line as a whole: what it prints and returns, and that mistakes are one line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -76,6 +77,12 @@ def test_each_command_has_help(name, capsys):
         (["bench", "--shared-prefix", "9", "--input-length", "8"], "must not exceed"),
         (["bench", "--temperature", "hot"], "must be a number"),
         (["chat", "/no/such/folder"], "no such directory"),
+        (["chat", str(SRC / "quire" / "embedded" / "config.json")], "is a file. Give the directory"),
+        (["plan", ""], "must not be empty"),
+        (["generate", "--model", "", "x"], "model='': must not be empty"),
+        (["serve", "--served-model-name", ""], "served_model_name='': must not be empty"),
+        (["serve", "--api-key", ""], "--api-key: the key is empty"),
+        (["serve", "--max-model-len", "1"], "max_model_len=1: must be at least 2"),
     ],
 )
 def test_a_mistake_is_one_line(argv, words, capsys):
@@ -137,11 +144,46 @@ def test_a_reader_that_has_gone_is_no_traceback():
     read, write = os.pipe()
     os.close(read)
     try:
-        done = run_quire("options", stdout=write, stderr=subprocess.PIPE)
+        for command in ("options", "--help"):
+            done = run_quire(command, stdout=write, stderr=subprocess.PIPE)
+            assert (done.returncode, done.stderr) == (0, "")
     finally:
         os.close(write)
-    assert done.returncode == 1
-    assert done.stderr == ""
+
+
+def test_a_level_that_there_is_not_in_the_environment(monkeypatch, capsys):
+    monkeypatch.setenv("QUIRE_LOG_LEVEL", "zz")
+    assert main(["generate", "x"]) == 2
+    assert "QUIRE_LOG_LEVEL=zz: must be one of debug, info" in capsys.readouterr().err
+
+
+def test_an_empty_key_in_the_environment(monkeypatch, capsys):
+    monkeypatch.setenv("QUIRE_API_KEY", "")
+    assert main(["serve"]) == 2
+    assert "QUIRE_API_KEY: the key is empty" in capsys.readouterr().err
+
+
+def test_stdin_that_is_no_text():
+    # lenient about bytes in the C locale, so the encoding is said
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "quire.interfaces.cli", "generate"]
+    done = subprocess.run(command, env=environment, input=b"\xff\xfe", capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"quire: error: stdin is not UTF-8")
+
+
+@pytest.mark.parametrize(("name", "value"), [("hidden_size", -4), ("num_hidden_layers", 10**30), ("vocab_size", 0)])
+def test_a_plan_for_impossible_sizes(tmp_path, capsys, name, value):
+    config = {"model_type": "x", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
+    assert main(["plan", str(tmp_path)]) == 2
+    assert name in capsys.readouterr().err
+
+
+def test_a_plan_that_does_not_fit(capsys):
+    assert main(["plan", "--memory", "1K"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+    assert main(["plan"]) == 0
 
 
 def test_help_and_version_need_nothing_heavy():

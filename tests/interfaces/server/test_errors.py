@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from quire.renderer.tokenizer import Tokenizer
+
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -68,6 +70,8 @@ CHAT_MISTAKES = {
     "top_p bool": ({"top_p": True}, "top_p"),
     "n zero": ({"n": 0}, "n"),
     "n many": ({"n": 10**6}, "n"),
+    "n above the rows": ({"n": 9}, "n"),
+    "priority huge": ({"priority": 10**30}, "priority"),
     "n fraction": ({"n": 1.5}, "n"),
     "seed huge": ({"seed": 2**65}, "seed"),
     "stop empty": ({"stop": ""}, "stop"),
@@ -96,6 +100,7 @@ CHAT_MISTAKES = {
     "prompt_logprobs in a stream": ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     "stream text": ({"stream": "yes"}, "stream"),
     "echo": ({"echo": True}, "echo"),
+    "continue a user": ({"continue_final_message": True}, "continue_final_message"),
     "continue and open": ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
 }
 
@@ -341,6 +346,9 @@ def test_a_request_that_the_engine_has_no_room_for(run, served):
                 response = await server.chat(stream=stream)
                 assert response.status_code == 400
                 assert error_of(response)["message"] == server.fake.refusal
+            metrics = (await server.http.get("/metrics")).text
+            assert 'quire:request_success_total{finished_reason="error",model_name="byte-model"} 2.0' in metrics
+            assert 'finished_reason="abort"' not in metrics
 
     run(main())
 
@@ -415,5 +423,32 @@ def test_no_value_of_any_field_breaks_the_server(run, served, endpoint, stream):
                         assert error_of(response)["message"], (name, value)
             assert not server.fake.running
             assert len(server.state.in_flight) == 0
+
+    run(main())
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(run, served, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", lambda *args, **options: pytest.fail("it was tokenised"))
+
+    async def main():
+        async with served() as server:
+            for response in (await server.chat("a" * 30000), await server.complete("a" * 30000)):
+                assert response.status_code == 400
+                error = error_of(response)
+                assert error["code"] == "context_length_exceeded"
+                assert error["message"].startswith("This model's maximum context length is 512 tokens. However, ")
+
+    run(main())
+
+
+def test_messages_say_what_would_help(run, served):
+    async def main():
+        async with served() as server:
+            assert "echo" in error_of(await server.complete(max_tokens=0))["message"]
+            assert "the key 'a' is no token id" in error_of(await server.chat(logit_bias={"a": 1}))["message"]
+            latin = {"content-type": "application/json; charset=latin-1"}
+            response = await server.http.post(CHAT, content=b"{}", headers=latin)
+            assert response.status_code == 415
+            assert "UTF-8" in error_of(response)["message"]
 
     run(main())

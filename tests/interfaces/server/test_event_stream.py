@@ -136,3 +136,68 @@ def test_a_stream_that_is_cancelled_from_elsewhere_is_cancelled(run, scope):
         assert len(in_flight) == 0
 
     run(main())
+
+
+def test_an_interrupt_at_the_very_end_still_closes_the_stream(run, scope):
+    async def main():
+        wire, in_flight = Wire(), InFlight()
+
+        async def events():
+            yield b"data: 1\n\n"
+            # nothing waits between here and the end of the events
+            in_flight.interrupt_all(unavailable("Good bye."))
+
+        await EventStream(in_flight, events())(scope, wire.receive, wire.send)
+        assert b'"message":"Good bye."' in wire.body
+        assert wire.body.endswith(b"\n\ndata: [DONE]\n\n")
+
+    run(main())
+
+
+class SlowWire(Wire):
+    """Sends the keep-alive only when told to, and counts how many send at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+        self.num_sending = 0
+        self.most_sending = 0
+
+    async def send(self, message) -> None:
+        self.num_sending += 1
+        self.most_sending = max(self.most_sending, self.num_sending)
+        await super().send(message)
+        if b"keep-alive" in message.get("body", b""):
+            await self.go_on.wait()
+        self.num_sending -= 1
+
+
+def test_events_wait_for_a_keep_alive_on_its_way(run, scope, monkeypatch):
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.001)
+
+    async def main():
+        wire, source = SlowWire(), Source()
+        task = asyncio.create_task(EventStream(InFlight(), source.events())(scope, wire.receive, wire.send))
+        await wire.until(lambda: b"keep-alive" in wire.body)
+        source.go_on.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        wire.go_on.set()
+        await task
+        assert wire.most_sending == 1
+        assert wire.body.endswith(b"data: 2\n\ndata: [DONE]\n\n")
+
+    run(main())
+
+
+def test_a_keep_alive_that_nobody_takes_gives_the_client_up(run, scope, monkeypatch):
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(event_stream, "WRITE_DEADLINE_SECONDS", 0.002)
+
+    async def main():
+        wire, source = SlowWire(), Source()
+        await EventStream(InFlight(), source.events())(scope, wire.receive, wire.send)
+        assert source.is_closed
+        assert scope["client_gone"]
+
+    run(main())

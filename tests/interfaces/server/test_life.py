@@ -11,7 +11,7 @@ from quire.testing.server_process import ServerProcess
 
 # A server on a fake engine. What it does is said by the second argument.
 PROGRAM = """
-import asyncio, pathlib, signal, sys
+import asyncio, pathlib, signal, sys, threading
 import quire.interfaces.async_llm as room
 from quire.errors import CapacityError, EngineDeadError
 from quire.interfaces.server import run_server
@@ -40,6 +40,12 @@ def make(**engine_options):
             asyncio.get_running_loop().call_soon(engine.fake.die, "Traceback ...\\nMemoryError: no more")
         return default_reply(request, index)
 
+    def tokenise(*args, **options):
+        print("tokenising", flush=True)
+        threading.Event().wait()
+
+    if behaviour == "tokenises":
+        engine.renderer.render_prompt = tokenise
     engine.fake.reply_to = reply
     return engine
 
@@ -138,6 +144,23 @@ def test_running_requests_may_finish(start, ending):
         assert rest[-1] == "data: [DONE]"
         assert ('"finish_reason":"stop"' in rest[-2]) == (ending == "finished")
         assert ('"error"' in rest[-2]) == (ending == "second signal")
+
+
+def test_a_text_that_is_tokenised_holds_neither_the_server_nor_its_end(start):
+    with start("tokenises") as server:
+        url = server.wait_ready()
+        host, _, port = url.partition("://")[2].partition(":")
+        body = json.dumps({"prompt": "a" * 3000}).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+            server.wait_for("tokenising")
+            assert httpx.get(url + "/health/live").status_code == 200
+            server.signal()
+            assert server.wait() == 0
+        assert is_free(url)
 
 
 def test_a_dead_engine_ends_the_process_with_70(start):

@@ -169,8 +169,13 @@ def test_opt_350m(tmp_path):
         ({"hidden_size": "large"}, "hidden_size='large' must be a whole number"),
         ({"hidden_size": None}, "hidden_size=None must be a whole number"),
         ({"hidden_size": True}, "hidden_size=True must be a whole number"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers=-1 must not be negative"),
-        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers=-1 must be at least 1"),
+        ({"hidden_size": -64}, "hidden_size=-64 must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be at least 1"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be at least 1"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=32 is no multiple of num_key_value_heads=3"),
+        ({"head_dim": "big"}, "head_dim='big' must be a whole number"),
+        ({"layer_types": 3}, "layer_types=3 must be a list"),
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps='tiny' must be a number"),
         ({"attention_bias": 1}, "attention_bias=1 must be true or false"),
         ({"hidden_act": 3}, "hidden_act=3 must be a text"),
@@ -181,9 +186,31 @@ def test_a_value_of_the_wrong_kind_is_named(values, words, tmp_path):
         ours(write(tmp_path, model_type="llama", **values))
 
 
-def test_layer_types_must_fit_the_layers(tmp_path):
+@pytest.mark.parametrize(("model_type", "key"), [("gpt2", "n_head"), ("opt", "num_attention_heads")])
+def test_no_heads_are_refused_everywhere(model_type, key, tmp_path):
+    with pytest.raises(ModelError, match=f"{key}=0 must be at least 1"):
+        ours(write(tmp_path, model_type=model_type, **{key: 0}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope_parameters": "none"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}},
+        {"hidden_size": 10**12},
+    ],
+)
+def test_what_no_check_foresees_is_one_line_with_the_file(values, tmp_path):
+    shape_0_6b_config(tmp_path, **values)
+    with pytest.raises(ModelError, match=r"config\.json: Qwen3ForCausalLM cannot be built") as caught:
+        load_model(worker_config(tmp_path, load_format="dummy"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_layer_types_must_fit_the_layers(model_type, tmp_path):
     with pytest.raises(ModelError, match="layer_types names 1 layers, num_hidden_layers is 3"):
-        ours(write(tmp_path, model_type="qwen2", **SIZES, layer_types=["full_attention"]))
+        ours(write(tmp_path, model_type=model_type, **SIZES, layer_types=["full_attention"]))
 
 
 # ---- classes of other packages --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.errors import ModelError
 from quire.testing.model_contract import check_cuts_and_mixtures
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.worker.model_loader import load_model
@@ -16,7 +17,9 @@ from quire.worker.models.registry import native_model_types
 PAGE = Path(__file__).parents[3] / "docs" / "adding-a-model.md"
 # The model of the page itself, so that the page stays true.
 SOURCE = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-SIZE, VOCAB, LENGTH, LAYERS, HEADS = 32, 64, 96, 2, 4
+CONFIG = json.loads(PAGE.read_text(encoding="utf-8").split("```json\n")[1].split("```")[0])
+SIZE, VOCAB, LENGTH = CONFIG["hidden_size"], CONFIG["vocab_size"], CONFIG["max_position_embeddings"]
+LAYERS, HEADS = CONFIG["num_hidden_layers"], CONFIG["num_attention_heads"]
 
 
 @pytest.fixture
@@ -46,11 +49,7 @@ def toy_checkpoint(tmp_path):
     path = tmp_path / "checkpoint"
     path.mkdir()
     save_file(weights, path / "model.safetensors")
-    config = {
-        "model_type": "toy", "architectures": ["ToyForCausalLM"], "vocab_size": VOCAB, "hidden_size": SIZE,
-        "num_heads": HEADS, "num_layers": LAYERS, "tie_word_embeddings": True,
-    }  # fmt: skip
-    (path / "config.json").write_text(json.dumps(config))
+    (path / "config.json").write_text(json.dumps(CONFIG))
     return path, weights
 
 
@@ -75,7 +74,7 @@ def test_a_model_of_another_package_is_found_loaded_and_right(toy_package, toy_c
     path, weights = toy_checkpoint
     assert "toy" in {point.name for point in entry_points(group="quire.models")}
     assert "toy" in native_model_types()
-    model = load_model(worker_config(path, max_model_len=LENGTH))
+    model = load_model(worker_config(path, max_model_len=64))
     assert type(model).__name__ == "ToyForCausalLM"
     tokens = torch.randint(0, VOCAB, (60,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = plain_logits(weights, tokens)
@@ -83,8 +82,14 @@ def test_a_model_of_another_package_is_found_loaded_and_right(toy_package, toy_c
     check_cuts_and_mixtures(model, tokens, expected)
 
 
-def test_without_the_package_the_model_is_unknown(toy_checkpoint):
-    from quire.errors import ModelError
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads"])
+def test_a_missing_key_is_named_with_its_file(key, toy_package, toy_checkpoint):
+    path, _ = toy_checkpoint
+    (path / "config.json").write_text(json.dumps({name: value for name, value in CONFIG.items() if name != key}))
+    with pytest.raises(ModelError, match=rf"config\.json: no {key}, which this model needs"):
+        load_model(worker_config(path))
 
+
+def test_without_the_package_the_model_is_unknown(toy_checkpoint):
     with pytest.raises(ModelError, match="model_type=toy"):
         load_model(worker_config(toy_checkpoint[0]))

@@ -48,7 +48,7 @@ def test_windows_caps_scales_and_sinks_are_found_by_watching(checkpoint):
         ("bloom", "do not call the attention interface"),
         ("llama4", "chunked_attention"),
         ("bert", "not causal"),
-        ("bart", "position_ids change nothing"),
+        ("bart", "is an encoder-decoder"),
         ("lfm2", "conv"),
     ],
 )
@@ -64,6 +64,29 @@ def test_an_encoder_decoder_is_refused_before_its_weights_are_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "is_encoder_decoder": True}))
     with pytest.raises(ModelError, match="encoder-decoder"):
         load_model(worker_config(tmp_path))
+    # What the file leaves out, the family says; T5 has no causal language model at all.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": 320}))
+    with pytest.raises(ModelError, match="is an encoder-decoder, which Quire does not run yet"):
+        load_model(worker_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": "big"}, "hidden_size"),
+        ({"hidden_size": -64}, "negative dimension"),
+        ({"vocab_size": 400}, r"embed_tokens.weight \(\[320, 64\] in the checkpoint, \[400, 64\] in the model\)"),
+    ],
+)
+def test_values_that_do_not_fit_are_one_line_and_no_report(values, words, tmp_path, capfd):
+    path = make_checkpoint(tmp_path, "gemma")
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    capfd.readouterr()
+    with pytest.raises(ModelError, match=words) as caught:
+        load_model(worker_config(path))
+    assert "\n" not in str(caught.value)
+    assert "".join(capfd.readouterr()) == ""
 
 
 def test_long_rope_is_chosen_by_max_model_len_and_not_by_the_batch(tmp_path, prompt):

@@ -7,7 +7,8 @@ from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.worker_driver import WorkerDriver
-from quire.worker.sampler import prompt_logprobs
+from quire.worker.sampler import logprobs, prompt_logprobs
+from quire.worker.sampler.order import ids_of, order_keys
 from quire.worker.worker import Worker
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -70,6 +71,50 @@ def test_rows_may_ask_for_different_numbers(driver, model):
 
     assert sorted(output.logprobs) == [0, 1, 3, 4]
     for row, count in ((0, 2), (1, 0), (3, 3), (4, 2)):
+        chosen = int(output.token_ids[row])
+        assert_entry(output.logprobs[row][0], expected_entry(model, PROMPT[row:], chosen, count))
+
+
+@pytest.mark.parametrize("vocab_size", [64, 1000])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_equals_rank_by_token_id_as_greedy_chooses(vocab_size, count):
+    table = torch.full((1, vocab_size), -3.0)
+    table[0, [3, 5, 9]] = 2.5
+    table[0, [0, 7]] = torch.tensor([-0.0, 0.0])
+    worker = Worker(worker_config("none"), model_loader=lambda config: FakeModel(table))
+    worker.load()
+    worker.initialize_cache([], 0)
+    driver = WorkerDriver(worker)
+    driver.admit(0, PROMPT, sampling=SamplingParams(temperature=0.0, logprobs=count))
+    driver.admit(1, PROMPT, sampling=SamplingParams(temperature=0.0, logprobs=count, allowed_token_ids=[9]))
+    driver.admit(2, PROMPT, sampling=SamplingParams(temperature=0.0, logprobs=5))
+    output = driver.step()
+
+    best = [3, 5, 9, 0, 7]
+    assert output.token_ids.tolist() == [3, 9, 3]
+    for row, (chosen, rank) in enumerate([(3, 1), (9, 3)]):
+        (entry,) = output.logprobs[row]
+        assert entry.token_ids == [chosen, *best[:count]]
+        assert entry.ranks == [rank, *range(1, count + 1)]
+
+
+def test_the_order_of_keys_is_that_of_the_numbers():
+    values = torch.tensor([[0.0, -0.0, 1e-45, -1e-45, 3.5, -torch.inf, torch.inf, -3.5, 3.5, -3.0]])
+    keys = order_keys(values)
+    wanted = torch.sort(values, descending=True, stable=True).indices
+
+    assert torch.argsort(keys, descending=True).tolist() == wanted.tolist()
+    assert ids_of(keys, 10).tolist() == [list(range(10))]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 100])
+def test_slices_of_rows_change_nothing(driver, model, num_rows, monkeypatch):
+    monkeypatch.setattr(logprobs, "rows_in_slice", lambda vocab_size, device: num_rows)
+    for row, count in enumerate([2, 0, 7, 3, 2]):
+        driver.admit(row, PROMPT[row:], sampling=SamplingParams(temperature=0.0, logprobs=count))
+    output = driver.step()
+
+    for row, count in enumerate([2, 0, 7, 3, 2]):
         chosen = int(output.token_ids[row])
         assert_entry(output.logprobs[row][0], expected_entry(model, PROMPT[row:], chosen, count))
 

@@ -8,22 +8,20 @@ from quire.messages import AdmittedSequence, ForkedSequence, int_array
 from quire.sampling_params import SamplingParams
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors import built_in_processors
-from quire.worker.sampler.processors.allowed_token_ids import AllowedTokenIds
-from quire.worker.sampler.processors.bad_words import BadWords
-from quire.worker.sampler.processors.logit_bias import LogitBias
-from quire.worker.sampler.processors.min_tokens import MinTokens
-from quire.worker.sampler.processors.penalties import Penalties
 
 VOCAB = 10
 ROWS = int_array([5, 2, 7])
 
 
+ALLOWED, BAD_WORDS, MIN_TOKENS, LOGIT_BIAS, PENALTIES = range(5)
+
+
 class Bench:
     """A processor over a row table; row 5 of the batch uses it, 2 and 7 do not."""
 
-    def __init__(self, kind):
+    def __init__(self, number):
         self.table = RowTable(8, 64)
-        self.processor = kind(self.table)
+        self.processor = built_in_processors(self.table)[number]
         for row in ROWS.tolist():
             self.admit(row, [1])
 
@@ -65,7 +63,7 @@ class Bench:
 
 
 def test_allowed_token_ids_keep_their_logits():
-    bench = Bench(AllowedTokenIds)
+    bench = Bench(ALLOWED)
     bench.admit(5, [1], allowed_token_ids=[3, 8, 1000])
     logits = bench.apply([float(token) for token in range(VOCAB)])
 
@@ -74,7 +72,7 @@ def test_allowed_token_ids_keep_their_logits():
 
 
 def test_logit_bias_is_added():
-    bench = Bench(LogitBias)
+    bench = Bench(LOGIT_BIAS)
     bench.admit(5, [1], logit_bias={3: 1.5, 8: -100.0, 5000: 1.0})
 
     assert bench.apply().tolist() == [0, 0, 0, 1.5, 0, 0, 0, 0, -100, 0]
@@ -94,32 +92,31 @@ def test_logit_bias_is_added():
     ],
 )
 def test_bad_words_exclude_the_last_token_of_a_word(tokens, expected):
-    bench = Bench(BadWords)
+    bench = Bench(BAD_WORDS)
     bench.admit(5, tokens, num_prompt=1, bad_words=[[4], [2, 3], [2, 3, 9], []])
 
     assert bench.excluded() == expected
 
 
 def test_min_tokens_excludes_stop_tokens_while_the_output_is_short():
-    bench = Bench(MinTokens)
+    bench = Bench(MIN_TOKENS)
     bench.admit(5, [1], min_tokens=2, stop_token_ids=[7], eos=[3])
     assert bench.excluded() == [3, 7]
     bench.table.append(int_array([5]), int_array([4]))
     assert bench.excluded() == [3, 7]
     bench.table.append(int_array([5]), int_array([4]))
     assert bench.excluded() == []
-    assert not bench.processor.is_active(ROWS)
 
 
 def test_min_tokens_with_ignore_eos_excludes_stop_tokens_alone():
-    bench = Bench(MinTokens)
+    bench = Bench(MIN_TOKENS)
     bench.admit(5, [1], min_tokens=2, stop_token_ids=[7], eos=[3], ignore_eos=True)
 
     assert bench.excluded() == [7]
 
 
 def test_a_shorter_child_is_below_min_tokens_again():
-    bench = Bench(MinTokens)
+    bench = Bench(MIN_TOKENS)
     bench.admit(0, [1, 4, 4, 4], min_tokens=2, eos=[3])
     bench.fork(0, 5, num_total=2)
 
@@ -127,7 +124,7 @@ def test_a_shorter_child_is_below_min_tokens_again():
 
 
 def test_penalties_by_their_definitions():
-    bench = Bench(Penalties)
+    bench = Bench(PENALTIES)
     output = [4, 4, 5]
     bench.admit(5, [1, 2, *output], num_prompt=2, repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
     logits = bench.apply([1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
@@ -143,7 +140,7 @@ def test_repetition_is_that_of_transformers():
     torch.manual_seed(0)
     tokens = torch.randint(0, VOCAB, (1, 12))
     logits = torch.randn(1, VOCAB)
-    bench = Bench(Penalties)
+    bench = Bench(PENALTIES)
     bench.admit(5, tokens[0].tolist(), num_prompt=5, repetition_penalty=1.3)
 
     expected = RepetitionPenaltyLogitsProcessor(1.3)(tokens, logits.clone())
@@ -156,7 +153,7 @@ def test_counts_that_follow_equal_counts_from_the_start(repetition, num_tokens):
     """Row 5 counts token by token, row 0 in two leaps, row 1 all at once."""
     tokens = torch.randint(0, VOCAB, (num_tokens,), generator=torch.Generator().manual_seed(1)).tolist()
     parameters = {"repetition_penalty": repetition, "frequency_penalty": 0.3, "presence_penalty": 0.1}
-    bench = Bench(Penalties)
+    bench = Bench(PENALTIES)
     bench.admit(5, tokens[:2], num_prompt=2, **parameters)
     bench.admit(0, tokens[:2], num_prompt=2, **parameters)
     bench.admit(1, tokens, num_prompt=2, **parameters)
@@ -175,7 +172,7 @@ def test_counts_that_follow_equal_counts_from_the_start(repetition, num_tokens):
 
 
 def test_a_child_counts_its_own_tokens():
-    bench = Bench(Penalties)
+    bench = Bench(PENALTIES)
     bench.admit(0, [1, 4, 4, 4], frequency_penalty=0.5)
     batch = torch.zeros(1, VOCAB)
     bench.processor.apply(batch, int_array([0]))
@@ -188,7 +185,7 @@ def test_a_child_counts_its_own_tokens():
 
 @pytest.mark.parametrize("processor", range(5))
 def test_rows_that_ask_for_nothing_cost_nothing(processor):
-    bench = Bench(lambda table: built_in_processors(table)[processor])
+    bench = Bench(processor)
 
     assert not bench.processor.is_active(ROWS)
     for row in ROWS.tolist():

@@ -83,9 +83,10 @@ class Report:
 
     def as_table(self) -> str:
         numbers = self.as_dict()
-        load = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.load.items())
+        load = {**self.load, "concurrency": self.load.get("concurrency") or "unlimited"}
+        shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in load.items())
         lines = [
-            f"{self.model}: {load}",
+            f"{self.model}: {shown}",
             "",
             f"{'duration':<26}{self.seconds:>12.2f} s",
             f"{'requests':<26}{numbers['requests_per_second']:>12.2f} /s",

@@ -1,4 +1,4 @@
-"""Command-line flags of the engine, made from the options' one declaration (DESIGN: an option is declared once)."""
+"""Command-line flags of the engine, made from the options' one declaration."""
 
 from __future__ import annotations
 

@@ -49,7 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _prompt_from_stdin() -> str:
     if sys.stdin.isatty():
         raise OptionError('A prompt is missing: quire generate "Once upon a time", or a text on stdin.')
-    return sys.stdin.read().removesuffix("\n")
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"stdin is not UTF-8 ({error.reason} at byte {error.start}). Give a text in UTF-8.") from None
 
 
 async def _generate(

@@ -10,6 +10,8 @@ from quire.config.model_source import locate
 from quire.errors import OptionError
 
 _GIB = 2**30
+# exit status, for scripts
+DOES_NOT_FIT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     machine = Machine(arguments.tflops * 1e12, arguments.bandwidth * 1e9)
     memory = parse_bytes(arguments.memory, "memory")
     context = arguments.context or facts.max_model_len or 2048
-    print("\n".join(report(ModelShape.of(facts.hf_config), arguments.dtype, machine, memory, context)))
-    return 0
+    shape = ModelShape.of(facts.hf_config)
+    print("\n".join(report(shape, arguments.dtype, machine, memory, context)))
+    return 0 if memory > shape.weight_bytes(arguments.dtype) else DOES_NOT_FIT
 
 
 def report(shape: ModelShape, dtype: str, machine: Machine, memory: int, context: int) -> list[str]:

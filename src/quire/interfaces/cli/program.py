@@ -46,13 +46,16 @@ OK, ENGINE_FAILED, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code of the process."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        # here and not when the interpreter ends, so that a reader who has gone is met below
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # `quire generate ... | head`: the reader has gone. Python would complain once more when it flushes stdout.
+        # `quire generate ... | head`: the reader has seen enough. Python would complain when it flushes stdout again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ENGINE_FAILED
+        return OK
     except QuireError as error:
         print(f"quire: error: {error}", file=sys.stderr)
         return USER_MISTAKE if isinstance(error, UserError) else ENGINE_FAILED

@@ -44,9 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _server_options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    key = os.environ.get(_KEY_VARIABLE)
+    keys = [("--api-key", key) for key in arguments.api_keys]
+    if _KEY_VARIABLE in os.environ:
+        keys.append((_KEY_VARIABLE, os.environ[_KEY_VARIABLE]))
+    for name, key in keys:
+        if not key.strip():
+            raise OptionError(f"{name}: the key is empty. Give one, or leave it out for a server without keys.")
     return {
-        "api_keys": [*arguments.api_keys, *([key] if key else [])],
+        "api_keys": [key for _, key in keys],
         "allowed_origins": arguments.allowed_origins,
         "strict": arguments.strict,
         "shutdown_timeout": _seconds_of(arguments.shutdown_timeout),

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.server.chat_messages import checked_messages, checked_tools
+from quire.interfaces.server.chat_tools import checked_tools
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
@@ -57,8 +57,8 @@ async def _work_of(body: ChatRequest, state: ServerState) -> Work:
     sampling = _sampling(body, state)
     tools = checked_tools(body.tools, body.tool_choice)
     prompt = await render(
-        state.engine.renderer,
-        checked_messages(body.messages),
+        state,
+        body.messages,
         tools=tools,
         add_generation_prompt=_opens_answer(body),
         continue_final_message=bool(body.continue_final_message),

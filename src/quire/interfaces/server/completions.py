@@ -75,6 +75,10 @@ def _is_token(value: Any) -> bool:
 
 def _sampling(body: CompletionRequest, state: ServerState) -> SamplingParams:
     decided: dict[str, Any] = {}
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid(
+            "max_tokens=0: only with echo=true, which returns the prompt alone; else at least 1.", "max_tokens"
+        )
     if body.max_tokens is not None:
         # the prompt alone: one token is generated, because the engine does no less, and left out
         decided["max_tokens"] = 1 if body.max_tokens == 0 and body.echo else body.max_tokens
@@ -217,7 +221,7 @@ async def _tokens_and_text(
     """The prompt as tokens, and as text if it is echoed."""
     renderer = state.engine.renderer
     if isinstance(prompt, str):
-        rendered = await render(renderer, prompt, add_special_tokens=body.add_special_tokens)
+        rendered = await render(state, prompt, add_special_tokens=body.add_special_tokens)
         if not rendered.token_ids:
             raise invalid("prompt: holds no tokens. Give at least one character.", "prompt")
         return rendered.token_ids, prompt

@@ -33,22 +33,26 @@ class _Writer:
         self._send = send
         self._head = {"type": "http.response.start", "status": status, "headers": headers}
         self._clock = asyncio.get_running_loop().time
+        # the events and the watcher both write
+        self._lock = asyncio.Lock()
         self.has_started = False
-        self.is_sending = False
         self.last_progress = self._clock()
+
+    @property
+    def is_sending(self) -> bool:
+        return self._lock.locked()
 
     @property
     def seconds_since_progress(self) -> float:
         return self._clock() - self.last_progress
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        self.is_sending = True
-        self.last_progress = self._clock()
-        if not self.has_started:
-            self.has_started = True
-            await self._send(self._head)
-        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        self.is_sending = False
+        async with self._lock:
+            self.last_progress = self._clock()
+            if not self.has_started:
+                await self._send(self._head)
+                self.has_started = True
+            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 
 class EventStream(Response):
@@ -72,6 +76,8 @@ class EventStream(Response):
                             await writer.write(data)
                 finally:
                     watcher.cancel()
+                    # an interrupt that is on its way lands here, and not in the writes below
+                    await asyncio.sleep(0)
         except ClientGoneError:
             scope["client_gone"] = True
             return
@@ -94,6 +100,9 @@ class EventStream(Response):
                 elif writer.is_sending and writer.seconds_since_progress >= WRITE_DEADLINE_SECONDS:
                     return ticket.interrupt(ClientGoneError())
                 elif not writer.is_sending and writer.seconds_since_progress >= KEEP_ALIVE_SECONDS:
-                    await writer.write(b": keep-alive\n\n")
+                    async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
+                        await writer.write(b": keep-alive\n\n")
+        except TimeoutError:
+            ticket.interrupt(ClientGoneError())
         finally:
             received.cancel()

@@ -13,7 +13,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from quire.errors import EngineError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import internal
@@ -152,7 +151,7 @@ async def _stream_of(
                     num_open -= 1
                     _check_end(delta, observer, is_last=num_open == 0)
                 yield number, delta
-    except EngineError:
+    except Exception:  # one that the core refuses included; who only leaves raises no Exception here
         observer.finished("error", time.monotonic())
         raise
     finally:

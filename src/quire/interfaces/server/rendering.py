@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from quire.renderer import RenderedPrompt, Renderer
+from quire.interfaces.server.state import ServerState
+from quire.renderer import RenderedPrompt
 
 # Up to here rendering takes less than a hand-over to a thread.
 _MAX_INLINE_CHARACTERS = 2_000
@@ -14,11 +14,13 @@ _MAX_INLINE_CHARACTERS = 2_000
 def _size(chat: str | list[dict[str, Any]]) -> int:
     if isinstance(chat, str):
         return len(chat)
-    return sum(len(message.get("content", "")) + 10 for message in chat)
+    return sum(10 + len(str(message.get("content", ""))) for message in chat)
 
 
-async def render(renderer: Renderer, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:
-    """`Renderer.render_prompt`, in a thread if the text is long."""
+async def render(state: ServerState, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:
+    """`Renderer.render_prompt`, in a thread if the text is long; what cannot fit into the model is refused first."""
+    renderer = state.engine.renderer
+    options["max_tokens"] = state.max_model_len
     if _size(chat) <= _MAX_INLINE_CHARACTERS and not options.get("tools"):
         return renderer.render_prompt(chat, **options)
-    return await asyncio.to_thread(renderer.render_prompt, chat, **options)
+    return await state.text_threads.call(renderer.render_prompt, chat, **options)

@@ -6,7 +6,7 @@ One error and not a list of all: a small body must not be able to buy a huge ans
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -20,6 +20,7 @@ _MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _CONTENT_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 _MISMATCH = re.compile(r"Expected `([^`]*)`, got `([^`]*)`(?: - at `(?:key` in `)?\$\.?([^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
@@ -51,14 +52,14 @@ def parse_request(data: bytes, request_type: type[_T], rules: FieldRules, *, str
     try:
         return msgspec.convert(body, request_type, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise _explained(str(error)) from None
+        raise _bad_key(body) or _explained(str(error)) from None
 
 
 def _check_media_type(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
     if not _CONTENT_TYPE.fullmatch(content_type.strip()):
         shown = repr(content_type[:64]) if content_type else "missing"
-        raise ApiError(415, f"Content-Type is {shown}; it must be application/json.")
+        raise ApiError(415, f"Content-Type is {shown}; it must be application/json, and the body UTF-8.")
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise ApiError(415, f"Content-Encoding {encoding[:32]!r} is not supported; send the body as it is.")
@@ -86,6 +87,15 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
         text = f"The body is larger than {max_bytes // 2**20} MiB."
         raise ApiError(413, text, headers={"connection": "close"})
     return b"".join(chunks)
+
+
+def _bad_key(body: dict[str, Any]) -> ApiError | None:
+    """msgspec does not say which key of logit_bias is no token id."""
+    bias = body.get("logit_bias")
+    for key in bias if isinstance(bias, dict) else ():
+        if not _TOKEN_ID.fullmatch(key):
+            return invalid(f"logit_bias: the key {key[:40]!r} is no token id.", "logit_bias")
+    return None
 
 
 def _explained(text: str) -> ApiError:

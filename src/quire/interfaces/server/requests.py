@@ -30,7 +30,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     frequency_penalty: Annotated[float | None, Meta(description="OpenAI's")] = None
     seed: Annotated[int | None, Meta(description="same seed and parameters, same text")] = None
     stop: Annotated[
-        str | list[str] | None, Meta(description="up to 16 strings of up to 1,024 bytes that end the text")
+        str | list[str] | None, Meta(description="up to 16 strings of up to 1,024 characters that end the text")
     ] = None
     logit_bias: Annotated[
         dict[int, float] | None, Meta(description="token id: -100 to 100, for up to 1,024 tokens")

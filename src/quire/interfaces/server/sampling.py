@@ -17,9 +17,6 @@ _FROM_REQUEST = (
     "seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "skip_special_tokens",
     "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "prompt_logprobs",
 )  # fmt: skip
-_MAX_STOP_BYTES = 1024
-# longest lists that one request may have worked through at every token
-_MAX_LENGTHS = {"bad_words": 128, "logit_bias": 1024, "stop_token_ids": 1024}
 
 
 def generation_defaults(config: EngineConfig) -> dict[str, Any]:
@@ -40,18 +37,7 @@ def sampling_params(fields: GenerationFields, defaults: dict[str, Any], **decide
         value = getattr(fields, name)
         if value is not None:
             values[name] = value
-    _check_sizes(values)
     return SamplingParams(**{**values, **decided})
-
-
-def _check_sizes(values: dict[str, Any]) -> None:
-    stop = values.get("stop", ())
-    for text in [stop] if isinstance(stop, str) else stop:
-        if len(text.encode()) > _MAX_STOP_BYTES:
-            raise invalid(f"stop: a string is longer than {_MAX_STOP_BYTES} bytes.", "stop")
-    for name, greatest in _MAX_LENGTHS.items():
-        if len(values.get(name, ())) > greatest:
-            raise invalid(f"{name}: {len(values[name])} entries, at most {greatest} are allowed.", name)
 
 
 def renamed(error: RequestError, names: dict[str, str]) -> RequestError:

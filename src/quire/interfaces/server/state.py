@@ -12,6 +12,7 @@ from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import ApiError, unavailable
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.sampling import generation_defaults
+from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 
 
@@ -31,6 +32,7 @@ class ServerState:
         self.readiness = Readiness.STARTING
         self.in_flight = InFlight()
         self.metrics = ServerMetrics()
+        self.text_threads = TextThreads()
         self.strict = strict
         self.created = int(time.time())
         self.model_name = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from quire.interfaces.server.chat_messages import checked_messages, checked_tools
+from quire.interfaces.server.chat_tools import checked_tools
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.field_rules import FieldRules
 from quire.interfaces.server.json_answer import json_answer, json_schema_of
@@ -29,11 +29,11 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Give either prompt or messages.", "prompt")
     if body.prompt is not None:
-        rendered = await render(renderer, body.prompt, add_special_tokens=body.add_special_tokens)
+        rendered = await render(state, body.prompt, add_special_tokens=body.add_special_tokens)
     else:
         rendered = await render(
-            renderer,
-            checked_messages(body.messages or []),
+            state,
+            body.messages or [],
             tools=checked_tools(body.tools, None),
             add_generation_prompt=body.add_generation_prompt is not False,
             add_special_tokens=body.add_special_tokens,

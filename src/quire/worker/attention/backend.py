@@ -9,6 +9,7 @@ K key/value heads, D dimension of a key, E dimension of a value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +51,16 @@ class AttentionBatch:
     slots_T: Tensor
     max_query_len: int
     max_seq_len: int
+
+
+class PagedKernels(Protocol):
+    """The two operations of attention in blocks (`kernels/`), whatever computes them."""
+
+    @property
+    def write_kv(self) -> Callable[..., None]: ...
+
+    @property
+    def paged_attention(self) -> Callable[..., None]: ...
 
 
 class AttentionBackend(Protocol):

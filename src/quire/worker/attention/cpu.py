@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch import Tensor
-
 from quire.worker import kernels
-from quire.worker.attention.backend import AttentionBatch, AttentionSpec
-
-if TYPE_CHECKING:
-    from quire.worker.attention.layer import Attention
+from quire.worker.attention.backend import AttentionSpec
+from quire.worker.attention.paged import PagedAttention
 
 
-class CpuBackend:
-    """Needs nothing beyond the batch itself, so the batch is its metadata."""
+class CpuBackend(PagedAttention):
+    """Serves every layer of a model on a CPU, where the kernels can be built."""
 
     name = "cpu"
+    kernels = kernels
 
     def supports(self, spec: AttentionSpec) -> str | None:
         # Imported here: loading may compile, which only a machine that uses the kernels should pay for.
@@ -27,32 +22,3 @@ class CpuBackend:
         if not cpu.load():
             return "its C++ library could not be built or loaded (the log says why)"
         return None
-
-    def build_metadata(self, batch: AttentionBatch) -> AttentionBatch:
-        return batch
-
-    def forward(
-        self,
-        layer: Attention,
-        query_THD: Tensor,
-        key_TKD: Tensor,
-        value_TKE: Tensor,
-        metadata: AttentionBatch,
-        out_THE: Tensor,
-    ) -> None:
-        assert layer.k_cache is not None
-        assert layer.v_cache is not None
-        kernels.write_kv(key_TKD, value_TKE, layer.k_cache, layer.v_cache, metadata.slots_T)
-        kernels.paged_attention(
-            query_THD,
-            layer.k_cache,
-            layer.v_cache,
-            metadata.block_tables_SM,
-            metadata.seq_lens_S,
-            metadata.query_starts_S1,
-            out_THE,
-            scale=layer.scale,
-            sliding_window=layer.sliding_window,
-            soft_cap=layer.soft_cap,
-            sinks_H=layer.sinks,
-        )

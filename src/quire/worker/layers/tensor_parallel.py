@@ -33,7 +33,7 @@ class TensorParallelGroup:
         if total % self.size:
             raise ModelError(
                 f"{what}={total}: cannot be shared evenly by {self.size} workers. "
-                f"Choose a tensor_parallel_size that divides {total}."
+                f"Choose a number of workers that divides {total}."
             )
         return total // self.size
 

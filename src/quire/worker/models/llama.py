@@ -115,9 +115,12 @@ def complete_heads(config: Any) -> None:
     """Null heads of keys mean as many as of queries, a null head_dim what hidden_size leaves for each."""
     if config.num_key_value_heads is None:
         config.num_key_value_heads = config.num_attention_heads
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads={config.num_attention_heads} is no multiple of "
+            f"num_key_value_heads={config.num_key_value_heads}. Take the config.json that belongs to the weights."
+        )
     if getattr(config, "head_dim", 0) is None:
-        if config.num_attention_heads < 1:
-            raise ModelError("config.json: num_attention_heads=0 must be positive. Correct config.json.")
         config.head_dim = config.hidden_size // config.num_attention_heads
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.errors import ModelError
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
@@ -22,11 +21,6 @@ def complete_windows(config: Any) -> None:
         config.layer_types = [
             "sliding_attention" if index >= first else "full_attention" for index in range(config.num_hidden_layers)
         ]
-    if len(config.layer_types) != config.num_hidden_layers:
-        raise ModelError(
-            f"config.json: layer_types names {len(config.layer_types)} layers, num_hidden_layers is "
-            f"{config.num_hidden_layers}. Take the config.json that belongs to the weights."
-        )
 
 
 def window_of_layer(config: Any, index: int) -> int:

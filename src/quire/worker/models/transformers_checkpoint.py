@@ -3,8 +3,7 @@
 Owns: the early refusals that config.json alone justifies, and the check that every weight came. Called by:
 `transformers_fallback.py`.
 
-Transformers maps whole files into memory while it reads them. So the peak is up to twice the weights, of which half are
-pages of files that the kernel can take back; native models need the weights and 64 MiB.
+Transformers maps whole files into memory while it reads them; docs/worker.md has the peak in numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 from quire.config import ModelFacts, WorkerConfig
-from quire.errors import ModelError
+from quire.errors import ModelError, one_line
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.dummy_weights import fill_with_random_weights
 from quire.worker.models.transformers_probe import PROBE, refusal
@@ -55,21 +54,29 @@ def _hf_config(config: WorkerConfig, facts: ModelFacts) -> Any:
             f"model_type={facts.model_type}: neither Quire (native: {', '.join(native_model_types())}) nor this "
             f"version of the Transformers library knows it.{advice} A newer version of Transformers may."
         )
+    _refuse_encoder_decoder(facts, None if uses_code else CONFIG_MAPPING[facts.model_type])
     if facts.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not uses_code:
         raise ModelError(
             f"model_type={facts.model_type}: Transformers has no causal language model of this kind "
-            "(encoders and encoder-decoders are not served)."
+            "(encoders are not served)."
         )
     try:
         hf_config = AutoConfig.from_pretrained(facts.path, trust_remote_code=uses_code)
     except Exception as error:
         # Each configuration class checks its values in its own way.
         where = facts.path / "config.json"
-        raise ModelError(f"{where}: not a valid {facts.model_type} configuration ({error}).") from error
-    if getattr(hf_config, "is_encoder_decoder", False):
-        raise ModelError(f"model_type={facts.model_type}: is an encoder-decoder, which Quire does not serve.")
+        raise ModelError(f"{where}: not a valid {facts.model_type} configuration ({one_line(error)}).") from error
     _refuse_other_layers(facts.model_type, hf_config)
     return hf_config
+
+
+def _refuse_encoder_decoder(facts: ModelFacts, config_class: Any) -> None:
+    """By the file or by the family: a lone decoder of such a family counts its positions by itself."""
+    if facts.hf_config.get("is_encoder_decoder") or getattr(config_class, "is_encoder_decoder", False):
+        raise ModelError(
+            f"model_type={facts.model_type}: is an encoder-decoder, which Quire does not run yet. "
+            "Take a decoder-only model."
+        )
 
 
 def _refuse_other_layers(model_type: str, hf_config: Any) -> None:
@@ -100,17 +107,23 @@ def _load(config: WorkerConfig, hf_config: Any, dtype: torch.dtype) -> Any:
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            # They are named below; otherwise a table of many lines would be printed.
+            ignore_mismatched_sizes=True,
         )
     except Exception as error:
         raise _unusable(hf_config, error) from error
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        names = sorted(name if isinstance(name, str) else str(name[0]) for name in report.get(kind) or ())
+    for kind in ("mismatched_keys", "missing_keys", "unexpected_keys"):
+        names = sorted(name if isinstance(name, str) else _misfit(*name) for name in report.get(kind) or ())
         if names:
             raise ModelError(
                 f"{path}: {len(names)} {kind.replace('_keys', '')} weights: {', '.join(names[:5])}. "
                 "Config.json and weights do not belong together, or a file is missing."
             )
     return model
+
+
+def _misfit(name: str, stored: Any, wanted: Any) -> str:
+    return f"{name} ({list(stored)} in the checkpoint, {list(wanted)} in the model)"
 
 
 def _dummy(config: WorkerConfig, hf_config: Any, dtype: torch.dtype) -> Any:
@@ -133,7 +146,7 @@ def _unusable(hf_config: Any, error: Exception) -> ModelError:
         return ModelError(f"model_type={hf_config.model_type}: {refusal('it does not use the attention interface')}")
     return ModelError(
         f"model_type={hf_config.model_type}: Transformers cannot load it with Quire's attention "
-        f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'})."
+        f"({type(error).__name__}: {one_line(error)})."
     )
 
 
@@ -159,13 +172,15 @@ def _freeze_long_rope(hf_model: nn.Module, max_model_len: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Transformers' own progress bars would mix with ours."""
+    """Transformers' own progress bars and reports would mix with ours; what they say becomes a ModelError."""
     from transformers.utils import logging
 
-    was_enabled = logging.is_progress_bar_enabled()
+    was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if was_enabled:
             logging.enable_progress_bar()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import ModelFacts, WorkerConfig
-from quire.errors import ModelError
+from quire.errors import ModelError, one_line
 from quire.worker.attention import Attention
 from quire.worker.layers.packing import PackedWeight, multiply, pack
 from quire.worker.models.transformers_checkpoint import load_hf_model
@@ -37,7 +37,7 @@ def load_through_transformers(config: WorkerConfig, dtype: torch.dtype, device: 
     except Exception as error:
         # A model that fails in a plain forward pass of three tokens needs something that we do not give.
         raise ModelError(
-            f"model_type={facts.model_type}: {refusal(_FAILED)} ({type(error).__name__}: {error})"
+            f"model_type={facts.model_type}: {refusal(_FAILED)} ({type(error).__name__}: {one_line(error)})"
         ) from error
     model.attach(calls, dtype)
     return model

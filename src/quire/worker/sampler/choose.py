@@ -17,8 +17,9 @@ from quire.messages import IntArray
 from quire.worker.sampler.draw import draw_from_all, draw_from_top_k, draw_from_top_p
 from quire.worker.staging import to_device
 
-# Rows are drawn in slices of at most so many logits: on a CPU they stay in the cache, and memory is bounded everywhere.
-_SLICE_CPU, _SLICE_OTHER = 1 << 20, 1 << 27
+# Rows are drawn in slices of at most so many logits. On a CPU they stay in the cache; elsewhere top_p sorts a slice,
+# which needs some 40 bytes a logit that the KV cache cannot have.
+_SLICE_CPU, _SLICE_OTHER = 1 << 20, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,13 @@ def best_tokens(logits_NV: Tensor) -> Tensor:
     return logits_NV.argmax(dim=1)
 
 
+def rows_in_slice(vocab_size: int, device: torch.device) -> int:
+    """How many rows are drawn at once at most: what a step needs beyond its logits grows no further."""
+    return max(1, (_SLICE_CPU if device.type == "cpu" else _SLICE_OTHER) // vocab_size)
+
+
 def _slices(index: IntArray, logits_NV: Tensor) -> list[IntArray]:
-    size = max(1, (_SLICE_CPU if logits_NV.is_cpu else _SLICE_OTHER) // logits_NV.shape[1])
+    size = rows_in_slice(logits_NV.shape[1], logits_NV.device)
     return [index[start : start + size] for start in range(0, len(index), size)]
 
 

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.worker.sampler.order import ids_of, order_keys
+
 # Weights of a chunk of the vocabulary are summed first, then the chunks: a draw reads the whole row once.
 _CHUNK = 256
 # Spare tokens beyond top_k show whether a tie crosses the limit; if it does, so many times more are looked at.
@@ -52,7 +54,7 @@ def draw_from_top_k(
     kept_n1 = ((sums_nK < needed_n1).sum(-1, keepdim=True) + 1).minimum(limit_n1)
     tokens_n = _draw_from_first(sums_nK, ids_nK, kept_n1, uniform_n)
     if most == vocab_size or not weights_nV.is_cpu:
-        return tokens_n  # elsewhere, asking about ties would wait for the device
+        return tokens_n
     # Equal weights up to the end of the list: which of them are in it was not decided by the order.
     last_n = values_nK.gather(1, kept_n1 - 1)[:, 0]
     open_m = ((last_n == values_nK[:, -1]) & (last_n > 0)).nonzero()[:, 0]
@@ -113,9 +115,14 @@ def _needed(top_p_n: Tensor, mass_n1: Tensor) -> Tensor:
 
 
 def _first_in_order(weights_nV: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The first `most` weights and token ids, weights falling, ids rising among equals."""
+    """The first `most` weights and token ids, weights falling, ids rising among equals. On a CPU, which of those equal
+    to the last are in it is left open: keys for all (`order.py`) would take twice as long."""
     if most == weights_nV.shape[1]:
         return torch.sort(weights_nV, dim=-1, descending=True, stable=True)
+    if not weights_nV.is_cpu:
+        # exact at once: asking whether a tie crosses the end would wait for the device
+        ids_nK = ids_of(order_keys(weights_nV).topk(most, dim=-1).values, weights_nV.shape[1])
+        return weights_nV.gather(1, ids_nK), ids_nK
     values_nK, ids_nK = weights_nV.topk(most, dim=-1)
     ids_nK, order_nK = ids_nK.sort(dim=-1)
     values_nK, order_nK = values_nK.gather(1, order_nK).sort(dim=-1, descending=True, stable=True)

@@ -74,7 +74,7 @@ class PromptLogprobs:
         while start < len(indices):
             logits_nV = self._compute_logits(hidden_TE[index_n[start : start + step]]).float()
             reader = LogprobReader(counts[start : start + step], logits_nV.shape[1])
-            reading.parts.append((reader, reader.read(logits_nV.log_softmax(-1), token_n[start : start + step])))
+            reading.parts.append((reader, reader.read(logits_nV, token_n[start : start + step])))
             # The first slice, of one row, tells how wide a row is.
             start, step = start + step, max(1, _SLICE // logits_nV.shape[1])
 

@@ -1,7 +1,7 @@
 """Logits processors, one file each, in the order in which they apply.
 
-First what excludes tokens, then what moves logits. A new processor is a class with the hooks of `processor.py` that
-takes the row table, and a line in the tuple below.
+First what excludes tokens, then what moves logits. A new processor is a rule (`processor.py`) in a file of its own, or
+an object with all hooks, and a line in the tuple below.
 """
 
 from quire.worker.row_table import RowTable
@@ -10,14 +10,19 @@ from quire.worker.sampler.processors.bad_words import BadWords
 from quire.worker.sampler.processors.logit_bias import LogitBias
 from quire.worker.sampler.processors.min_tokens import MinTokens
 from quire.worker.sampler.processors.penalties import Penalties
-from quire.worker.sampler.processors.processor import LogitsProcessor, RowFollower
-
-_BUILT_IN = (AllowedTokenIds, BadWords, MinTokens, LogitBias, Penalties)
+from quire.worker.sampler.processors.processor import ByRow, LogitsProcessor, RowFollower
 
 
 def built_in_processors(table: RowTable) -> tuple[LogitsProcessor, ...]:
     """One of each, over the rows of this table."""
-    return tuple(kind(table) for kind in _BUILT_IN)
+    num_rows = table.num_rows
+    return (
+        ByRow(AllowedTokenIds(), num_rows),
+        ByRow(BadWords(table), num_rows),
+        ByRow(MinTokens(table), num_rows),
+        ByRow(LogitBias(), num_rows),
+        ByRow(Penalties(table), num_rows),
+    )
 
 
 __all__ = ["LogitsProcessor", "RowFollower", "built_in_processors"]

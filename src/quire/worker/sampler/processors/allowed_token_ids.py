@@ -5,35 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, int_array
-from quire.worker.row_table import RowTable
-from quire.worker.sampler.processors.processor import RowStates, TokenPlaces
+from quire.messages import AdmittedSequence, IntArray, int_array
+from quire.worker.sampler.processors.processor import TokenPlaces, User
+from quire.worker.staging import to_device
 
 
 class AllowedTokenIds:
     """Keeps the logits of the allowed tokens and sets all others to -inf."""
 
-    def __init__(self, table: RowTable) -> None:
-        self._states: RowStates[IntArray] = RowStates(table.num_rows)
-
-    def admit(self, sequence: AdmittedSequence) -> None:
+    def state_of(self, sequence: AdmittedSequence) -> IntArray | None:
         allowed = sequence.sampling.allowed_token_ids
-        self._states.set(sequence.row, None if allowed is None else int_array(allowed))
+        return None if allowed is None else int_array(allowed)
 
-    def fork(self, fork: ForkedSequence) -> None:
-        self._states.set(fork.row, self._states.get(fork.parent_row))
+    def state_of_child(self, parent: IntArray) -> IntArray:
+        return parent
 
-    def release(self, row: int) -> None:
-        self._states.set(row, None)
-
-    def is_active(self, rows_N: IntArray) -> bool:
-        return self._states.is_active(rows_N)
-
-    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
-        users = self._states.users(rows_N)
-        positions = [position for position, _, _ in users]
-        places = TokenPlaces(positions, [ids for _, _, ids in users], logits_NV)
+    def apply(self, logits_NV: Tensor, users: list[User[IntArray]]) -> None:
+        positions = [user.position for user in users]
+        places = TokenPlaces(positions, [user.state for user in users], logits_NV)
         kept = places.read()
-        index = torch.tensor(positions).to(logits_NV.device, non_blocking=True)
+        (index,) = to_device([int_array(positions)], logits_NV.device)
         logits_NV.index_fill_(0, index, -torch.inf)
         places.write(kept)

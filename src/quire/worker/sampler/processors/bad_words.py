@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, int_array
+from quire.messages import AdmittedSequence, IntArray, int_array
 from quire.worker.row_table import RowTable
-from quire.worker.sampler.processors.processor import RowStates, TokenPlaces
+from quire.worker.sampler.processors.processor import TokenPlaces, User
 
 
 class BadWords:
@@ -18,24 +18,16 @@ class BadWords:
 
     def __init__(self, table: RowTable) -> None:
         self._table = table
-        self._states: RowStates[list[list[int]]] = RowStates(table.num_rows)
 
-    def admit(self, sequence: AdmittedSequence) -> None:
-        self._states.set(sequence.row, [word for word in sequence.bad_words_token_ids if word] or None)
+    def state_of(self, sequence: AdmittedSequence) -> list[list[int]] | None:
+        return [word for word in sequence.bad_words_token_ids if word] or None
 
-    def fork(self, fork: ForkedSequence) -> None:
-        self._states.set(fork.row, self._states.get(fork.parent_row))
+    def state_of_child(self, parent: list[list[int]]) -> list[list[int]]:
+        return parent
 
-    def release(self, row: int) -> None:
-        self._states.set(row, None)
-
-    def is_active(self, rows_N: IntArray) -> bool:
-        return self._states.is_active(rows_N)
-
-    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
-        users = self._states.users(rows_N)
-        ids = [self._excluded(row, words) for _, row, words in users]
-        TokenPlaces([user[0] for user in users], ids, logits_NV).write(-torch.inf)
+    def apply(self, logits_NV: Tensor, users: list[User[list[list[int]]]]) -> None:
+        ids = [self._excluded(user.row, user.state) for user in users]
+        TokenPlaces([user.position for user in users], ids, logits_NV).write(-torch.inf)
 
     def _excluded(self, row: int, words: list[list[int]]) -> IntArray:
         longest = max(len(word) for word in words) - 1

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, int_array
+from quire.messages import AdmittedSequence, IntArray, int_array
 from quire.worker.row_table import RowTable
-from quire.worker.sampler.processors.processor import RowStates, TokenPlaces
+from quire.worker.sampler.processors.processor import TokenPlaces, User
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tokens that are excluded until the output has so many."""
+
+    min_tokens: int
+    token_ids: IntArray
 
 
 class MinTokens:
@@ -16,30 +25,20 @@ class MinTokens:
 
     def __init__(self, table: RowTable) -> None:
         self._table = table
-        self._min_tokens = np.zeros(table.num_rows, dtype=np.int64)
-        self._states: RowStates[IntArray] = RowStates(table.num_rows)
 
-    def admit(self, sequence: AdmittedSequence) -> None:
+    def state_of(self, sequence: AdmittedSequence) -> Held | None:
         sampling = sequence.sampling
         ids = sampling.stop_token_ids + ([] if sampling.ignore_eos else sequence.eos_token_ids)
-        self._min_tokens[sequence.row] = sampling.min_tokens
-        self._states.set(sequence.row, int_array(ids) if sampling.min_tokens and ids else None)
+        return Held(sampling.min_tokens, int_array(ids)) if sampling.min_tokens and ids else None
 
-    def fork(self, fork: ForkedSequence) -> None:
-        self._min_tokens[fork.row] = self._min_tokens[fork.parent_row]
-        self._states.set(fork.row, self._states.get(fork.parent_row))
+    def state_of_child(self, parent: Held) -> Held:
+        return parent
 
-    def release(self, row: int) -> None:
-        self._states.set(row, None)
-
-    def is_active(self, rows_N: IntArray) -> bool:
-        return self._states.is_active(rows_N) and bool(self._is_short(rows_N).any())
-
-    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
-        is_short = self._is_short(rows_N)
-        users = [user for user in self._states.users(rows_N) if is_short[user[0]]]
+    def apply(self, logits_NV: Tensor, users: list[User[Held]]) -> None:
+        users = [user for user in users if self._num_output(user.row) < user.state.min_tokens]
         if users:
-            TokenPlaces([user[0] for user in users], [ids for _, _, ids in users], logits_NV).write(-torch.inf)
+            ids = [user.state.token_ids for user in users]
+            TokenPlaces([user.position for user in users], ids, logits_NV).write(-torch.inf)
 
-    def _is_short(self, rows_N: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return (self._table.num_total[rows_N] - self._table.num_prompt[rows_N]) < self._min_tokens[rows_N]
+    def _num_output(self, row: int) -> int:
+        return int(self._table.num_total[row] - self._table.num_prompt[row])

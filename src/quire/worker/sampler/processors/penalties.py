@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray
+from quire.messages import AdmittedSequence, IntArray
 from quire.worker.row_table import RowTable
-from quire.worker.sampler.processors.processor import RowStates, TokenPlaces
+from quire.worker.sampler.processors.processor import TokenPlaces, User
 
 # Fewer new tokens than this are added one by one, more of them by sorting all.
 _FEW = 32
@@ -89,30 +89,22 @@ class Penalties:
 
     def __init__(self, table: RowTable) -> None:
         self._table = table
-        self._states: RowStates[TokenCounts] = RowStates(table.num_rows)
 
-    def admit(self, sequence: AdmittedSequence) -> None:
+    def state_of(self, sequence: AdmittedSequence) -> TokenCounts | None:
         sampling = sequence.sampling
         strengths = Strengths(sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-        self._states.set(sequence.row, None if strengths == Strengths(1.0, 0.0, 0.0) else TokenCounts(strengths))
+        return None if strengths == Strengths(1.0, 0.0, 0.0) else TokenCounts(strengths)
 
-    def fork(self, fork: ForkedSequence) -> None:
-        parent = self._states.get(fork.parent_row)
-        self._states.set(fork.row, None if parent is None else TokenCounts(parent.strengths))
+    def state_of_child(self, parent: TokenCounts) -> TokenCounts:
+        return TokenCounts(parent.strengths)
 
-    def release(self, row: int) -> None:
-        self._states.set(row, None)
-
-    def is_active(self, rows_N: IntArray) -> bool:
-        return self._states.is_active(rows_N)
-
-    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
-        users = self._states.users(rows_N)
+    def apply(self, logits_NV: Tensor, users: list[User[TokenCounts]]) -> None:
         for _, row, state in users:
             state.follow(self._table.token_ids[row, : self._table.num_total[row]], int(self._table.num_prompt[row]))
-        strengths = [state.strengths for _, _, state in users]
-        places = TokenPlaces([user[0] for user in users], [state.tokens for _, _, state in users], logits_NV)
-        counts = places.each([state.counts for _, _, state in users])
+        states = [user.state for user in users]
+        strengths = [state.strengths for state in states]
+        places = TokenPlaces([user.position for user in users], [state.tokens for state in states], logits_NV)
+        counts = places.each([state.counts for state in states])
         repetition = places.repeated([strength.repetition for strength in strengths])
         logits = places.read()
         logits = torch.where(logits > 0, logits / repetition, logits * repetition)

@@ -1,4 +1,4 @@
-"""What a logits processor is: an object with five hooks, and the store that most of them keep their rows in.
+"""What a logits processor is: an object with five hooks; and `ByRow`, which has four of them for most processors.
 
 A processor changes the logits of the rows that use it, in place, and touches no other row. One that no row of the step
 uses costs one look at an empty dictionary. The order of processors is the order of the tuple in `__init__.py`.
@@ -7,16 +7,24 @@ uses costs one look at an empty dictionary. The order of processors is the order
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray
+from quire.worker.staging import to_device
 
 State = TypeVar("State")
+
+
+class User(NamedTuple, Generic[State]):
+    """A row that uses a processor, and its position in the batch."""
+
+    position: int
+    row: int
+    state: State
 
 
 class RowFollower(Protocol):
@@ -47,30 +55,52 @@ class LogitsProcessor(RowFollower, Protocol):
         ...
 
 
-class RowStates(Generic[State]):
-    """States of the few rows that use a processor."""
+class Rule(Protocol[State]):
+    """What differs between processors that keep a state for the few rows that use them; `ByRow` makes a processor of
+    one. `State | None`: None means that the row does not use it."""
 
-    def __init__(self, num_rows: int) -> None:
+    def state_of(self, sequence: AdmittedSequence) -> State | None: ...
+
+    def state_of_child(self, parent: State) -> State: ...
+
+    def apply(self, logits_NV: Tensor, users: list[User[State]]) -> None:
+        """Change the logits of the users, of which there is at least one."""
+        ...
+
+
+class ByRow(Generic[State]):
+    """A logits processor that follows a rule, and the states of the rows that use it."""
+
+    def __init__(self, rule: Rule[State], num_rows: int) -> None:
+        self._rule = rule
         self._states: dict[int, State] = {}
         self._has_state = np.zeros(num_rows, dtype=np.bool_)
 
-    def set(self, row: int, state: State | None) -> None:
+    def admit(self, sequence: AdmittedSequence) -> None:
+        self._set(sequence.row, self._rule.state_of(sequence))
+
+    def fork(self, fork: ForkedSequence) -> None:
+        parent = self._states.get(fork.parent_row)
+        self._set(fork.row, None if parent is None else self._rule.state_of_child(parent))
+
+    def release(self, row: int) -> None:
+        self._set(row, None)
+
+    def is_active(self, rows_N: IntArray) -> bool:
+        return bool(self._states) and bool(self._has_state[rows_N].any())
+
+    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
+        positions = np.flatnonzero(self._has_state[rows_N]).tolist()
+        rows = rows_N[positions].tolist()
+        users = [User(position, row, self._states[row]) for position, row in zip(positions, rows, strict=True)]
+        self._rule.apply(logits_NV, users)
+
+    def _set(self, row: int, state: State | None) -> None:
         self._has_state[row] = state is not None
         if state is None:
             self._states.pop(row, None)
         else:
             self._states[row] = state
-
-    def get(self, row: int) -> State | None:
-        return self._states.get(row)
-
-    def is_active(self, rows_N: IntArray) -> bool:
-        return bool(self._states) and bool(self._has_state[rows_N].any())
-
-    def users(self, rows_N: IntArray) -> list[tuple[int, int, State]]:
-        """(position in the batch, row, state) of each row that has one."""
-        positions = np.flatnonzero(self._has_state[rows_N]).tolist()
-        return [(position, row, self._states[row]) for position in positions for row in (int(rows_N[position]),)]
 
 
 class TokenPlaces:
@@ -86,7 +116,7 @@ class TokenPlaces:
         places = np.repeat(np.array(positions, dtype=np.int64) * vocab_size, self._lengths) + flat_ids
         self._is_kept = flat_ids < vocab_size
         self._logits = logits_NV.view(-1)
-        self._index = torch.from_numpy(places[self._is_kept]).to(logits_NV.device, non_blocking=True)
+        (self._index,) = to_device([places[self._is_kept]], logits_NV.device)
 
     def read(self) -> Tensor:
         return self._logits[self._index]
@@ -107,4 +137,4 @@ class TokenPlaces:
 
     def _to_device(self, values: npt.NDArray[np.float32]) -> Tensor:
         kept = values[self._is_kept].astype(np.float32, copy=False)
-        return torch.from_numpy(kept).to(self._logits.device, non_blocking=True)
+        return to_device([kept], self._logits.device)[0]

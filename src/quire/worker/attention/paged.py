@@ -1,0 +1,47 @@
+"""Attention in blocks by two kernels, whatever computes them: what the cpu and the reference backend have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from quire.worker.attention.backend import AttentionBatch, PagedKernels
+
+if TYPE_CHECKING:
+    from quire.worker.attention.layer import Attention
+
+
+class PagedAttention:
+    """Needs nothing beyond the batch itself, so the batch is its metadata."""
+
+    kernels: PagedKernels
+
+    def build_metadata(self, batch: AttentionBatch) -> AttentionBatch:
+        return batch
+
+    def forward(
+        self,
+        layer: Attention,
+        query_THD: Tensor,
+        key_TKD: Tensor,
+        value_TKE: Tensor,
+        metadata: AttentionBatch,
+        out_THE: Tensor,
+    ) -> None:
+        assert layer.k_cache is not None
+        assert layer.v_cache is not None
+        self.kernels.write_kv(key_TKD, value_TKE, layer.k_cache, layer.v_cache, metadata.slots_T)
+        self.kernels.paged_attention(
+            query_THD,
+            layer.k_cache,
+            layer.v_cache,
+            metadata.block_tables_SM,
+            metadata.seq_lens_S,
+            metadata.query_starts_S1,
+            out_THE,
+            scale=layer.scale,
+            sliding_window=layer.sliding_window,
+            soft_cap=layer.soft_cap,
+            sinks_H=layer.sinks,
+        )
