@@ -48,7 +48,7 @@ class Signals:
 
 
 class CoreSocket:
-    """The core's end of the socket. A frame that is no message is counted and dropped."""
+    """The core's end of the socket. A frame that is no message is logged and dropped."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -58,7 +58,6 @@ class CoreSocket:
         self._socket.connect(endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self.num_garbage_frames = 0
 
     def watch(self, descriptor: int) -> None:
         """`wait` also returns when there is something to read here."""
@@ -81,7 +80,6 @@ class CoreSocket:
                 message = decode_to_core(frame)
             except Exception as error:
                 # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
-                self.num_garbage_frames += 1
                 logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
                 continue
             driver.handle(message)

@@ -33,7 +33,6 @@ class LMHead(nn.Module):
         self, vocab_size: int, size: int, *, tied_to: VocabEmbedding | None = None, bias: bool = False
     ) -> None:
         super().__init__()
-        self.is_tied = tied_to is not None
         self.weight = make_parameter(vocab_size, size) if tied_to is None else tied_to.weight
         self.bias = make_parameter(vocab_size) if bias else None
         self.packed: PackedWeight | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quire.errors import ModelError
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 
 
@@ -26,7 +27,7 @@ class CausalLM(nn.Module):
     ) -> Tensor:
         """Hidden states of all tokens of the step, [T, hidden_size]."""
         if intermediate_tensors is not None:
-            raise NotImplementedError("intermediate_tensors: pipeline parallelism is not built, every stage is here")
+            raise ModelError("intermediate_tensors: pipeline parallelism is not built, every stage is in this worker.")
         hidden: Tensor = self.model(input_ids, positions, input_embeds)
         return hidden
 

@@ -93,7 +93,7 @@ class TransformersModel(nn.Module):
     ) -> Tensor:
         """Hidden states of all tokens of the step, [T, hidden_size]."""
         if intermediate_tensors is not None:
-            raise NotImplementedError("intermediate_tensors: pipeline parallelism is not built, every stage is here")
+            raise ModelError("intermediate_tensors: pipeline parallelism is not built, every stage is in this worker.")
         tokens = {"input_ids": input_ids[None]} if input_embeds is None else {"inputs_embeds": input_embeds[None]}
         output = self.backbone(**tokens, position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
