@@ -50,6 +50,13 @@ class Message(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True, forbid
 # ---------------------------------------------------------------------------------------------- client and core
 
 
+class DecodingSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How a request is decoded, if not by sampling: a file of engine_core/decoding/ and its parameters."""
+
+    method: str
+    args: dict[str, Any] = {}
+
+
 class EngineRequest(Message):
     """Tokens in. `seed` is always set by the client, so that the core draws no randomness of its own."""
 
@@ -65,6 +72,12 @@ class EngineRequest(Message):
     adapter: str | None = None
     # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
     is_final: bool = True
+    # None: sampling.n sequences are sampled. Otherwise sampling.n says how many outputs there are.
+    decoding: DecodingSpec | None = None
+    # the tokens and blocks of sequence 0 are kept under this handle, unless the request as a whole fails or is aborted
+    keep: str | None = None
+    # the prompt follows the tokens kept under this handle, which itself does not change
+    continues: str | None = None
 
 
 class ExtendRequest(Message):
@@ -180,12 +193,18 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     seed: int
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    # Above 0 the core chooses the next token (beam search): the worker answers with so many candidates.
+    num_candidates: int = 0
     # False: the prompt is still arriving, so nothing is sampled until an AppendedTokens with is_final=True
     is_final: bool = True
 
 
 class ForkedSequence(msgspec.Struct, kw_only=True):
-    """A child gets a row: tokens [0, num_total_tokens) and sampling state of its parent, a seed of its own."""
+    """A child gets a row: tokens [0, num_total_tokens), block tables and sampling state of its parent, its own seed.
+
+    Forks apply in order. The row may have belonged to a sequence that was freed since the last step: no release tells
+    of that one, so a fork overwrites whatever the row held.
+    """
 
     parent_row: int
     row: int
@@ -220,6 +239,10 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     appended: list[AppendedTokens] = []
     # columns (group, row, index in the block table, block id), shape [4, n]
     block_writes: np.ndarray = msgspec.field(default_factory=lambda: np.empty((4, 0), dtype=np.int64))
+    # columns (block, host block): written to swap space before anything else touches the cache in this step
+    swapped_out: np.ndarray = msgspec.field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
+    # columns (host block, block): brought back, before the copies
+    swapped_in: np.ndarray = msgspec.field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
     # columns (source block, destination block), shape [2, n]: all copied before any write of this step
     block_copies: np.ndarray = msgspec.field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
     rows: np.ndarray = msgspec.field(default_factory=no_ints)
@@ -231,6 +254,13 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
         return int(self.num_tokens.sum())
 
 
+class Candidates(msgspec.Struct, array_like=True):
+    """The most probable next tokens of a row, best first (equal ones by token id), with their log-probabilities."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
 class StepOutput(msgspec.Struct, kw_only=True):
     """token_ids[i] was sampled for rows[i]; a row may occur more than once, in order (speculation)."""
 
@@ -240,6 +270,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     logprobs: dict[int, list[TokenLogprobs]] = {}
     # of the prompt positions computed in this step; the first prompt token has none
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    # of the rows whose next token the core chooses
+    candidates: dict[int, Candidates] = {}
     # rows that failed alone, with the reason
     failures: dict[int, str] = {}
 
@@ -266,6 +298,9 @@ class WorkerCapacity(msgspec.Struct, kw_only=True):
     layers: list[LayerSpec]
     available_bytes: int
     explanation: str
+    # bytes of host memory that swap space may take, and what computing a token took in the step that was measured
+    host_bytes: int = 0
+    seconds_per_token: float = 0.0
 
 
 # ---------------------------------------------------------------------------------------------- encoding

@@ -17,7 +17,7 @@ PROMPT = [1, 2, 3]
         ([], {}, "the prompt is empty"),
         (list(range(40)), {}, "maximum context length is 40 tokens. However, the prompt has 40 tokens"),
         (PROMPT, {"n": 5}, "n=5: at most max_num_seqs=4"),
-        (PROMPT, {"n": 4, "max_tokens": 30}, "4 x 33 tokens need 36 blocks of 4 tokens, the engine has 20 (80 tokens)"),
+        (PROMPT, {"n": 4, "max_tokens": 30}, "4 x 33 tokens need up to 36 blocks of 4 tokens, the engine has 20 (80 tokens)"),
     ],
 )
 def test_what_can_never_run_is_refused(prompt: list[int], sampling: dict[str, int], reason: str) -> None:

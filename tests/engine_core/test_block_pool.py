@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.messages import int_array
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -30,7 +31,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held))
-        self.pool.hold([block])
+        self.pool.hold(int_array([block]))
         self.held.append(block)
 
     @precondition(lambda self: self.held)
@@ -38,7 +39,7 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held))
         self.held.remove(block)
-        self.pool.release([block])
+        self.pool.release(int_array([block]))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), same=st.booleans())
@@ -51,12 +52,12 @@ class PoolMachine(RuleBasedStateMachine):
     def revive(self, number: int) -> None:
         block = self.pool.find((0, str(number).encode()))
         if block is not None:
-            self.pool.hold([block])
+            self.pool.hold(int_array([block]))
             self.held.append(block)
 
     @rule()
     def forget(self) -> None:
-        self.pool.forget_cached()
+        self.pool.forget_all()
         assert self.pool.num_cached == 0
 
     @invariant()
@@ -74,7 +75,7 @@ def test_the_deepest_block_of_a_chain_is_evicted_first() -> None:
     blocks = pool.allocate(3)
     for index, block in enumerate(blocks):
         pool.register(block, (0, bytes([index])))
-    pool.release(reversed(blocks))
+    pool.release(int_array(blocks[::-1]))
     assert pool.allocate(1) == [blocks[2]]
     assert pool.find((0, bytes([0]))) == blocks[0]
 
@@ -84,8 +85,8 @@ def test_least_recently_used_goes_first() -> None:
     first, second = pool.allocate(2)
     for block in (first, second):
         pool.register(block, (0, bytes([block])))
-    pool.release([first])
-    pool.release([second])
-    pool.hold([first])
-    pool.release([first])
+    pool.release(int_array([first]))
+    pool.release(int_array([second]))
+    pool.hold(int_array([first]))
+    pool.release(int_array([first]))
     assert pool.allocate(1) == [second]

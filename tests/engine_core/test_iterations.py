@@ -6,7 +6,7 @@ import hashlib
 
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.request import Sequence
-from quire.testing.checking_executor import expected_tokens
+from quire.engine_core.executor.checking_model import expected_tokens
 from quire.testing.core import CoreUnderTest
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import AbortRequests, ExtendRequest, sequence_id_of
 from quire.testing.core import CoreUnderTest
@@ -54,18 +56,32 @@ def test_the_last_token_of_streamed_input_is_not_computed_into_a_shared_block() 
     assert core.pool.count(shared) == 1
 
 
-def test_siblings_that_resume_count_their_common_blocks_once() -> None:
-    core = CoreUnderTest(num_blocks=24, block_size=4, max_model_len=64)
-    core.add(1, list(range(40)), n=2, max_tokens=8, temperature=1.0)
+def test_requests_that_arrive_together_compute_a_common_prefix_once() -> None:
+    core = CoreUnderTest(block_size=4)
+    for number in range(3):
+        core.add(number, [*range(16), 30 + number], max_tokens=2)
+    core.step()
+    assert [core.cached[sequence_id_of(number, 0)] for number in range(3)] == [0, 16, 16]
+    core.run()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_siblings_that_are_computed_again_share_what_they_have_in_common(prefix_caching: bool) -> None:
+    core = CoreUnderTest(num_blocks=24, block_size=4, max_model_len=64, prefix_caching=prefix_caching)
+    core.add(1, list(range(40)), n=4, max_tokens=8, temperature=1.0)
     for _ in range(3):
         core.step()
     request = core.scheduler.lifecycle.requests[1]
-    core.scheduler._preempt(request)
-    prefixes = [core.manager.get_computed_blocks(sequence) for sequence in request.sequences.values()]
-    assert [prefix.num_tokens for prefix in prefixes] == [40, 40]
-    assert core.manager.num_revived_blocks(prefixes) == 10
+    core.scheduler._preempt(request, "a test")
+    core.manager.reset_prefix_cache()
+    assert core.pool.num_held == 0
+    # ten blocks of the prompt once, and one for each of the four
+    assert core.manager.num_blocks_to_come(request, 64) == 10 + 4
+    core.step()
+    assert core.pool.num_held == 10 + 4
     core.run()
-    assert core.scheduler.num_preemptions == 1
+    # the first computed all of its tokens again, the others only what follows the prompt
+    assert core.scheduler.recovery.num_recomputed_tokens == 42 + 3 * 1
 
 
 def test_a_hit_is_the_longest_prefix_that_every_group_can_serve() -> None:

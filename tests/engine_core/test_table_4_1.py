@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.engine_core.request import Sequence
 from quire.messages import ExtendRequest
-from quire.testing.checking_executor import expected_tokens
+from quire.engine_core.executor.checking_model import expected_tokens
 from quire.testing.core import CoreUnderTest
 
 PROMPT = list(range(10, 21))
@@ -61,11 +61,11 @@ def test_preemption_sets_computed_to_zero_and_resumes_in_one_pass() -> None:
             (victim,) = preempted[0].sequences.values()
             total_before = victim.num_total_tokens
             assert victim.num_computed_tokens == 0
-            assert not any(victim.block_tables)
+            assert not any(map(len, victim.block_tables))
         elif victim is not None and victim.num_computed_tokens and not resumed:
             resumed.append(victim.num_computed_tokens)
     assert resumed == [total_before]  # 4.4.3: prompt and output together, one pass
-    assert core.scheduler.num_preemptions == 1
+    assert core.scheduler.recovery.num_by_recompute == 1
     for number, start in ((1, 0), (2, 20)):
         expected = expected_tokens(list(range(start, start + 12)), 8, vocab_size=50)
         assert core.tokens[number << 10] == expected

@@ -25,7 +25,7 @@ ROOMS = {
     "interfaces": ("quire.interfaces", "quire.__main__"),
     "renderer": ("quire.renderer",),
     "engine_client": ("quire.engine_client",),
-    "request": ("quire.engine_core.request", "quire.engine_core.rows"),
+    "request": ("quire.engine_core.request", "quire.engine_core.rows", "quire.engine_core.block_table"),
     "scheduler": ("quire.engine_core.scheduler",),
     "decoding": ("quire.engine_core.decoding",),
     "executor": ("quire.engine_core.executor",),
@@ -39,7 +39,13 @@ ROOMS = {
     "modeling": ("quire.modeling",),
     "testing": ("quire.testing",),
     "observability": ("quire.observability",),
-    "messages": ("quire.messages", "quire.outputs", "quire.sampling_params"),
+    "messages": (
+        "quire.messages",
+        "quire.outputs",
+        "quire.sampling_params",
+        "quire.beam_search_params",
+        "quire.parameter_checks",
+    ),
     "config": ("quire.config",),
     "ground": ("quire.errors", "quire.version", "quire.embedded"),
 }

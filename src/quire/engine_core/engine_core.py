@@ -32,6 +32,12 @@ class EngineCore:
         self._operations: dict[str, ControlOperation] = {
             "statistics": self.statistics,
             "reset_prefix_cache": self._reset_prefix_cache,
+            "memory": self.scheduler.memory,
+            "list_kept": lambda: [kept.report() for kept in self.scheduler.manager.kept],
+            "fork_kept": self.scheduler.manager.kept.fork,
+            "rewind_kept": self.scheduler.manager.kept.rewind,
+            "release_kept": self.scheduler.manager.kept.release,
+            "pin_kept": self.scheduler.pin,
             "check_invariants": self._checked,
         }
 
@@ -55,6 +61,7 @@ class EngineCore:
             return self.executor.control(name.removeprefix("worker."), args)
         if name not in self._operations:
             raise UserError(f"control {name!r}: there is no such operation.{suggestion(name, self._operations)}")
+        self._is_idle = False  # what it releases may let somebody start
         return self._operations[name](**args)
 
     # ------------------------------------------------------------------------------------------ messages out
@@ -84,7 +91,7 @@ class EngineCore:
         self.executor.shutdown()
 
     def _reset_prefix_cache(self) -> bool:
-        self.scheduler.manager.pool.forget_cached()
+        self.scheduler.manager.reset_prefix_cache()
         return True
 
     def _checked(self) -> bool:

@@ -13,6 +13,7 @@ from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.messages import EngineReady
 from quire.observability.phases import PhaseTimer
@@ -25,21 +26,32 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     with phases.measure("load model"):
         executor = InProcessExecutor(config.worker)
     with phases.measure("measure memory"):
-        plan = plan_cache(executor.measure_capacity(), _asked(config))
+        measured = executor.measure_capacity()
+        plan = plan_cache(measured, _asked(config))
     with phases.measure("allocate KV cache"):
-        executor.initialize_cache([list(group.layer_names) for group in plan.groups], plan.num_blocks)
+        groups = [list(group.layer_names) for group in plan.groups]
+        executor.initialize_cache(groups, plan.num_blocks, plan.num_host_blocks)
+        seconds_per_block = executor.control("measure_swap", {}) if plan.num_host_blocks else 0.0
+    costs = RecoveryCosts(measured.seconds_per_token, seconds_per_block)
     report = [*phases.report(), plan.explanation]
-    return assemble(config, executor, plan, make_scheduler(config, plan, policy=policy), report)
+    return assemble(config, executor, plan, make_scheduler(config, plan, policy=policy, costs=costs), report)
 
 
-def make_scheduler(config: EngineConfig, plan: CachePlan, policy: SchedulingPolicy | None = None) -> Scheduler:
+def make_scheduler(
+    config: EngineConfig,
+    plan: CachePlan,
+    policy: SchedulingPolicy | None = None,
+    costs: RecoveryCosts = RecoveryCosts(),  # noqa: B008 (frozen)
+) -> Scheduler:
     rows = Rows(config.max_num_seqs, plan.max_model_len)
-    hasher = PrefixHasher(config.block_size) if config.enable_prefix_caching else None
-    manager = KVCacheManager(BlockPool(plan.num_blocks), plan.groups, config.block_size, rows, hasher)
+    pool = BlockPool(plan.num_blocks, keeps_contents=config.enable_prefix_caching)
+    hasher = PrefixHasher(config.block_size)
+    manager = KVCacheManager(pool, plan.groups, config.block_size, rows, hasher, plan.num_host_blocks)
     return Scheduler(
         manager,
         rows,
         policy or make_policy(config.scheduling_policy),
+        Recovery(manager, rows, config.preemption_mode, costs),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         vocab_size=config.facts.vocab_size,
@@ -68,5 +80,6 @@ def _asked(config: EngineConfig) -> CacheOptions:
         step_tokens=config.max_num_batched_tokens,
         num_blocks=config.num_blocks_override,
         memory_bytes=config.kv_cache_memory_bytes,
+        swap_space_bytes=config.swap_space_bytes,
         is_cpu=config.worker.device == "cpu",
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine_core.block_table import BlockTable
 from quire.messages import EngineRequest, sequence_id_of
 
 if TYPE_CHECKING:
@@ -37,13 +38,21 @@ class Sequence:
         self.sequence_id = sequence_id_of(request.request_id, index)
         self.seed = seed
         self.row = -1
-        # block_tables[group][i] holds tokens [i * block_size, (i + 1) * block_size); -1 where a window has passed
-        self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.block_tables = [BlockTable() for _ in range(num_groups)]
+        # the same in swap space, while the request is there (3.4.5): residence, the third piece of state
+        self.host_tables: list[list[int]] = []
         # chain hashes of the leading full blocks, as far as anyone has asked
         self.block_hashes: list[bytes] = []
-        self.num_cached_blocks = 0
+        self.num_named_blocks = 0
+        # tokens that were computed when it gave way, so that what is computed again can be counted
+        self.num_lost_tokens = 0
         self._prompt = prompt
         self._rows: Rows | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """It holds blocks. A sibling of one that was preempted begins when its turn of the budget comes."""
+        return len(self.block_tables[0]) > 0
 
     @property
     def num_computed_tokens(self) -> int:
@@ -78,28 +87,60 @@ class Sequence:
         self._rows.num_total[self.row] = total + len(tokens)
 
 
+class Shape(Protocol):
+    """What a request needs to know of its decoding method."""
+
+    @property
+    def num_sequences(self) -> int:
+        """How many it has at most; so many rows are set aside when the request is admitted."""
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs the client waits for."""
+
+    @property
+    def num_candidates(self) -> int:
+        """0: the worker samples. Otherwise it answers with so many candidates, and the method chooses."""
+
+
 class Request:
     """What a user asked. `sequences` holds the living ones, by index."""
 
-    def __init__(self, message: EngineRequest, arrival: int, num_groups: int, num_sequences: int) -> None:
+    def __init__(self, message: EngineRequest, shape: Shape, arrival: int, prompt: Tokens, *, is_private: bool) -> None:
         self.request_id = message.request_id
         self.message = message
         self.sampling = message.sampling
+        self.shape = shape
         self.priority = message.priority
         self.arrival = arrival
         self.status = Status.WAITING
         self.is_final = message.is_final
-        self.num_prompt_tokens = len(message.prompt_token_ids)
-        self.content_key = _content_key(message)
+        self.num_prompt_tokens = len(prompt)
+        self.max_total = 0
+        # what besides the tokens changes a block's content or its visibility
+        self.user_key = _user_key(message)
+        # Without a prefix cache only its own sequences find its blocks by content.
+        self.content_key = self.user_key + (struct.pack("<q", message.request_id) if is_private else b"")
         # prompt log-probabilities need every position computed, so nothing may come from the cache
         self.use_prefix_cache = message.sampling.prompt_logprobs is None
         self.was_started = False
-        self.num_sequences = num_sequences
+        # what the client waits for: outputs that have not ended
+        self.open_outputs = set(range(shape.num_outputs))
+        self.num_sequences = shape.num_sequences
         # rows that forks will still take; they count as taken from admission on, so that no request waits half-way
-        self.num_reserved_rows = num_sequences - 1
-        prompt = np.asarray(message.prompt_token_ids, dtype=np.int32)
-        first = Sequence(self, 0, prompt, message.seed, num_groups)
-        self.sequences: dict[int, Sequence] = {0: first}
+        self.num_reserved_rows = self.num_sequences - 1
+        # 3.4.5: after a preemption it is no victim before one of its sequences has so many tokens
+        self.protected_until = 0
+        self.sequences: dict[int, Sequence] = {}
+
+    @property
+    def is_swapped(self) -> bool:
+        return any(sequence.host_tables for sequence in self.sequences.values())
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence: the measure of its progress."""
+        return max((sequence.num_total_tokens for sequence in self.sequences.values()), default=0)
 
     @property
     def num_rows(self) -> int:
@@ -110,6 +151,12 @@ class Request:
     def stop_ids(self) -> list[int]:
         eos = [] if self.sampling.ignore_eos else self.message.eos_token_ids
         return sorted({*eos, *self.sampling.stop_token_ids})
+
+    @property
+    def asked_for_ids(self) -> set[int]:
+        """Stop tokens that the client hears of by number; of the model's own end it hears only that it stopped."""
+        eos = [] if self.sampling.ignore_eos else self.message.eos_token_ids
+        return set(self.sampling.stop_token_ids).difference(eos)
 
     def max_total_tokens(self, max_model_len: int) -> int:
         if self.sampling.max_tokens is None:
@@ -123,7 +170,7 @@ class Request:
         return (self.message.seed + index * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
 
 
-def _content_key(message: EngineRequest) -> bytes:
-    """Whatever besides the tokens changes a block's content or its visibility: each part typed by its length."""
+def _user_key(message: EngineRequest) -> bytes:
+    """Salt and adapter: each part typed by its length."""
     parts = [message.cache_salt.encode(), (message.adapter or "").encode()]
     return b"".join(struct.pack("<q", len(part)) + part for part in parts) if any(parts) else b""

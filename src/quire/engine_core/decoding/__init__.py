@@ -1,14 +1,48 @@
-"""Decoding methods out of three verbs (3.5.2): fork, append, free. One file each."""
+"""Decoding methods out of three verbs (3.5.2): fork, append, free. One file each.
+
+Others come through the entry point group `quire.decoding_methods`: a callable (message, **args) -> DecodingMethod.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from quire.engine_core.decoding.beam_search import BeamSearch
+from quire.engine_core.decoding.diverse_beam_search import diverse_beam_search
 from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.decoding.parallel_sampling import ParallelSampling
-from quire.sampling_params import SamplingParams
+from quire.errors import RequestError, suggestion
+from quire.messages import EngineRequest
 
-_PARALLEL_SAMPLING = ParallelSampling()
+MethodMaker = Callable[..., DecodingMethod]
+
+_BUILT_IN: dict[str, MethodMaker] = {"beam_search": BeamSearch, "diverse_beam_search": diverse_beam_search}
+# by far the most requests: one object for all of them
+_ONE_SAMPLE = ParallelSampling(1)
 
 
-def method_of(sampling: SamplingParams) -> DecodingMethod:
-    """The method that these parameters ask for. One sequence alone is parallel sampling with nothing to fork."""
-    return _PARALLEL_SAMPLING
+def make_method(message: EngineRequest) -> DecodingMethod:
+    """The method that a request asks for; RequestError if there is none, or not with these parameters."""
+    if message.decoding is None:
+        return _ONE_SAMPLE if message.sampling.n == 1 else ParallelSampling(message.sampling.n)
+    name, args = message.decoding.method, message.decoding.args
+    try:
+        return _maker(name)(message, **args)
+    except RequestError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"decoding method {name!r}: {error}.", param="decoding") from error
+
+
+def _maker(name: str) -> MethodMaker:
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    installed = {entry.name: entry for entry in entry_points(group="quire.decoding_methods")}
+    if name not in installed:
+        known = sorted({*_BUILT_IN, *installed})
+        raise RequestError(
+            f"decoding method {name!r}: must be one of {', '.join(known)}.{suggestion(name, known)}", param="decoding"
+        )
+    maker: MethodMaker = installed[name].load()
+    return maker

@@ -12,10 +12,10 @@ class Executor(Protocol):
     """Runs steps in the order in which they are given."""
 
     def measure_capacity(self) -> WorkerCapacity:
-        """Which layers keep a cache, and the memory left for it once the model is loaded."""
+        """Which layers keep a cache, the memory left for it and for swap space, and how fast tokens are computed."""
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int) -> None:
-        """Allocates the cache; nothing is allocated for it afterwards."""
+    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocates the cache and the swap space beside it; nothing is allocated for them afterwards."""
 
     def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
         """One step. The future fails if the step as a whole failed."""

@@ -22,8 +22,8 @@ class InProcessExecutor:
     def measure_capacity(self) -> WorkerCapacity:
         return self._worker.measure_capacity()
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int) -> None:
-        self._worker.initialize_cache(groups, num_blocks)
+    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
+        self._worker.initialize_cache(groups, num_blocks, num_host_blocks)
 
     def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
         future: Future[StepOutput] = Future()

@@ -1,26 +1,33 @@
 """The pool of physical blocks: who holds each one, and which known contents can be revived.
 
 A block is free, held (count >= 1), or cached (count 0, content known by its key, revived until it is evicted). It
-hands out numbers and knows neither sequences nor tokens. Called by the KV cache manager alone.
+hands out numbers and knows neither sequences nor tokens. Called by the KV cache manager and its parts alone.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.engine_core.block_table import Blocks
 
 # (group of layers, chain hash): the same tokens have other content in another group
 BlockKey = tuple[int, bytes]
 
 
 class BlockPool:
-    """Fixed-size blocks with reference counts (3.4.2, 3.4.4)."""
+    """Fixed-size blocks with reference counts (3.4.2, 3.4.4). With keeps_contents=False nothing is ever cached."""
 
-    def __init__(self, num_blocks: int, free_order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, free_order: Sequence[int] | None = None, *, keeps_contents: bool = True
+    ) -> None:
         self.num_blocks = num_blocks
+        self.keeps_contents = keeps_contents
         order = range(num_blocks) if free_order is None else free_order
         self._free = list(reversed(order))
-        self._counts = [0] * num_blocks
+        self.counts = np.zeros(num_blocks, dtype=np.int64)
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_by_key: dict[BlockKey, int] = {}
         # count 0 and content known, least recently used first
@@ -40,8 +47,12 @@ class BlockPool:
     def num_cached(self) -> int:
         return len(self._cached)
 
+    @property
+    def free_blocks(self) -> list[int]:
+        return self._free.copy()
+
     def count(self, block: int) -> int:
-        return self._counts[block]
+        return int(self.counts[block])
 
     def is_cached(self, block: int) -> bool:
         return block in self._cached
@@ -50,35 +61,41 @@ class BlockPool:
         """New blocks with count 1; evicts cached ones when none is free. The caller asks `num_available` first."""
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         for block in blocks:
-            self._counts[block] = 1
+            self.counts[block] = 1
         return blocks
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """One more holder for each; a cached block is revived."""
-        for block in blocks:
-            if self._counts[block] == 0:
-                del self._cached[block]
-            self._counts[block] += 1
+    def hold(self, blocks: Blocks) -> None:
+        """One more holder for each of these, which are distinct; a cached block is revived."""
+        counts = self.counts[blocks]
+        for block in blocks[counts == 0].tolist():
+            del self._cached[block]
+        self.counts[blocks] = counts + 1
 
-    def release(self, blocks: Iterable[int]) -> None:
+    def release(self, blocks: Blocks) -> None:
         """One holder less for each, in this order: give the deepest block of a chain first, so it is evicted first."""
-        for block in blocks:
-            self._counts[block] -= 1
-            if self._counts[block] == 0:
-                if self._keys[block] is None:
-                    self._free.append(block)
-                else:
-                    self._cached[block] = None
+        counts = self.counts[blocks] - 1
+        self.counts[blocks] = counts
+        for block in blocks[counts == 0].tolist():
+            key = self._keys[block]
+            if key is None:
+                self._free.append(block)
+            elif self.keeps_contents:
+                self._cached[block] = None
+            else:
+                self.forget(block)
+                self._free.append(block)
 
     def find(self, key: BlockKey) -> int | None:
         """A pure look-up: takes no reference."""
         return self._block_by_key.get(key)
 
-    def register(self, block: int, key: BlockKey) -> None:
-        """The block's content is known from now on. A second block with the same content stays anonymous."""
-        if self._keys[block] is None and key not in self._block_by_key:
-            self._keys[block] = key
-            self._block_by_key[key] = block
+    def register(self, block: int, key: BlockKey) -> bool:
+        """The block's content is known from now on. False: a second block with the same content stays anonymous."""
+        if self._keys[block] is not None or key in self._block_by_key:
+            return False
+        self._keys[block] = key
+        self._block_by_key[key] = block
+        return True
 
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""
@@ -87,7 +104,7 @@ class BlockPool:
             del self._block_by_key[key]
             self._keys[block] = None
 
-    def forget_cached(self) -> None:
+    def forget_all(self) -> None:
         """Empties the prefix cache; held blocks keep their holders and lose their names."""
         self._free.extend(self._cached)
         self._cached.clear()
@@ -99,17 +116,15 @@ class BlockPool:
         assert sorted([*self._free, *self._cached, *holders]) == list(range(self.num_blocks)), (
             "free, cached and held blocks are not a partition of the pool"
         )
-        for block, count in enumerate(self._counts):
+        for block, count in enumerate(self.counts.tolist()):
             assert count == holders.get(block, 0), f"block {block}: count {count}, holders {holders.get(block, 0)}"
         named = {block: key for block, key in enumerate(self._keys) if key is not None}
         assert {key: block for block, key in named.items()} == self._block_by_key, "keys and blocks do not match"
         assert all(self._keys[block] is not None for block in self._cached)
+        assert self.keeps_contents or not self._cached, "contents are cached that nobody may find"
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        key = self._keys[block]
-        assert key is not None
-        del self._block_by_key[key]
-        self._keys[block] = None
+        self.forget(block)
         self.num_evictions += 1
         return block

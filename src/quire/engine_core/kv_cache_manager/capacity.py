@@ -14,6 +14,7 @@ from quire.messages import WorkerCapacity
 
 GIB = 2**30
 _DEFAULT_CPU_CAP = 4 * GIB
+_DEFAULT_SWAP_SPACE = 4 * GIB
 _SHARE_OF_FREE_MEMORY = 0.5
 
 
@@ -29,6 +30,8 @@ class CacheOptions:
     num_blocks: int | None
     memory_bytes: int | None
     is_cpu: bool
+    # None: as much as is useful and harmless
+    swap_space_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class CachePlan:
     num_blocks: int
     max_model_len: int
     explanation: str
+    num_host_blocks: int = 0
 
 
 def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
@@ -65,7 +69,25 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
         f"{_size(num_blocks * block_bytes)} ({reason}); "
         f"{num_blocks / _blocks_per_request(groups, options, length):.1f} requests of {length:,} tokens at once"
     )
-    return CachePlan(groups, num_blocks, length, explanation)
+    num_host_blocks = _num_host_blocks(measured, options, num_blocks, block_bytes)
+    if num_host_blocks:
+        explanation += f"; swap space: {num_host_blocks:,} blocks, {_size(num_host_blocks * block_bytes)}"
+    return CachePlan(groups, num_blocks, length, explanation, num_host_blocks)
+
+
+def _num_host_blocks(measured: WorkerCapacity, options: CacheOptions, num_blocks: int, block_bytes: int) -> int:
+    """3.4.5: swap space never exceeds the KV cache, because what is in it was in there."""
+    asked = options.swap_space_bytes
+    most = min(num_blocks, measured.host_bytes // block_bytes)
+    if asked is None:
+        return min(most, _DEFAULT_SWAP_SPACE // block_bytes)
+    wanted = min(num_blocks, asked // block_bytes)
+    if wanted > most:
+        raise CapacityError(
+            f"swap_space={asked / GIB:.2f}: {_size(wanted * block_bytes)} of it can be used, but only "
+            f"{_size(measured.host_bytes)} of memory may be taken for it. Lower swap_space, or leave it out."
+        )
+    return wanted
 
 
 def _num_blocks(measured: WorkerCapacity, options: CacheOptions, block_bytes: int, per_request: int) -> tuple[int, str]:

@@ -1,7 +1,7 @@
-"""The KV cache manager (3.4.2, 4.2.2): block tables on demand, copy-on-write, prefix cache.
+"""The KV cache manager (3.4.2, 4.2.2): block tables on demand, copy-on-write, prefix cache, swap space.
 
 Owns the pool and decides what every block table says. It never decides who runs: the scheduler asks, and gets blocks
-or None. What changed since the last step is collected here and fetched once a step by `take_changes`.
+or None. What changed since the last step is collected here and fetched once a step by `take_moves`.
 
     sequence.block_tables[group]:  [ 7 | 1 | 3 ]         physical blocks, filled from left to right
                                      |   |   `- last block, partly filled: the only waste (3.4.3)
@@ -11,184 +11,253 @@ or None. What changed since the last step is collected here and fetched once a s
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Sequence_
+from itertools import islice
 
 import numpy as np
 
+from quire.engine_core.block_table import NO_BLOCK, BlockTable
+from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account_for
+from quire.engine_core.kv_cache_manager.block_moves import BlockMoves, TakenMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
-from quire.engine_core.request import Sequence
+from quire.engine_core.kv_cache_manager.kept import KeptSequences
+from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, PrefixHasher, looks_up
+from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
+from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
-from quire.messages import IntArray, int_array
+from quire.messages import int_array
 
-_NO_BLOCK = -1
-
-
-@dataclass
-class ComputedBlocks:
-    """A prefix whose blocks are at hand: by group, one entry a block (-1 where a window has passed)."""
-
-    num_tokens: int = 0
-    blocks: list[list[int]] = field(default_factory=list)
-
-    def held_blocks(self) -> list[int]:
-        return [block for table in self.blocks for block in table if block != _NO_BLOCK]
+# block tables by group, of a sequence or of a prefix
+Tables = Sequence_[list[int] | BlockTable]
 
 
 class KVCacheManager:
-    """Blocks for sequences. `hasher` is None when prefix caching is off."""
+    """Blocks for sequences. A pool that keeps no contents serves requests from their own blocks only."""
 
     def __init__(
-        self, pool: BlockPool, groups: list[KVGroup], block_size: int, rows: Rows, hasher: PrefixHasher | None
+        self,
+        pool: BlockPool,
+        groups: list[KVGroup],
+        block_size: int,
+        rows: Rows,
+        hasher: PrefixHasher,
+        num_host_blocks: int = 0,
     ) -> None:
         self.pool = pool
         self.groups = groups
         self.block_size = block_size
+        self.cache = PrefixCache(pool, groups, hasher)
+        self.kept = KeptSequences(pool, groups, block_size, self.cache)
+        self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks))
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_copied_blocks = 0
         self._rows = rows
-        self._hasher = hasher
-        self._writes: list[tuple[int, int, int, int]] = []
-        self._source_by_copy: dict[int, int] = {}
-        # Blocks that are read by a copy of this step must not be handed out again before it has run.
-        self._late_releases: list[int] = []
+        self._moves = BlockMoves(pool)
+        self._has_windows = any(group.sliding_window for group in groups)
 
     # ------------------------------------------------------------------------------------------ look-up
 
     def get_computed_blocks(self, sequence: Sequence) -> ComputedBlocks:
-        """The longest prefix that every group can serve. Pure: references are taken in allocate_slots."""
-        # At least one token is always computed: its hidden state is what the next token is sampled from.
-        limit = (sequence.num_total_tokens - 1) // self.block_size
-        if self._hasher is None or not self._looks_up(sequence) or limit <= 0:
-            return ComputedBlocks(0, [[] for _ in self.groups])
-        hashes = self._hasher.hashes(sequence, limit)
-        length = self._longest_hit(hashes)
-        blocks = [self._blocks_of_prefix(number, hashes, length) for number in range(len(self.groups))]
-        return ComputedBlocks(length * self.block_size, blocks)
+        """The longest prefix at hand. Pure: references are taken in allocate_slots."""
+        computed = self.kept.extended(sequence, self.cache.longest_hit(sequence))
+        continued = self.kept.continued(sequence)
+        # of what it continues, blocks may have been given up and live on in the cache
+        return continued if continued is not None and continued.num_tokens > computed.num_tokens else computed
 
-    def _looks_up(self, sequence: Sequence) -> bool:
-        return self._hasher is not None and sequence.request.use_prefix_cache
+    def num_blocks_to_come(self, request: Request, step_tokens: int, num_more_tokens: int = 0) -> int:
+        """Blocks that leave the pool until all tokens of the request, and so many more a sequence, are computed."""
+        needed = 0
+        revived: set[int] = set()
+        if request.is_swapped:
+            places = self._swap_in_places(request)
+            needed = sum(block is None for block in places.values())
+            revived = {block for block in places.values() if block is not None and self.pool.is_cached(block)}
+        earlier: list[Sequence] = []
+        for sequence in request.sequences.values():
+            if sequence.is_begun or sequence.host_tables:
+                tables: Tables = sequence.host_tables or sequence.block_tables
+                num_full = None
+                # its last block may be shared by then, and is copied before it is written
+                needed += len(self.groups) if num_more_tokens and request.num_sequences > 1 else 0
+            else:
+                computed = self.get_computed_blocks(sequence)
+                revived.update(block for block in computed.held_blocks().tolist() if self.pool.is_cached(block))
+                tables = computed.blocks
+                # one that is partly filled is copied before it is written, and so counts as missing
+                num_full = computed.num_tokens // self.block_size
+            total = min(sequence.num_total_tokens + num_more_tokens, request.max_total)
+            num_shared = self._num_shared(sequence, earlier) if num_full is not None else 0
+            needed += sum(
+                self._num_missing(group, total, step_tokens, islice(table, num_full), num_shared)
+                for group, table in zip(self.groups, tables, strict=True)
+            )
+            earlier.append(sequence)
+        if num_more_tokens:
+            # forks to come: each copies the last block or has its own, and then the next one
+            needed += 2 * len(self.groups) * request.num_reserved_rows
+        # Siblings revive the same blocks, which are taken out of the pool once.
+        return needed + len(revived)
 
-    def _longest_hit(self, hashes: list[bytes]) -> int:
-        """Blocks of the longest prefix that all groups can serve: one pass over the hashes, for any mix of windows."""
-        is_whole = [group.sliding_window == 0 for group in self.groups]
-        run_lengths = [0] * len(self.groups)
-        longest = 0
-        for index, content in enumerate(hashes):
-            for number in range(len(self.groups)):
-                is_there = self.pool.find((number, content)) is not None
-                if is_whole[number] and not is_there:
-                    return longest
-                run_lengths[number] = run_lengths[number] + 1 if is_there else 0
-            length = index + 1
-            if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
-                longest = length
-        return longest
+    def most_blocks_of(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int, step_tokens: int) -> int:
+        """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""
+        of_one = sum(group.most_blocks(num_tokens, step_tokens, self.block_size) for group in self.groups)
+        # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
+        of_prompt = 0 if self._has_windows else max(0, num_prompt_tokens - 1) // self.block_size * len(self.groups)
+        return num_sequences * of_one - (num_sequences - 1) * of_prompt
 
-    def _blocks_of_prefix(self, number: int, hashes: list[bytes], length: int) -> list[int]:
-        first = self._first_block(number, length)
-        found = [self.pool.find((number, content)) for content in hashes[first:length]]
-        return [_NO_BLOCK] * first + [block for block in found if block is not None]
+    def num_pinned_hits(self, sequence: Sequence) -> int:
+        """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later."""
+        pinned = {block for kept in self.kept.pinned for table in kept.block_tables for block in table.held().tolist()}
+        computed = self.get_computed_blocks(sequence)
+        num_full = computed.num_tokens // self.block_size
+        return sum(
+            block in pinned
+            for group, table in zip(self.groups, computed.blocks, strict=True)
+            for block in table[:num_full]
+            if not group.sliding_window
+        )
 
-    def _first_block(self, number: int, num_blocks: int) -> int:
-        """The first block of a prefix that this group still needs."""
-        needed = self.groups[number].first_needed_block(num_blocks * self.block_size, self.block_size)
-        return min(needed, num_blocks)
+    def _num_missing(
+        self, group: KVGroup, total: int, step_tokens: int, table: Iterable[int], num_shared: int
+    ) -> int:
+        """Blocks that a sequence with this table needs in this group until so many tokens are computed."""
+        blocks = list(table)
+        num_held = sum(block != NO_BLOCK for block in blocks)
+        to_write = -(-total // self.block_size) - max(len(blocks), num_shared)
+        # a window gives back behind what it takes in front
+        return max(0, min(to_write, group.most_blocks(total, step_tokens, self.block_size) - num_held))
+
+    def _num_shared(self, sequence: Sequence, earlier: list[Sequence]) -> int:
+        """Full blocks that it will find computed by its siblings, which begin before it."""
+        if not earlier or self._has_windows:
+            return 0
+        hashes = self.cache.hasher.hashes(sequence, (sequence.num_total_tokens - 1) // self.block_size)
+        best = 0
+        for other in earlier:
+            theirs = self.cache.hasher.hashes(other, other.num_total_tokens // self.block_size)
+            # chained: where two hashes are equal, so are all before them
+            best = max(best, _common_length(hashes, theirs))
+        return best
 
     # ------------------------------------------------------------------------------------------ allocation
 
-    def allocate_slots(
-        self, sequence: Sequence, num_new_tokens: int, computed: ComputedBlocks | None = None
-    ) -> list[list[int]] | None:
-        """Room for the next num_new_tokens: new blocks by group, or None and nothing has changed.
+    def allocate_slots(self, sequence: Sequence, num_new_tokens: int, computed: ComputedBlocks | None = None) -> bool:
+        """Room for the next num_new_tokens, or False and nothing has changed.
 
         With `computed` (a sequence that holds nothing yet) the prefix is held first and counts as computed.
         """
+        if computed is None:
+            self._free_passed(sequence)
         start = computed.num_tokens if computed else sequence.num_computed_tokens
-        tables = computed.blocks if computed else sequence.block_tables
-        shared = self._shared_at(tables, start)
+        tables: Tables = computed.blocks if computed else sequence.block_tables
+        shared = self._shared_at(tables, start, is_taken=computed is not None)
         target = -(-(start + num_new_tokens) // self.block_size)
-        num_new = sum(max(0, target - len(table)) for table in tables)
-        revived = self.num_revived_blocks([computed]) if computed else 0
-        if num_new + len(shared) + revived > self.pool.num_available:
-            return None
+        num_new = sum(max(0, target - len(table)) for table in tables) + len(shared)
+        # The prefix is held first: what is evicted or given up to make room may be where it came from.
+        prefix = computed.held_blocks() if computed else None
+        if prefix is not None:
+            self.pool.hold(prefix)
+        if not self._make_available(num_new):
+            if prefix is not None:
+                self.pool.release(prefix[::-1])
+            return False
         if computed:
             self._attach(sequence, computed)
-        self._copy_on_write(sequence, shared)
-        new = [self._grow(sequence, number, target) for number in range(len(self.groups))]
+        for number, index in shared:
+            self._copy_on_write(sequence, number, index)
+        for number in range(len(self.groups)):
+            self._grow(sequence, number, target)
         self._rows.writable_until[sequence.row] = target * self.block_size
-        return new
+        return True
 
-    def num_missing_blocks(self, sequence: Sequence, computed: ComputedBlocks, step_tokens: int) -> int:
-        """New blocks that the sequence needs beyond a prefix until all its tokens are computed."""
-        total = sequence.num_total_tokens
-        return sum(
-            max(0, group.most_blocks(total, step_tokens, self.block_size) - sum(block != _NO_BLOCK for block in table))
-            for group, table in zip(self.groups, computed.blocks, strict=True)
-        )
+    def _make_available(self, num_blocks: int) -> bool:
+        """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
+        while self.pool.num_available < num_blocks:
+            if not self.kept.give_up_blocks():
+                return False
+        return True
 
-    def num_revived_blocks(self, prefixes: Iterable[ComputedBlocks]) -> int:
-        """Blocks of these prefixes that nobody holds now, so that holding them takes them out of the pool."""
-        blocks = {block for prefix in prefixes for block in prefix.held_blocks()}
-        return sum(self.pool.is_cached(block) for block in blocks)
-
-    def _shared_at(self, tables: list[list[int]], position: int) -> list[tuple[int, int]]:
+    def _shared_at(self, tables: Tables, position: int, *, is_taken: bool) -> list[tuple[int, int]]:
         """(group, index) of the blocks that the next token would be written into and that others hold as well."""
         index = position // self.block_size
         return [
             (number, index)
             for number, table in enumerate(tables)
-            if index < len(table) and table[index] != _NO_BLOCK and self.pool.count(table[index]) > 1
+            if index < len(table) and table[index] != NO_BLOCK and (is_taken or self.pool.count(table[index]) > 1)
         ]
 
     def _attach(self, sequence: Sequence, computed: ComputedBlocks) -> None:
-        if self._looks_up(sequence) and not sequence.request.was_started:
+        """A prefix that is held already becomes the beginning of the sequence's block tables."""
+        if not sequence.request.was_started and looks_up(sequence):
             self.num_queried_tokens += sequence.num_total_tokens
             self.num_hit_tokens += computed.num_tokens
-        self.pool.hold(computed.held_blocks())
+            self.kept.count_hit(computed)
         for number, blocks in enumerate(computed.blocks):
-            sequence.block_tables[number] = list(blocks)
-            self._writes.extend((number, sequence.row, index, max(block, 0)) for index, block in enumerate(blocks))
-        sequence.num_cached_blocks = computed.num_tokens // self.block_size
-        self._rows.next_block_end[sequence.row] = computed.num_tokens + self.block_size
+            sequence.block_tables[number] = BlockTable(blocks)
+            self._moves.write(number, sequence.row, 0, blocks)
+        self._set_named(sequence, computed.num_tokens // self.block_size)
 
-    def _copy_on_write(self, sequence: Sequence, shared: list[tuple[int, int]]) -> None:
+    def _copy_on_write(self, sequence: Sequence, number: int, index: int) -> None:
         """3.4.4: at most the last block of a sequence is ever copied."""
-        for number, index in shared:
-            table = sequence.block_tables[number]
-            source, (target,) = table[index], self.pool.allocate(1)
-            # A block that is itself copied in this step is not yet filled: copy from where its content comes.
-            self._source_by_copy[target] = self._source_by_copy.get(source, source)
-            self._release([source])
-            table[index] = target
-            self._writes.append((number, sequence.row, index, target))
-            self.num_copied_blocks += 1
-
-    def _grow(self, sequence: Sequence, number: int, target: int) -> list[int]:
         table = sequence.block_tables[number]
-        blocks = self.pool.allocate(max(0, target - len(table)))
-        self._writes.extend((number, sequence.row, len(table) + i, block) for i, block in enumerate(blocks))
-        table.extend(blocks)
-        return blocks
+        source, (target,) = table[index], self.pool.allocate(1)
+        self._moves.copy(source, target)
+        self._moves.release(int_array([source]))
+        table[index] = target
+        self._moves.write(number, sequence.row, index, [target])
+        self.num_copied_blocks += 1
+
+    def _grow(self, sequence: Sequence, number: int, target: int) -> None:
+        table = sequence.block_tables[number]
+        num_missing = target - len(table)
+        if num_missing > 0:
+            blocks = self.pool.allocate(num_missing)
+            self._moves.write(number, sequence.row, len(table), blocks)
+            table.extend(blocks)
+
+    def _free_passed(self, sequence: Sequence) -> None:
+        """Blocks that every later token's window has passed go back."""
+        if not self._has_windows:
+            return
+        for table, group in zip(sequence.block_tables, self.groups, strict=True):
+            first_needed = group.first_needed_block(sequence.num_computed_tokens, self.block_size)
+            passed = table.blocks[: min(first_needed, len(table))]
+            start = len(passed)
+            while start > 0 and passed[start - 1] != NO_BLOCK:
+                start -= 1
+            self._moves.release(passed[start:][::-1].copy())
+            passed[start:] = NO_BLOCK
+
+    # ------------------------------------------------------------------------------------------ names
+
+    def name_granted(self, sequence: Sequence, num_computed: int, *, is_promise: bool = False) -> None:
+        """The blocks that are full once the granted tokens are computed can be found from now on."""
+        self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
+        self._set_named(sequence, sequence.num_named_blocks)
+
+    def _set_named(self, sequence: Sequence, num_named: int) -> None:
+        sequence.num_named_blocks = num_named
+        self._rows.next_block_end[sequence.row] = (num_named + 1) * self.block_size
 
     # ------------------------------------------------------------------------------------------ sharing and freeing
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child shares all blocks that its computed tokens and the next one lie in; the first writer copies."""
+        """The child shares all blocks that its tokens lie in; the first of both to write into the last one copies it.
+
+        The worker copies the table with the row, so nothing is written here.
+        """
         num_blocks = -(-child.num_total_tokens // self.block_size)
         for number, table in enumerate(parent.block_tables):
-            blocks = table[:num_blocks]
-            self.pool.hold(block for block in blocks if block != _NO_BLOCK)
-            child.block_tables[number] = list(blocks)
-            self._writes.extend((number, child.row, index, max(block, 0)) for index, block in enumerate(blocks))
+            child.block_tables[number] = shared = table.first(num_blocks)
+            self.pool.hold(shared.held())
         num_full = child.num_computed_tokens // self.block_size
         child.block_hashes = parent.block_hashes[:num_full]
-        child.num_cached_blocks = min(parent.num_cached_blocks, num_full)
-        self._rows.next_block_end[child.row] = (child.num_cached_blocks + 1) * self.block_size
+        self._set_named(child, min(parent.num_named_blocks, num_full))
         # both must ask before they write next, because they now share the block they write into
         for sequence in (parent, child):
             self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
@@ -196,73 +265,106 @@ class KVCacheManager:
     def free(self, sequence: Sequence) -> None:
         """All or nothing (3.4.5). Deepest blocks first, so that the beginning of a prompt is cached longest."""
         for table in sequence.block_tables:
-            self._release(block for block in reversed(table) if block != _NO_BLOCK)
+            self._moves.release(table.held()[::-1])
             table.clear()
-        sequence.num_cached_blocks = 0
-        self._rows.writable_until[sequence.row] = 0
-        self._rows.next_block_end[sequence.row] = self.block_size
+        self.swap.free(sequence)
+        if sequence.row >= 0:
+            self._set_named(sequence, 0)
+            self._rows.writable_until[sequence.row] = 0
 
     def forget(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of this sequence any more; who holds them keeps them."""
         for table in sequence.block_tables:
-            for block in table:
-                if block != _NO_BLOCK:
-                    self.pool.forget(block)
+            for block in table.held().tolist():
+                self.pool.forget(block)
+        self.kept.name_pinned()  # a pinned prefix was computed long before
 
-    def cache_computed_blocks(self, sequence: Sequence) -> None:
-        """Registers the blocks that are full and computed by now, and frees those that every window has passed."""
-        num_computed = sequence.num_computed_tokens
-        num_full = num_computed // self.block_size
-        if self._hasher is not None:
-            hashes = self._hasher.hashes(sequence, num_full)
-            for index in range(sequence.num_cached_blocks, num_full):
-                for number, table in enumerate(sequence.block_tables):
-                    if table[index] != _NO_BLOCK:
-                        self.pool.register(table[index], (number, hashes[index]))
-        sequence.num_cached_blocks = num_full
-        self._rows.next_block_end[sequence.row] = (num_full + 1) * self.block_size
-        for number, group in enumerate(self.groups):
-            if group.sliding_window:
-                self._free_passed(
-                    sequence.block_tables[number], group.first_needed_block(num_computed, self.block_size)
-                )
+    def reset_prefix_cache(self) -> None:
+        """Only pinned prefixes can still be found."""
+        self.pool.forget_all()
+        self.kept.name_pinned()
 
-    def _free_passed(self, table: list[int], first_needed: int) -> None:
-        index = min(first_needed, len(table)) - 1
-        while index >= 0 and table[index] != _NO_BLOCK:
-            self._release([table[index]])
-            table[index] = _NO_BLOCK
-            index -= 1
+    # ------------------------------------------------------------------------------------------ swap space (3.4.5)
 
-    def _release(self, blocks: Iterable[int]) -> None:
-        if not self._source_by_copy:
-            self.pool.release(blocks)
-            return
-        for block in blocks:
-            is_last = self.pool.count(block) == 1
-            if is_last and block in self._source_by_copy.values():
-                self._late_releases.append(block)
-                continue
-            if is_last:
-                # nobody will read it, so a copy into it that has not run yet is not needed any more
-                self._source_by_copy.pop(block, None)
-            self.pool.release([block])
+    def what_would_be_lost(self, request: Request) -> tuple[int, int]:
+        """(blocks with computed content, each once; tokens in those that nobody else holds)."""
+        num_blocks = num_lost = 0
+        for number in range(len(self.groups)):
+            tables = [
+                sequence.block_tables[number].blocks[: -(-sequence.num_computed_tokens // self.block_size)]
+                for sequence in request.sequences.values()
+            ]
+            blocks, own_counts = np.unique(np.concatenate(tables), return_counts=True)
+            is_there = blocks != NO_BLOCK
+            num_blocks += int(is_there.sum())
+            lost = self.pool.counts[blocks[is_there]] <= own_counts[is_there]
+            num_lost = max(num_lost, int(lost.sum()))
+        return num_blocks, num_lost * self.block_size
+
+    def swap_out(self, request: Request) -> None:
+        """Computed blocks go to the host, and all blocks back to the pool. The caller has asked for room."""
+        for sequence in request.sequences.values():
+            self._free_passed(sequence)
+        self.swap.swap_out(request, self.block_size, self._moves)
+        for sequence in request.sequences.values():
+            host_tables, sequence.host_tables = sequence.host_tables, []
+            self.free(sequence)
+            sequence.host_tables = host_tables
+
+    def swap_in(self, request: Request) -> None:
+        """The request comes back, sharing what it shared. What the prefix cache still has is not moved."""
+        places = self._swap_in_places(request)
+        found = {host: block for host, block in places.items() if block is not None}
+        missing = [host for host, block in places.items() if block is None]
+        # Found blocks are held before anything is allocated: an allocation may evict what nobody holds.
+        held_once = int_array(sorted(set(found.values())))
+        self.pool.hold(held_once)
+        allocated = self.pool.allocate(len(missing))
+        for host_block, block in zip(missing, allocated, strict=True):
+            self._moves.swap_in(host_block, block)
+        self.swap.num_swapped_in += len(missing)
+        found.update(zip(missing, allocated, strict=True))
+        for sequence in request.sequences.values():
+            self._attach_from_host(sequence, found)
+            self.swap.free(sequence)
+        # each sequence holds its own by now
+        self.pool.release(int_array([*held_once.tolist(), *allocated]))
+
+    def _attach_from_host(self, sequence: Sequence, block_of: dict[int, int]) -> None:
+        for number, host_table in enumerate(sequence.host_tables):
+            table = BlockTable([block_of.get(host_block, NO_BLOCK) for host_block in host_table])
+            sequence.block_tables[number] = table
+            self.pool.hold(table.held())
+            self._moves.write(number, sequence.row, 0, table.blocks.tolist())
+        self._set_named(sequence, 0)
+        self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
+
+    def _swap_in_places(self, request: Request) -> dict[int, int | None]:
+        """For each host block of the request: the block that has its content already, or None."""
+        places: dict[int, int | None] = {}
+        for sequence in request.sequences.values():
+            num_full = sequence.num_computed_tokens // self.block_size
+            hashes = self.cache.hasher.hashes(sequence, num_full)
+            for number, table in enumerate(sequence.host_tables):
+                for index, host_block in enumerate(table):
+                    if host_block == NO_BLOCK or host_block in places:
+                        continue
+                    places[host_block] = (
+                        self.cache.find(number, hashes[index], request.request_id) if index < num_full else None
+                    )
+        return places
 
     # ------------------------------------------------------------------------------------------ per step
 
-    def take_changes(self) -> tuple[IntArray, IntArray]:
-        """(block_writes [4, n], block_copies [2, n]) since the last call; they belong to one step."""
-        writes = int_array(self._writes).reshape(-1, 4).T
-        copies = int_array([(source, target) for target, source in self._source_by_copy.items()]).reshape(-1, 2).T
-        self._writes = []
-        self._source_by_copy = {}
-        late, self._late_releases = self._late_releases, []
-        self.pool.release(late)
-        return np.ascontiguousarray(writes), np.ascontiguousarray(copies)
+    def take_moves(self) -> TakenMoves:
+        """What changed since the last call; it belongs to one step."""
+        return self._moves.take()
 
-    def most_blocks_of(self, num_tokens: int, step_tokens: int) -> int:
-        """Most blocks that one sequence of that length can hold at once."""
-        return sum(group.most_blocks(num_tokens, step_tokens, self.block_size) for group in self.groups)
+    # ------------------------------------------------------------------------------------------ what can be seen
+
+    def account(self, sequences: Iterable[Sequence]) -> MemoryAccount:
+        """Where every slot is (docs/kv-cache.md)."""
+        return account_for(self.pool, self.swap, self.kept, sequences, self.block_size)
 
     def statistics(self) -> dict[str, float]:
         return {
@@ -273,13 +375,26 @@ class KVCacheManager:
             "num_blocks_copied_total": self.num_copied_blocks,
             "num_prefix_queried_tokens_total": self.num_queried_tokens,
             "num_prefix_hit_tokens_total": self.num_hit_tokens,
+            "swapped_out_blocks_total": self.swap.num_swapped_out,
+            "swapped_in_blocks_total": self.swap.num_swapped_in,
+            "num_kept_sequences": len(self.kept),
+            "num_pinned_prefixes": len(self.kept.pinned),
         }
 
-    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
-        holders: Counter[int] = Counter(self._late_releases)
+    def check_invariants(self, sequences: list[Sequence]) -> None:
+        holders: Counter[int] = Counter(self._moves.late_releases)
         for sequence in sequences:
             for table in sequence.block_tables:
-                holders.update(block for block in table if block != _NO_BLOCK)
+                holders.update(table.held().tolist())
                 # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
                 assert len(table) * self.block_size - sequence.num_total_tokens < self.block_size
+        for kept in self.kept:
+            for table in kept.block_tables:
+                holders.update(table.held().tolist())
         self.pool.check_invariants(dict(holders))
+        self.swap.check_invariants(sequences)
+
+
+def _common_length(one: list[bytes], other: list[bytes]) -> int:
+    """How far two chains agree: where two hashes are equal, so are all before them."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] != other[index])

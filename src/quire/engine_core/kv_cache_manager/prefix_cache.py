@@ -1,16 +1,47 @@
-"""Names of block contents: a chain hash over (parent, tokens, whatever else changes the content).
+"""The prefix cache: which full blocks are known by content, and the longest prefix that every group can serve.
 
-The digest is keyed per engine, so that nobody outside can make two prompts collide (SHA-2 class, 128 bits).
+Names are chain hashes over (parent, tokens, whatever else changes the content), keyed per engine, so that nobody
+outside can make two prompts collide (128 bits). A block is named when its tokens are granted, not when they are
+computed: all layers write before they read, so a sequence that is granted later in the same step may read it. Until
+the step can preempt nobody any more such a name is a *promise*, and only the request that made it may rely on it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from quire.engine_core.request import Sequence
+import numpy as np
+
+from quire.engine_core.block_table import NO_BLOCK, Blocks
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.request import Request, Sequence
+from quire.messages import int_array
+
+if TYPE_CHECKING:
+    from quire.engine_core.kv_cache_manager.kept import KeptSequence
 
 _DIGEST_SIZE = 16
+
+
+@dataclass
+class ComputedBlocks:
+    """A prefix whose blocks are at hand: by group, one entry a block (-1 where a window has passed).
+
+    The last block is partly filled if num_tokens says so; then it belongs to `source` and is copied before a write.
+    """
+
+    num_tokens: int = 0
+    blocks: list[list[int]] = field(default_factory=list)
+    # the kept sequence that served it, if it was one
+    source: KeptSequence | None = None
+
+    def held_blocks(self) -> Blocks:
+        return int_array([block for table in self.blocks for block in table if block != NO_BLOCK])
 
 
 class PrefixHasher:
@@ -25,13 +56,108 @@ class PrefixHasher:
         """Hashes of the first num_blocks full blocks; earlier results are kept on the sequence."""
         known = sequence.block_hashes
         if len(known) < num_blocks:
-            parent = known[-1] if known else self._digest(sequence.request.content_key)
-            tokens = sequence.token_ids(0, num_blocks * self.block_size)
-            for index in range(len(known), num_blocks):
-                content = tokens[index * self.block_size : (index + 1) * self.block_size].tobytes()
-                parent = self._digest(parent + content)
-                known.append(parent)
+            tokens = sequence.token_ids(len(known) * self.block_size, num_blocks * self.block_size)
+            known += self.chain(known[-1] if known else self.root(sequence.request.content_key), tokens)
         return known[:num_blocks]
+
+    def root(self, content_key: bytes) -> bytes:
+        """What the first block's hash is chained to."""
+        return self._digest(content_key)
+
+    def chain(self, parent: bytes, tokens: Iterable[int] | np.ndarray) -> list[bytes]:
+        """Hashes of the full blocks of these tokens, which follow `parent`."""
+        content = np.asarray(tokens, dtype=np.int32).tobytes()
+        size = self.block_size * 4
+        hashes = []
+        for start in range(0, len(content) - size + 1, size):
+            parent = self._digest(parent + content[start : start + size])
+            hashes.append(parent)
+        return hashes
 
     def _digest(self, content: bytes) -> bytes:
         return hashlib.blake2b(content, digest_size=_DIGEST_SIZE, key=self._key).digest()
+
+
+class PrefixCache:
+    """Looks prefixes up and names blocks. References are taken by the manager, never here."""
+
+    def __init__(self, pool: BlockPool, groups: list[KVGroup], hasher: PrefixHasher) -> None:
+        self.hasher = hasher
+        self._pool = pool
+        self._groups = groups
+        self._block_size = hasher.block_size
+        self._is_whole = [group.sliding_window == 0 for group in groups]
+        # block -> request that was granted its tokens in the step that is being decided
+        self._promises: dict[int, int] = {}
+
+    def longest_hit(self, sequence: Sequence) -> ComputedBlocks:
+        """The longest prefix that every group can serve, in whole blocks."""
+        # At least one token is always computed: its hidden state is what the next token is sampled from.
+        limit = (sequence.num_total_tokens - 1) // self._block_size
+        if limit <= 0 or not looks_up(sequence):
+            return ComputedBlocks(0, [[] for _ in self._groups])
+        hashes = self.hasher.hashes(sequence, limit)
+        length = self._longest(hashes, sequence.request.request_id)
+        blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._groups))]
+        return ComputedBlocks(length * self._block_size, blocks)
+
+    def find(self, group: int, content: bytes, request_id: int) -> int | None:
+        """The block with that content, unless it is another request's promise."""
+        block = self._pool.find((group, content))
+        if block is not None and self._promises and self._promises.get(block, request_id) != request_id:
+            return None
+        return block
+
+    def name_blocks(self, sequence: Sequence, num_computed: int, *, is_promise: bool) -> None:
+        """Names the full blocks below num_computed that have no name yet."""
+        num_full = num_computed // self._block_size
+        hashes = self.hasher.hashes(sequence, num_full)
+        for index in range(sequence.num_named_blocks, num_full):
+            for number, table in enumerate(sequence.block_tables):
+                block = table[index]
+                if block != NO_BLOCK and self._pool.register(block, (number, hashes[index])) and is_promise:
+                    self._promises[block] = sequence.request.request_id
+        sequence.num_named_blocks = num_full
+
+    def has_promises(self, request: Request) -> bool:
+        return request.request_id in self._promises.values()
+
+    def break_promises(self, request: Request) -> None:
+        """Its tokens will not be computed in this step after all."""
+        for block in [block for block, owner in self._promises.items() if owner == request.request_id]:
+            self._pool.forget(block)
+            del self._promises[block]
+
+    def settle(self) -> None:
+        """Nobody can be preempted in this step any more: promises will be kept."""
+        self._promises.clear()
+
+    def _longest(self, hashes: list[bytes], request_id: int) -> int:
+        """Blocks of the longest prefix that all groups can serve: one pass over the hashes, for any mix of windows."""
+        run_lengths = [0] * len(self._groups)
+        longest = 0
+        for index, content in enumerate(hashes):
+            for number in range(len(self._groups)):
+                is_there = self.find(number, content, request_id) is not None
+                if self._is_whole[number] and not is_there:
+                    return longest
+                run_lengths[number] = run_lengths[number] + 1 if is_there else 0
+            length = index + 1
+            if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
+                longest = length
+        return longest
+
+    def _blocks_of(self, number: int, hashes: list[bytes], length: int) -> list[int]:
+        first = self._first_block(number, length)
+        found = [self._pool.find((number, content)) for content in hashes[first:length]]
+        return [NO_BLOCK] * first + [block for block in found if block is not None]
+
+    def _first_block(self, number: int, num_blocks: int) -> int:
+        """The first block of a prefix that this group still needs."""
+        needed = self._groups[number].first_needed_block(num_blocks * self._block_size, self._block_size)
+        return min(needed, num_blocks)
+
+
+def looks_up(sequence: Sequence) -> bool:
+    """Prompt log-probabilities need every position computed, once: by the first sequence."""
+    return sequence.request.use_prefix_cache or sequence.index > 0

@@ -1,19 +1,16 @@
-"""Admission: may this request ever run, may it start now, and with what.
+"""Admission: may this request ever run, and what worker and client hear when it starts.
 
-Pure questions about pool and rows; the scheduler acts on the answers.
+Pure questions about a request and the engine's limits; whether it fits now is the scheduler's question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.engine_core.kv_cache_manager.manager import ComputedBlocks, KVCacheManager
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
-from quire.messages import AdmittedSequence, SequenceStart
-
-# what a sequence starts with: its prefix at hand, and the tokens granted in this step
-Start = tuple[Sequence, ComputedBlocks, int]
+from quire.messages import AdmittedSequence, EngineRequest, SequenceStart
 
 
 class Admission:
@@ -49,33 +46,42 @@ class Admission:
             )
         if n > self._rows.num_rows:
             return f"n={n}: at most max_num_seqs={self._rows.num_rows} sequences run at once. Lower n or raise it."
-        total = self.max_total_tokens(request)
-        needed, there = n * self._manager.most_blocks_of(total, self._step_tokens), self._manager.pool.num_blocks
-        if needed > there:
-            size = self._manager.block_size
-            return (
-                f"KV cache: {n} x {total} tokens need {needed} blocks of {size} tokens, the engine has {there} "
-                f"({there * size} tokens). Lower max_tokens or n, or give the KV cache more memory."
-            )
-        return None
+        return self._reason_of_memory(request)
 
-    def starts(self, request: Request, budget: int, num_reserved_rows: int) -> list[Start] | None:
-        """How its sequences would start in this step; None while rows or blocks do not suffice for all of them."""
-        new_rows = request.num_rows if not request.was_started else 0
-        if new_rows > self._rows.num_free - num_reserved_rows:
+    def _reason_of_memory(self, request: Request) -> str | None:
+        manager, n, total, size = self._manager, request.num_sequences, request.max_total, self._manager.block_size
+        needed, there = self.most_blocks(request), manager.pool.num_blocks
+        num_pinned = manager.kept.num_pinned_blocks()
+        if needed > there - num_pinned and num_pinned:
+            # what it shares with a pinned prefix it need not have twice
+            needed -= manager.num_pinned_hits(next(iter(request.sequences.values())))
+        if needed <= there - num_pinned:
             return None
-        starts: list[Start] = []
-        needed = 0
-        for sequence in request.sequences.values():
-            computed = self._manager.get_computed_blocks(sequence)
-            # The whole prompt must fit, not only its first chunk: else it would be preempted half-way.
-            needed += self._manager.num_missing_blocks(sequence, computed, self._step_tokens)
-            num_tokens = min(sequence.num_total_tokens - computed.num_tokens, budget)
-            budget -= num_tokens
-            starts.append((sequence, computed, num_tokens))
-        # Siblings revive the same blocks, which are taken out of the pool once.
-        needed += self._manager.num_revived_blocks([computed for _, computed, _ in starts])
-        return starts if needed <= self._manager.pool.num_available else None
+        pinned = f", {num_pinned} of them pinned" if num_pinned else ""
+        return (
+            f"KV cache: {n} x {total} tokens need up to {needed} blocks of {size} tokens, the engine has {there} "
+            f"({there * size} tokens){pinned}. Lower max_tokens or n, or give the KV cache more memory."
+        )
+
+    def most_blocks(self, request: Request) -> int:
+        """Most blocks that it can need at once, by the end."""
+        return self._manager.most_blocks_of(
+            request.max_total, request.num_prompt_tokens, request.num_sequences, self._step_tokens
+        )
+
+    def bad_handle(self, message: EngineRequest) -> str | None:
+        """What is kept, and whether it may be continued so."""
+        kept = self._manager.kept
+        if message.continues is not None and kept.find(message.continues) is None:
+            return f"continues={message.continues!r}: nothing is kept under this handle."
+        if message.keep is None:
+            return None
+        if message.sampling.n > 1 or message.decoding is not None:
+            return f"keep={message.keep!r}: only a single sampled sequence can be kept; leave n at 1 and use no beams."
+        held = kept.find(message.keep)
+        if held is not None and held.is_pinned:
+            return f"keep={message.keep!r}: a pinned prefix is there. Release it first, or choose another handle."
+        return None
 
     def max_total_tokens(self, request: Request) -> int:
         return request.max_total_tokens(self._max_model_len)
@@ -92,6 +98,7 @@ class Admission:
             seed=sequence.seed,
             eos_token_ids=request.message.eos_token_ids,
             bad_words_token_ids=request.message.bad_words_token_ids,
+            num_candidates=request.shape.num_candidates,
             is_final=request.is_final,
         )
 

@@ -1,8 +1,7 @@
 """The life of requests: they arrive, get rows, fork, grow, and end, each sequence exactly once.
 
 Owns the requests, the queues, who runs, and what worker and client must hear of it. It decides nothing about a step:
-that is the scheduler's. Decoding methods reach it through two of the three verbs of 3.5.2, fork and free; the third,
-append, is what the worker does with every sampled token.
+that is the scheduler's. Decoding methods reach it through the verbs of 3.5.2 (`decoding/method.py`).
 """
 
 from __future__ import annotations
@@ -11,21 +10,27 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from quire.engine_core.decoding import method_of
+from quire.engine_core.decoding import make_method
+from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
-from quire.engine_core.request import Request, Sequence, Status
+from quire.engine_core.request import Request, Sequence, Status, Tokens
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.running import Running
+from quire.errors import RequestError
 from quire.messages import (
     AppendedTokens,
+    Candidates,
     EngineRequest,
     ForkedSequence,
     IntArray,
     SequenceEnd,
+    SequenceLogprobs,
+    TokenLogprobs,
+    int_array,
     sequence_id_of,
     split_sequence_id,
 )
@@ -40,6 +45,7 @@ class Lifecycle:
         self.running = Running(rows, policy)
         self.changes = WorkerChanges()
         self.events = ClientEvents()
+        self._methods: dict[int, DecodingMethod] = {}
         self._manager = manager
         self._rows = rows
         self._admission = admission
@@ -51,16 +57,31 @@ class Lifecycle:
         """A request that can never run ends at once, with the reason; the others do not notice."""
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
-        refusal = self._admission.bad_ids(_all_ids(message))
+        refusal = self._admission.bad_ids(_all_ids(message)) or self._admission.bad_handle(message)
         if refusal is not None:
             self._refuse_unseen(message, refusal)
             return
-        num_sequences = method_of(message.sampling).num_sequences(message.sampling)
-        request = Request(message, self._num_arrivals, len(self._manager.groups), num_sequences)
+        try:
+            method = make_method(message)
+        except RequestError as error:
+            self._refuse_unseen(message, str(error))
+            return
+        prompt = self._prompt_of(message)
+        is_private = not self._manager.pool.keeps_contents
+        request = Request(message, method, self._num_arrivals, prompt, is_private=is_private)
+        request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
+        request.max_total = self._admission.max_total_tokens(request)
         self._num_arrivals += 1
         self.requests[request.request_id] = request
+        self._methods[request.request_id] = method
         self.queues.add(request)
         self._refuse_if_impossible(request)
+
+    def _prompt_of(self, message: EngineRequest) -> Tokens:
+        """What was sent, behind what it continues."""
+        sent = np.asarray(message.prompt_token_ids, dtype=np.int32)
+        kept = self._manager.kept.find(message.continues) if message.continues is not None else None
+        return sent if kept is None else np.concatenate([kept.tokens, sent])
 
     def extend(self, request_id: int, token_ids: list[int], is_final: bool) -> None:
         """Streaming prefill (4.4.4): the total grows as input arrives."""
@@ -73,6 +94,7 @@ class Lifecycle:
             return
         request.num_prompt_tokens += len(token_ids)
         request.is_final = is_final
+        request.max_total = self._admission.max_total_tokens(request)
         if self._refuse_if_impossible(request):
             return
         (sequence,) = request.sequences.values()
@@ -94,7 +116,12 @@ class Lifecycle:
         for sequence_id in sequence_ids:
             request_id, index = split_sequence_id(sequence_id)
             request = self.requests.get(request_id)
-            if request is not None and index in request.sequences:
+            if request is None:
+                continue
+            if request.shape.num_candidates:
+                self.finish(request, index, "abort")
+            elif index in request.sequences:
+                # a stop string, which only the client can see: it may well want to go on from here
                 self.free(request.sequences[index], "abort")
 
     # ------------------------------------------------------------------------------------------ rows
@@ -118,9 +145,9 @@ class Lifecycle:
 
     def _set_limits(self, sequence: Sequence) -> None:
         request, row = sequence.request, sequence.row
-        self._rows.max_total[row] = self._admission.max_total_tokens(request)
+        self._rows.max_total[row] = request.max_total
         self._rows.min_total[row] = request.num_prompt_tokens + request.sampling.min_tokens
-        self._rows.is_watched[row] = request.num_reserved_rows > 0
+        self._rows.is_watched[row] = request.num_reserved_rows > 0 and not request.shape.num_candidates
 
     # ------------------------------------------------------------------------------------------ verbs (3.5.2)
 
@@ -128,65 +155,112 @@ class Lifecycle:
         """Decoding methods see the new token of each watched row, before any stop rule does."""
         for row in rows[self._rows.is_watched[rows]]:
             sequence = self.running.sequence_at(row)
-            method = method_of(sequence.request.sampling)
-            self._rows.is_watched[row] = method.after_token(sequence, self)
+            self._rows.is_watched[row] = self._methods[sequence.request.request_id].after_token(sequence, self)
 
-    def fork(self, parent: Sequence, index: int, num_total_tokens: int) -> Sequence:
+    def show_candidates(self, candidates: dict[int, Candidates]) -> None:
+        """Decoding methods choose what the worker does not. Rows are looked up before a choice changes who has them."""
+        answers: dict[int, dict[int, Candidates]] = {}
+        for row, found in candidates.items():
+            sequence = self.running.find(row)
+            if sequence is not None:
+                answers.setdefault(sequence.request.request_id, {})[sequence.index] = found
+        for request_id, by_index in answers.items():
+            self._methods[request_id].after_candidates(self.requests[request_id], by_index, self)
+
+    def fork(self, parent: Sequence, index: int, num_total_tokens: int, num_computed_tokens: int) -> Sequence:
         """A child of the same request: shares blocks, gets a row and a seed of its own."""
         request = parent.request
         tokens = parent.token_ids(0, num_total_tokens).copy()
         child = Sequence(request, index, tokens, request.seed_of(index), len(self._manager.groups))
-        request.num_reserved_rows -= 1
         request.sequences[index] = child
+        self._reserve(request, -1)
         self.place(child)
         self._rows.is_watched[child.row] = False
-        self._rows.num_computed[child.row] = num_total_tokens - 1
+        self._rows.num_computed[child.row] = num_computed_tokens
         self._manager.fork(parent, child)
-        self.changes.forked.append(
+        self.changes.fork(
             ForkedSequence(
                 parent_row=parent.row,
                 row=child.row,
                 sequence_id=child.sequence_id,
                 num_total_tokens=num_total_tokens,
-                num_computed_tokens=num_total_tokens - 1,
+                num_computed_tokens=num_computed_tokens,
                 seed=child.seed,
             )
         )
         return child
 
-    def free(
-        self, sequence: Sequence, finish_reason: str, stop_reason: int | None = None, error: str | None = None
+    def append(self, sequence: Sequence, token_id: int) -> None:
+        self._rows.append(int_array([sequence.row]), int_array([token_id]))
+        self.changes.appended.append(AppendedTokens(row=sequence.row, token_ids=[token_id]))
+
+    def drop(self, sequence: Sequence) -> None:
+        self._remove(sequence)
+        self._reserve(sequence.request, 1)
+
+    def emit(self, request: Request, output: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
+        if output in request.open_outputs and token_ids:
+            sequence_id = sequence_id_of(request.request_id, output)
+            self.events.tokens.extend((sequence_id, token) for token in token_ids)
+            self.events.logprobs.append(SequenceLogprobs(sequence_id, logprobs))
+
+    def finish(
+        self,
+        request: Request,
+        output: int,
+        finish_reason: str,
+        stop_reason: int | None = None,
+        error: str | None = None,
     ) -> None:
-        """The sequence ends, and its request with the last one."""
-        request = sequence.request
-        del request.sequences[sequence.index]
-        if sequence.row >= 0:
-            self._manager.free(sequence)
-            self.running.remove(sequence)
-            self.changes.release(sequence.row)
-        self.events.ends.append(SequenceEnd(sequence.sequence_id, finish_reason, stop_reason, error))
-        if not request.sequences:
-            self._forget(request, finish_reason, error)
+        if output in request.open_outputs:
+            request.open_outputs.discard(output)
+            sequence_id = sequence_id_of(request.request_id, output)
+            self.events.ends.append(SequenceEnd(sequence_id, finish_reason, stop_reason, error))
+            if not request.open_outputs:
+                self._forget(request)
 
     # ------------------------------------------------------------------------------------------ ends
 
-    def end(self, request: Request, finish_reason: str, error: str | None = None) -> None:
-        for sequence in list(request.sequences.values()):
-            self.free(sequence, finish_reason, error=error)
+    def free(self, sequence: Sequence, finish_reason: str, stop_reason: int | None = None) -> None:
+        """A sampled sequence ends, and its output with it; its request with the last one."""
+        request = sequence.request
+        if sequence.index == 0 and request.message.keep is not None:
+            self._manager.kept.keep(request.message.keep, sequence)
+        self._remove(sequence)
+        self.finish(request, sequence.index, finish_reason, stop_reason)
+        if not request.sequences:
+            self.end(request, finish_reason)  # what was never forked; the client waits for each of them
 
-    def _forget(self, request: Request, finish_reason: str, error: str | None) -> None:
-        for index in range(request.num_sequences - request.num_reserved_rows, request.num_sequences):
-            # never forked, but the client waits for each of them
-            sequence_id = sequence_id_of(request.request_id, index)
-            self.events.ends.append(SequenceEnd(sequence_id, finish_reason, None, error))
+    def end(self, request: Request, finish_reason: str, error: str | None = None) -> None:
+        for output in sorted(request.open_outputs):
+            self.finish(request, output, finish_reason, error=error)
+
+    def _remove(self, sequence: Sequence) -> None:
+        """The sequence lets go of its blocks and of its row."""
+        del sequence.request.sequences[sequence.index]
+        self._manager.free(sequence)
+        if sequence.row >= 0:
+            self.running.remove(sequence)
+            self.changes.release(sequence.row)
+
+    def _forget(self, request: Request) -> None:
+        for sequence in list(request.sequences.values()):
+            self._remove(sequence)
+        self._reserve(request, -request.num_reserved_rows)
         if request.status is Status.RUNNING:
             self.running.leave(request)
         self.queues.remove(request)
         request.status = Status.ENDED
-        del self.requests[request.request_id]
+        del self.requests[request.request_id], self._methods[request.request_id]
+
+    def _reserve(self, request: Request, num_rows: int) -> None:
+        """Rows that are set aside for forks of requests that have started."""
+        request.num_reserved_rows += num_rows
+        if request.was_started:
+            self.running.num_reserved_rows += num_rows
 
     def _refuse_unseen(self, message: EngineRequest, reason: str) -> None:
-        for index in range(method_of(message.sampling).num_sequences(message.sampling)):
+        for index in range(message.sampling.n):
             self.events.ends.append(SequenceEnd(sequence_id_of(message.request_id, index), "error", None, reason))
 
     def _refuse_if_impossible(self, request: Request) -> bool:
@@ -200,7 +274,8 @@ class Lifecycle:
             request = sequence.request
             assert request.sequences.get(sequence.index) is sequence
             # 3.4.5: all or nothing
-            assert request.status is Status.RUNNING or not any(sequence.block_tables), "a preempted one holds blocks"
+            assert request.status is Status.RUNNING or not any(map(len, sequence.block_tables)), "out, with blocks"
+            assert request.status is Status.PREEMPTED or not sequence.host_tables, "in, with host blocks"
         running = {request.request_id for request in self.running.requests}
         assert running == {number for number, request in self.requests.items() if request.status is Status.RUNNING}
         assert len(running) + len(self.queues) == len(self.requests), "a request is in no queue, or in two"

@@ -5,8 +5,6 @@ Keeps the rows of all running sequences as one array, built again only when some
 
 from __future__ import annotations
 
-import numpy as np
-
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
@@ -18,6 +16,8 @@ class Running:
 
     def __init__(self, rows: Rows, policy: SchedulingPolicy) -> None:
         self.requests: list[Request] = []
+        # rows that requests which have started will still fork into
+        self.num_reserved_rows = 0
         self._rows = rows
         self._policy = policy
         self._sequences: list[Sequence | None] = [None] * rows.num_rows
@@ -25,7 +25,9 @@ class Running:
 
     def join(self, request: Request) -> None:
         request.status = Status.RUNNING
-        request.was_started = True
+        if not request.was_started:
+            request.was_started = True
+            self.num_reserved_rows += request.num_reserved_rows
         by_arrival = sorted([*self.requests, request], key=lambda other: other.arrival)
         self.requests = list(self._policy.order(by_arrival))
         self._rows_in_order = None
@@ -61,11 +63,6 @@ class Running:
 
     def find(self, row: int) -> Sequence | None:
         return self._sequences[row]
-
-    def num_reserved_rows(self) -> int:
-        """Rows that groups which have not forked yet will still take."""
-        waiting_for_fork = np.flatnonzero(self._rows.is_watched)
-        return sum(self.sequence_at(row).request.num_reserved_rows for row in waiting_for_fork.tolist())
 
     def living_sequences(self) -> list[Sequence]:
         return [sequence for sequence in self._sequences if sequence is not None]

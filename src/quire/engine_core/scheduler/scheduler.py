@@ -8,18 +8,20 @@ touches a clock, a socket or a tensor.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
-from quire.engine_core.kv_cache_manager.manager import ComputedBlocks, KVCacheManager
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.recovery import Recovery
 from quire.messages import (
     EngineOutputs,
     EngineRequest,
@@ -28,9 +30,8 @@ from quire.messages import (
     SequenceLogprobs,
     StepOutput,
     TokenLogprobs,
+    int_array,
 )
-
-logger = logging.getLogger("quire.scheduler")
 
 
 class Scheduler:
@@ -41,6 +42,7 @@ class Scheduler:
         manager: KVCacheManager,
         rows: Rows,
         policy: SchedulingPolicy,
+        recovery: Recovery,
         *,
         max_num_batched_tokens: int,
         max_model_len: int,
@@ -49,16 +51,15 @@ class Scheduler:
         self.manager = manager
         self.rows = rows
         self.policy = policy
+        self.recovery = recovery
         self.max_num_batched_tokens = max_num_batched_tokens
         self._admission = Admission(manager, rows, max_num_batched_tokens, max_model_len, vocab_size)
         self.lifecycle = Lifecycle(manager, rows, policy, self._admission)
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues
-        self.num_preemptions = 0
         # tokens granted in the step that is being decided, by row
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
-        # rows of the steps that were decided and have not come back, by step
-        self._rows_in_flight: dict[int, IntArray] = {}
+        self._gave_way = False
         self._num_steps = 0
 
     def add_request(self, message: EngineRequest) -> None:
@@ -70,26 +71,32 @@ class Scheduler:
     def abort(self, request_ids: Iterable[int], sequence_ids: Iterable[int] = ()) -> None:
         self.lifecycle.abort(request_ids, sequence_ids)
 
+    def pin(self, handle: str, num_tokens: int) -> dict[str, Any]:
+        """A kept sequence becomes a pinned prefix, if every request that was accepted can still run."""
+        largest = max(map(self._admission.most_blocks, self.lifecycle.requests.values()), default=1)
+        pool, kept = self.manager.pool, self.manager.kept
+        return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - kept.num_pinned_blocks() - largest)
+
     # ------------------------------------------------------------------------------------------ one step
 
     def schedule(self) -> SchedulerOutput | None:
         """Algorithm 1 in the policy's order: the budget goes to those who run, then to those who wait."""
-        self._granted[:] = 0
-        self._grant_running()
-        self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
+        while self._grant_running() and not self._granted.any():
+            pass  # the budget was meant for somebody who gave way; every round there is one less
+        if not self._gave_way or not self._granted.any():
+            self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
         rows = np.flatnonzero(self._granted)
         if not len(rows):
-            return None
+            return self.schedule() if self._give_up_on_one() else None
         num_tokens = self._granted[rows]
         # 4.6.1: the numbers follow from the decision alone, not from what will be sampled
         self.rows.num_computed[rows] += num_tokens
         return self._output(rows, num_tokens)
 
     def update_from_output(self, output: StepOutput) -> EngineOutputs:
-        """What was sampled: appended, shown to decoding methods, held against the stop rules; full blocks cached."""
+        """What was sampled: appended, shown to decoding methods, held against the stop rules."""
         rows, token_ids = output.rows, output.token_ids
         self.rows.append(rows, token_ids)
-        self._cache_full_blocks(self._rows_in_flight.pop(output.step), output.failures)
         result = EngineOutputs(
             step=output.step,
             sequence_ids=self.rows.sequence_id[rows],
@@ -98,83 +105,164 @@ class Scheduler:
             prompt_logprobs=self._by_sequence(output.prompt_logprobs),
         )
         self.lifecycle.show_tokens(rows)
+        self.lifecycle.show_candidates(output.candidates)
         self._end_finished(rows, token_ids)
         self._end_failed(output.failures)
         self.take_events(result)
         return result
 
     def take_events(self, outputs: EngineOutputs) -> None:
-        """Begins and ends since the last call, put into a message to the client."""
+        """Begins, chosen tokens and ends since the last call, put into a message to the client."""
         events, self.lifecycle.events = self.lifecycle.events, ClientEvents()
         outputs.starts, outputs.ends = events.starts, events.ends
+        if events.tokens:
+            sequence_ids, token_ids = int_array(events.tokens).T
+            outputs.sequence_ids = np.concatenate([outputs.sequence_ids, sequence_ids])
+            outputs.token_ids = np.concatenate([outputs.token_ids, token_ids])
+            outputs.logprobs = [*outputs.logprobs, *events.logprobs]
 
     # ------------------------------------------------------------------------------------------ granting
 
-    def _grant_running(self) -> None:
+    def _grant_running(self) -> bool:
+        """Whether somebody had to give way."""
+        self._gave_way = False
+        self._granted[:] = 0
         rows = self.running.rows_in_order()
         remaining = self.rows.remaining(rows)
         # each gets what those before it leave of the budget
         before = np.cumsum(remaining) - remaining
-        granted = np.clip(self.max_num_batched_tokens - before, 0, remaining)
+        granted = np.minimum(np.maximum(self.max_num_batched_tokens - before, 0), remaining)
         self._granted[rows] = granted
         needs_blocks = self.rows.num_computed[rows] + granted > self.rows.writable_until[rows]
         for row in rows[needs_blocks & (granted > 0)]:
             if self._granted[row]:  # it may have been preempted meanwhile
                 self._make_room(self.running.sequence_at(row))
+        self.manager.cache.settle()
+        reached = self.rows.num_computed[rows] + self._granted[rows]
+        for row in rows[(self._granted[rows] > 0) & (reached >= self.rows.next_block_end[rows])]:
+            self._name_granted(self.running.sequence_at(row))
+        return self._gave_way
 
     def _make_room(self, sequence: Sequence) -> None:
         """Blocks for a running sequence; if there are none, others give way until there are, or it gives way itself."""
-        while self.manager.allocate_slots(sequence, int(self._granted[sequence.row])) is None:
-            victim = self.policy.victim(self.running.requests)
-            self._preempt(victim)
+        while not self._has_blocks(sequence):
+            victim = self._victim()
+            self._preempt(victim, f"request {sequence.request.request_id} needs a block and none is free")
             if victim is sequence.request:
                 return
 
-    def _preempt(self, request: Request) -> None:
-        """3.4.5: all or nothing, all sequences of a request; 4.4.3: num_computed_tokens becomes 0, the total stays."""
-        logger.debug(
-            "preempted request %d (priority %d, arrival %d): no block was free",
-            request.request_id,
-            request.priority,
-            request.arrival,
-        )
+    def _has_blocks(self, sequence: Sequence) -> bool:
+        if sequence.is_begun:
+            return self.manager.allocate_slots(sequence, int(self._granted[sequence.row]))
+        # What its siblings were granted before it, it need not compute again.
+        for sibling in sequence.request.sequences.values():
+            if sibling.is_begun and self._granted[sibling.row]:
+                self._name_granted(sibling, is_promise=True)
+        return self._begin(sequence, int(self._granted[sequence.row]))
+
+    def _begin(self, sequence: Sequence, budget: int) -> bool:
+        """The first tokens of a sequence that holds nothing: behind the longest prefix at hand."""
+        computed = self.manager.get_computed_blocks(sequence)
+        num_tokens = min(sequence.num_total_tokens - computed.num_tokens, budget)
+        if not self.manager.allocate_slots(sequence, num_tokens, computed):
+            return False
+        self.recovery.begun(sequence, computed)
+        self.lifecycle.set_progress(sequence, computed.num_tokens)
+        self._granted[sequence.row] = num_tokens
+        return True
+
+    def _name_granted(self, sequence: Sequence, *, is_promise: bool = False) -> None:
+        num_computed = sequence.num_computed_tokens + int(self._granted[sequence.row])
+        self.manager.name_granted(sequence, num_computed, is_promise=is_promise)
+
+    # ------------------------------------------------------------------------------------------ preemption (3.4.5)
+
+    def _victim(self) -> Request:
+        """The policy's choice among those that may give way; who only waits for input goes first."""
+        running = self.running.requests
+        candidates = [request for request in running if self.recovery.may_be_victim(request)]
+        idle = [request for request in candidates if not request.is_final and self._has_nothing_to_do(request)]
+        if not candidates:
+            # Admission set aside what resumed requests need, so this is not expected; progress matters more.
+            self.recovery.num_broken_protections += 1
+        return self.policy.victim(idle or candidates or running)
+
+    def _has_nothing_to_do(self, request: Request) -> bool:
+        return all(one.num_computed_tokens == one.num_total_tokens for one in request.sequences.values())
+
+    def _preempt(self, request: Request, reason: str) -> None:
+        """All or nothing, all sequences of a request."""
+        self._gave_way = True
         for sequence in request.sequences.values():
             self._granted[sequence.row] = 0
-            self.manager.free(sequence)
-            self.rows.num_computed[sequence.row] = 0
-        self.num_preemptions += 1
+        self.recovery.give_up(request, reason)
         self.running.leave(request)
         self.queues.add_preempted(request)
 
+    # ------------------------------------------------------------------------------------------ admission
+
     def _admit(self, budget: int) -> None:
         while budget > 0:
-            request = next(self.policy.order(self.queues.candidates()), None)
+            heads = [next(self.policy.order(line), None) for line in self.queues.lines()]
+            request = next((head for head in heads if head is not None and self._may_start(head)), None)
             if request is None:
                 return
-            starts = self._admission.starts(request, budget, self.running.num_reserved_rows())
-            if starts is None:
-                return
             self.queues.remove(request)
-            # All prefixes are held before anything is allocated: an allocation may evict what nobody holds.
-            for sequence, computed, _ in starts:
-                self.lifecycle.place(sequence)
-                self._allocate_planned(sequence, 0, computed)
-                self.lifecycle.set_progress(sequence, computed.num_tokens)
-            for sequence, _, num_tokens in starts:
-                self._allocate_planned(sequence, num_tokens)
-                self._granted[sequence.row] = num_tokens
-                budget -= num_tokens
-            self.running.join(request)
+            budget = self._start(request, budget)
 
-    def _allocate_planned(self, sequence: Sequence, num_tokens: int, computed: ComputedBlocks | None = None) -> None:
-        if self.manager.allocate_slots(sequence, num_tokens, computed) is None:
-            raise AssertionError("admission planned blocks that the pool does not have")
+    def _may_start(self, request: Request) -> bool:
+        """Its rows are free, and blocks for all its tokens: else it would be preempted half-way."""
+        running, step_tokens = self.running.requests, self.max_num_batched_tokens
+        if not request.was_started and request.num_rows > self.rows.num_free - self.running.num_reserved_rows:
+            return False
+        # One that was preempted must also get on by a block before it gives way again; alone it need not share.
+        num_more = self.manager.block_size if request.was_started and running else 0
+        reserved = self.recovery.num_reserved_blocks(running, step_tokens)
+        kept = self.manager.kept
+        # Each kept sequence that gives up its blocks changes what is at hand; what the request continues goes last.
+        while (
+            self.manager.num_blocks_to_come(request, step_tokens, num_more) + reserved > self.manager.pool.num_available
+        ):
+            if not kept.give_up_blocks(request.message.continues) and not kept.give_up_blocks():
+                return False
+        return True
+
+    def _give_up_on_one(self) -> bool:
+        """Nobody runs and nobody fits: not expected, each was accepted as one that fits alone. It must not hang."""
+        heads = [next(self.policy.order(line), None) for line in self.queues.lines()]
+        stuck = next((head for head in heads if head is not None), None)
+        if self.running.requests or stuck is None:
+            return False
+        needed = self.manager.num_blocks_to_come(stuck, self.max_num_batched_tokens)
+        there = self.manager.pool.num_available
+        self.lifecycle.end(stuck, "error", f"KV cache: {needed} more blocks are needed, {there} can be had.")
+        return True
+
+    def _start(self, request: Request, budget: int) -> int:
+        """Grants what the budget has for it; returns what is left."""
+        if request.is_swapped:
+            self.recovery.bring_back(request)
+        if request.was_started:
+            self.recovery.protect(request)
+        for sequence in request.sequences.values():
+            self.lifecycle.place(sequence)
+            num_tokens = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
+            self._granted[sequence.row] = num_tokens
+            if num_tokens and not self._has_blocks(sequence):
+                # A sibling that found less than was expected waits for its turn among those who run.
+                self._granted[sequence.row] = 0
+                assert sequence.index != 0 or request.was_started, "admission promised blocks that are not there"
+            if self._granted[sequence.row]:
+                self._name_granted(sequence)
+            budget -= int(self._granted[sequence.row])
+        self.manager.cache.settle()
+        self.running.join(request)
+        return budget
 
     def _output(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
         changes, self.lifecycle.changes = self.lifecycle.changes, WorkerChanges()
-        block_writes, block_copies = self.manager.take_changes()
+        moves = self.manager.take_moves()
         self._num_steps += 1
-        self._rows_in_flight[self._num_steps] = rows
         return SchedulerOutput(
             step=self._num_steps,
             forked=changes.forked,
@@ -182,19 +270,15 @@ class Scheduler:
             admitted=changes.admitted,
             progress=changes.progress,
             appended=changes.appended,
-            block_writes=block_writes,
-            block_copies=block_copies,
+            block_writes=moves.block_writes,
+            swapped_out=moves.swapped_out,
+            swapped_in=moves.swapped_in,
+            block_copies=moves.block_copies,
             rows=rows,
             num_tokens=num_tokens,
         )
 
     # ------------------------------------------------------------------------------------------ after a step
-
-    def _cache_full_blocks(self, rows: IntArray, failures: dict[int, str]) -> None:
-        """Only what was computed well may be found again."""
-        for row in rows[self.rows.num_computed[rows] >= self.rows.next_block_end[rows]]:
-            if row not in failures:
-                self.manager.cache_computed_blocks(self.running.sequence_at(row))
 
     def _end_finished(self, rows: IntArray, token_ids: IntArray) -> None:
         """3.2.2: a sequence ends at a stop token or at its greatest length."""
@@ -204,7 +288,7 @@ class Scheduler:
         for position in np.flatnonzero(is_stop | is_length):
             sequence = self.running.sequence_at(rows[position])
             token = int(token_ids[position])
-            asked_for = token in sequence.request.sampling.stop_token_ids
+            asked_for = token in sequence.request.asked_for_ids
             if is_stop[position]:
                 self.lifecycle.free(sequence, "stop", stop_reason=token if asked_for else None)
             else:
@@ -224,14 +308,22 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ what can be seen
 
     def statistics(self) -> dict[str, float]:
+        account = self.memory()
         return {
             "num_requests_running": len(self.running.requests),
             "num_requests_waiting": len(self.queues),
             "num_requests_preempted": self.queues.num_preempted,
-            "num_preemptions_total": self.num_preemptions,
             "num_steps_total": self._num_steps,
             **self.manager.statistics(),
+            **self.recovery.statistics(),
+            **{f"kv_slots_{name}": count for name, count in account["slots"].items()},
+            **{f"host_slots_{name}": count for name, count in account["host_slots"].items()},
+            "num_blocks_saved_by_sharing": account["num_blocks_saved_by_sharing"],
         }
+
+    def memory(self) -> dict[str, Any]:
+        """Where every slot of the KV cache is."""
+        return asdict(self.manager.account(self.running.living_sequences()))
 
     def check_invariants(self) -> None:
         self.rows.check_invariants()

@@ -1,0 +1,77 @@
+"""A block table: which physical blocks hold the tokens of one sequence in one group of layers (3.4.2).
+
+An array that grows, so that a fork copies memory and loops over nothing. Owned by a Sequence; changed by the KV cache
+manager alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Values
+
+import numpy as np
+import numpy.typing as npt
+
+Blocks = npt.NDArray[np.int64]
+
+# Stands where a sliding window has passed: nothing reads that block any more.
+NO_BLOCK = -1
+
+
+class BlockTable:
+    """Entry i holds tokens [i * block_size, (i + 1) * block_size)."""
+
+    __slots__ = ("_array", "_length")
+
+    def __init__(self, blocks: Values[int] | Blocks = ()) -> None:
+        self._array: Blocks = np.array(blocks, dtype=np.int64)
+        self._length = len(self._array)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        if not -self._length <= index < self._length:
+            raise IndexError(f"block {index} of {self._length}")
+        return int(self._array[index if index >= 0 else index + self._length])
+
+    def __setitem__(self, index: int, block: int) -> None:
+        if not 0 <= index < self._length:
+            raise IndexError(f"block {index} of {self._length}")
+        self._array[index] = block
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.blocks.tolist())
+
+    def __repr__(self) -> str:
+        return f"BlockTable({self.blocks.tolist()})"
+
+    @property
+    def blocks(self) -> Blocks:
+        """All entries, passed ones included; a view, of use until the table grows."""
+        return self._array[: self._length]
+
+    def held(self) -> Blocks:
+        """The blocks that are really there."""
+        blocks = self.blocks
+        held: Blocks = blocks[blocks != NO_BLOCK]
+        return held
+
+    def extend(self, blocks: Values[int] | Blocks) -> None:
+        length = self._length + len(blocks)
+        if length > len(self._array):
+            grown = np.empty(max(length, 2 * len(self._array), 16), dtype=np.int64)
+            grown[: self._length] = self.blocks
+            self._array = grown
+        self._array[self._length : length] = blocks
+        self._length = length
+
+    def truncate(self, length: int) -> None:
+        self._length = min(self._length, length)
+
+    def clear(self) -> None:
+        self._length = 0
+
+    def first(self, num_blocks: int) -> BlockTable:
+        """A copy of the beginning."""
+        return BlockTable(self.blocks[:num_blocks])

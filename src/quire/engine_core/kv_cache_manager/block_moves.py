@@ -1,0 +1,97 @@
+"""What the worker must do to its memory before the next step: table entries, swaps and block copies.
+
+Collected while a step is decided, fetched once by `take`. The worker applies it in this order: table entries, blocks to
+the host, blocks from the host, copies, and only then anything is computed. Owned by the KV cache manager.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.engine_core.block_table import Blocks
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.messages import IntArray, int_array
+
+
+@dataclass(frozen=True)
+class TakenMoves:
+    """Columns, as SchedulerOutput has them."""
+
+    block_writes: IntArray
+    swapped_out: IntArray
+    swapped_in: IntArray
+    block_copies: IntArray
+
+
+class BlockMoves:
+    """Differences of block tables and of block contents."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._writes: list[tuple[int, int, int, int]] = []
+        self._swapped_out: list[tuple[int, int]] = []
+        self._swapped_in: list[tuple[int, int]] = []
+        self._source_by_copy: dict[int, int] = {}
+        self._num_reads: Counter[int] = Counter()
+        # Blocks that are read by a copy of this step must not be handed out again before it has run.
+        self.late_releases: list[int] = []
+
+    def write(self, group: int, row: int, start: int, blocks: Iterable[int]) -> None:
+        """Table entries from `start` on. A block that is not there is never read: 0 stands for it."""
+        self._writes.extend((group, row, start + i, max(block, 0)) for i, block in enumerate(blocks))
+
+    def copy(self, source: int, target: int) -> None:
+        # A block that is itself copied in this step is not yet filled: copy from where its content comes.
+        origin = self.content_of(source)
+        self._source_by_copy[target] = origin
+        self._num_reads[origin] += 1
+
+    def content_of(self, block: int) -> int:
+        """Where the block's content lies until the copies of this step have run."""
+        return self._source_by_copy.get(block, block)
+
+    def swap_out(self, block: int, host_block: int) -> None:
+        # read before the copies, hence from the copy's source
+        self._swapped_out.append((self.content_of(block), host_block))
+
+    def swap_in(self, host_block: int, block: int) -> None:
+        self._swapped_in.append((host_block, block))
+
+    def release(self, blocks: Blocks) -> None:
+        """Gives blocks back to the pool, those that a copy still reads only once it has run."""
+        if not self._source_by_copy:
+            self._pool.release(blocks)
+            return
+        for block in blocks.tolist():
+            is_last = self._pool.count(block) == 1
+            if is_last and self._num_reads[block]:
+                self.late_releases.append(block)
+                continue
+            if is_last and block in self._source_by_copy:
+                # nobody will read it, so the copy into it is not needed any more
+                self._num_reads[self._source_by_copy.pop(block)] -= 1
+            self._pool.release(int_array([block]))
+
+    def take(self) -> TakenMoves:
+        """Everything since the last call; it belongs to one step."""
+        taken = TakenMoves(
+            block_writes=_columns(self._writes, 4),
+            swapped_out=_columns(self._swapped_out, 2),
+            swapped_in=_columns(self._swapped_in, 2),
+            block_copies=_columns([(source, target) for target, source in self._source_by_copy.items()], 2),
+        )
+        late = self.late_releases
+        self._writes, self._swapped_out, self._swapped_in = [], [], []
+        self._source_by_copy, self._num_reads, self.late_releases = {}, Counter(), []
+        self._pool.release(int_array(late))
+        return taken
+
+
+def _columns(
+    rows: list[tuple[int, ...]] | list[tuple[int, int]] | list[tuple[int, int, int, int]], width: int
+) -> IntArray:
+    return np.ascontiguousarray(int_array(rows).reshape(-1, width).T)

@@ -1,0 +1,272 @@
+"""Kept sequences: tokens and blocks of requests that have ended, under a handle that a client chose.
+
+Two uses of one thing. A *session* continues, forks and rewinds what it kept; its blocks yield to requests that need
+them, least recently used first, and then only the tokens remain. A *pinned prefix* (3.4.4, shared prefix) never yields,
+and every prompt that begins with its tokens uses its blocks, the partly filled last one included.
+
+Owns the kept block tables, which count as holders of their blocks. Called by the KV cache manager and by the core's
+control operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from quire.engine_core.block_table import NO_BLOCK, BlockTable
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, looks_up
+from quire.engine_core.request import Sequence, Tokens
+from quire.errors import UserError, suggestion
+
+
+class KeptSequence:
+    """Tokens [0, num_computed_tokens) lie in the blocks; the rest would be computed when it is continued."""
+
+    def __init__(
+        self, handle: str, tokens: Tokens, tables: list[BlockTable], num_computed_tokens: int, user_key: bytes
+    ) -> None:
+        self.handle = handle
+        self.tokens = tokens
+        self.block_tables = tables
+        self.num_computed_tokens = num_computed_tokens
+        self.user_key = user_key
+        self.is_pinned = False
+        # of a pinned prefix: the hashes of its full blocks, behind the root
+        self.hashes: list[bytes] = []
+        self.num_hits = 0
+        self.num_hit_tokens = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(len(table.held()) for table in self.block_tables)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "handle": self.handle,
+            "num_tokens": len(self.tokens),
+            "num_computed_tokens": self.num_computed_tokens,
+            "num_blocks": self.num_blocks,
+            "is_pinned": self.is_pinned,
+            "num_hits": self.num_hits,
+            "num_hit_tokens": self.num_hit_tokens,
+        }
+
+
+class KeptSequences:
+    """By handle, least recently used first."""
+
+    def __init__(self, pool: BlockPool, groups: list[KVGroup], block_size: int, cache: PrefixCache) -> None:
+        self._pool = pool
+        self._groups = groups
+        self._block_size = block_size
+        self._cache = cache
+        self._by_handle: dict[str, KeptSequence] = {}
+        self._pinned: list[KeptSequence] = []
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def __iter__(self) -> Iterator[KeptSequence]:
+        return iter(self._by_handle.values())
+
+    @property
+    def pinned(self) -> list[KeptSequence]:
+        return self._pinned
+
+    def find(self, handle: str) -> KeptSequence | None:
+        return self._by_handle.get(handle)
+
+    # ------------------------------------------------------------------------------------------ operations
+
+    def keep(self, handle: str, sequence: Sequence) -> None:
+        """Holds what a living sequence has computed; the handle's old content goes."""
+        # one that gave way has its tokens, but no blocks here
+        num_computed = sequence.num_computed_tokens if sequence.is_begun else 0
+        num_blocks = -(-num_computed // self._block_size)
+        kept = KeptSequence(
+            handle,
+            sequence.token_ids(0, sequence.num_total_tokens).copy(),
+            [table.first(num_blocks) for table in sequence.block_tables],
+            num_computed,
+            sequence.request.user_key,
+        )
+        self._hold(kept)
+        if handle in self._by_handle:
+            self.release(handle)
+        self._by_handle[handle] = kept
+
+    def fork(self, handle: str, into: str) -> bool:
+        source = self._get(handle)
+        if into in self._by_handle:
+            raise UserError(f"handle {into!r}: it is in use. Release it, or choose another one.")
+        tables = [table.first(len(table)) for table in source.block_tables]
+        copy = KeptSequence(into, source.tokens, tables, source.num_computed_tokens, source.user_key)
+        self._hold(copy)
+        self._by_handle[into] = copy
+        return True
+
+    def rewind(self, handle: str, num_tokens: int) -> bool:
+        """Forgets the tokens from num_tokens on. Its blocks are never written here, so nothing need be copied."""
+        kept = self._get(handle)
+        if not isinstance(num_tokens, int) or not 0 <= num_tokens <= len(kept.tokens):
+            raise UserError(
+                f"num_tokens={num_tokens!r}: must be between 0 and {len(kept.tokens)}, what {handle!r} holds."
+            )
+        if kept.is_pinned:
+            raise UserError(f"handle {handle!r}: a pinned prefix cannot be rewound. Release it and pin another one.")
+        self._rewind(kept, num_tokens)
+        return True
+
+    def release(self, handle: str) -> bool:
+        kept = self._get(handle)
+        self._drop_blocks(kept)
+        if kept.is_pinned:
+            self._pinned.remove(kept)
+        del self._by_handle[handle]
+        return True
+
+    def pin(self, handle: str, num_tokens: int, most_blocks: int) -> dict[str, Any]:
+        """The first num_tokens become a prefix that is never evicted and that prompts find by themselves."""
+        kept = self._get(handle)
+        if not self._pool.keeps_contents:
+            raise UserError("pin_kept: needs enable_prefix_caching=True, by which prompts find the prefix.")
+        if not isinstance(num_tokens, int) or not 0 < num_tokens <= kept.num_computed_tokens:
+            raise UserError(
+                f"num_tokens={num_tokens!r}: {handle!r} has {kept.num_computed_tokens} computed tokens; between 1 and "
+                "so many can be pinned. (Blocks that are only kept may be evicted: compute them again.)"
+            )
+        tables = self._tables_at(kept, num_tokens)
+        if tables is None:
+            raise UserError(
+                f"handle {handle!r}: a sliding window has passed blocks of the first {num_tokens} tokens. Keep a "
+                "request that ends there."
+            )
+        num_blocks = sum(block != NO_BLOCK for table in tables for block in table)
+        if not kept.is_pinned and num_blocks > most_blocks:
+            raise UserError(
+                f"handle {handle!r}: its {num_blocks} blocks cannot be pinned; {most_blocks} more may be, because the "
+                "rest of the KV cache belongs to requests that were accepted. Pin less, or give the cache more memory."
+            )
+        self._rewind(kept, num_tokens)
+        if not kept.is_pinned:
+            kept.is_pinned = True
+            self._pinned.append(kept)
+            # the longest that fits is the best hit
+            self._pinned.sort(key=lambda one: -len(one.tokens))
+        self.name_pinned()
+        return kept.report()
+
+    def name_pinned(self) -> None:
+        """Gives the full blocks of pinned prefixes their names, also after the cache was reset."""
+        for kept in self._pinned:
+            kept.hashes = self._cache.hasher.chain(self._cache.hasher.root(kept.user_key), kept.tokens)
+            for number, table in enumerate(kept.block_tables):
+                for block, content in zip(table.blocks.tolist(), kept.hashes, strict=False):
+                    if block != NO_BLOCK:
+                        self._pool.register(block, (number, content))
+
+    # ------------------------------------------------------------------------------------------ for the manager
+
+    def continued(self, sequence: Sequence) -> ComputedBlocks | None:
+        """What the handle that the request continues has at hand; None if it has lost its blocks or has changed."""
+        handle = sequence.request.message.continues
+        kept = self._by_handle.get(handle) if handle is not None else None
+        if kept is None or kept.user_key != sequence.request.user_key:
+            return None
+        num_tokens = min(kept.num_computed_tokens, sequence.num_total_tokens - 1)
+        if num_tokens <= 0 or not np.array_equal(kept.tokens[:num_tokens], sequence.token_ids(0, num_tokens)):
+            return None
+        tables = self._tables_at(kept, num_tokens)
+        return None if tables is None else ComputedBlocks(num_tokens, tables, kept)
+
+    def extended(self, sequence: Sequence, hit: ComputedBlocks) -> ComputedBlocks:
+        """A hit of whole blocks, with the rest of the pinned prefix that it reaches the end of."""
+        if not self._pinned or not looks_up(sequence):
+            return hit
+        for kept in self._pinned:
+            length = len(kept.tokens)
+            is_reached = length - length % self._block_size == hit.num_tokens
+            if is_reached and length < sequence.num_total_tokens and self._begins(kept, sequence):
+                tables = self._tables_at(kept, length)
+                if tables is not None:
+                    return ComputedBlocks(length, tables, kept)
+        return hit
+
+    def count_hit(self, computed: ComputedBlocks) -> None:
+        """Usage, as it is reported: also of prompts that share the pinned blocks and go on with others."""
+        kept = computed.source
+        if kept is None and self._pinned and computed.num_tokens:
+            blocks = set(computed.blocks[0])
+            kept = next((one for one in self._pinned if one.hashes and one.block_tables[0][-1] in blocks), None)
+        if kept is None:
+            return
+        kept.num_hits += 1
+        kept.num_hit_tokens += min(computed.num_tokens, len(kept.tokens))
+        if not kept.is_pinned:
+            # move to the end of the order in which blocks are given up
+            self._by_handle[kept.handle] = self._by_handle.pop(kept.handle)
+
+    def give_up_blocks(self, sparing: str | None = None) -> bool:
+        """The least recently used one that is not pinned loses its blocks; False if there is none."""
+        for kept in self._by_handle.values():
+            if not kept.is_pinned and kept.num_computed_tokens and kept.handle != sparing:
+                self._drop_blocks(kept)
+                return True
+        return False
+
+    def num_pinned_blocks(self) -> int:
+        return len({block for kept in self._pinned for table in kept.block_tables for block in table.held().tolist()})
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _get(self, handle: str) -> KeptSequence:
+        kept = self._by_handle.get(handle)
+        if kept is None:
+            raise UserError(f"handle {handle!r}: nothing is kept under it.{suggestion(str(handle), self._by_handle)}")
+        return kept
+
+    def _hold(self, kept: KeptSequence) -> None:
+        for table in kept.block_tables:
+            self._pool.hold(table.held())
+
+    def _drop_blocks(self, kept: KeptSequence) -> None:
+        for table in kept.block_tables:
+            self._pool.release(table.held()[::-1])
+            table.clear()
+        kept.num_computed_tokens = 0
+
+    def _rewind(self, kept: KeptSequence, num_tokens: int) -> None:
+        kept.tokens = kept.tokens[:num_tokens]
+        if kept.num_computed_tokens <= num_tokens:
+            return
+        if self._tables_at(kept, num_tokens) is None:
+            self._drop_blocks(kept)
+            return
+        kept.num_computed_tokens = num_tokens
+        num_blocks = -(-num_tokens // self._block_size)
+        for table in kept.block_tables:
+            passed = table.blocks[num_blocks:]
+            self._pool.release(passed[passed != NO_BLOCK][::-1])
+            table.truncate(num_blocks)
+
+    def _tables_at(self, kept: KeptSequence, num_tokens: int) -> list[list[int]] | None:
+        """The block tables of its first num_tokens; None if a window has passed a block that is needed there."""
+        num_blocks = -(-num_tokens // self._block_size)
+        tables = []
+        for group, table in zip(self._groups, kept.block_tables, strict=True):
+            first = min(group.first_needed_block(num_tokens, self._block_size), num_blocks)
+            needed = table.blocks[first:num_blocks].tolist()
+            if NO_BLOCK in needed or len(needed) < num_blocks - first:
+                return None
+            tables.append([NO_BLOCK] * first + needed)
+        return tables
+
+    def _begins(self, kept: KeptSequence, sequence: Sequence) -> bool:
+        """Whether the sequence begins with these tokens, under the same salt and adapter."""
+        if kept.user_key != sequence.request.user_key:
+            return False
+        return np.array_equal(kept.tokens, sequence.token_ids(0, len(kept.tokens)))

@@ -1,0 +1,120 @@
+"""Recovery of preempted requests (3.4.5): who may be a victim, and whether it is swapped out or computed again.
+
+The choice compares two estimates: computing the lost tokens again, and moving their blocks out and in. Both prices were
+measured at start. Counts what preemption costs. It has no clock: the time lost is the estimate of what was done.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks
+from quire.engine_core.request import Request, Sequence
+from quire.engine_core.rows import Rows
+
+logger = logging.getLogger("quire.scheduler")
+
+
+@dataclass(frozen=True)
+class RecoveryCosts:
+    """Prices on this machine; a block is moved once in each direction."""
+
+    seconds_per_token: float = 0.0
+    seconds_per_block: float = 0.0
+
+
+class Recovery:
+    """`mode` is auto, recompute or swap. Without room in swap space the tokens are computed again."""
+
+    def __init__(self, manager: KVCacheManager, rows: Rows, mode: str, costs: RecoveryCosts) -> None:
+        self._manager = manager
+        self._rows = rows
+        self._mode = mode
+        self._costs = costs
+        self.num_by_recompute = 0
+        self.num_by_swap = 0
+        self.num_recomputed_tokens = 0
+        self.lost_seconds = 0.0
+        self.num_broken_protections = 0
+
+    # ------------------------------------------------------------------------------------------ who
+
+    @staticmethod
+    def may_be_victim(request: Request) -> bool:
+        """A resumed request first gets on by a block, unless it waits for input: else two could evict each other."""
+        return request.longest >= request.protected_until or not request.is_final
+
+    def num_reserved_blocks(self, running: list[Request], step_tokens: int) -> int:
+        """Blocks that resumed requests still need until they may be victims again: not for others to start with."""
+        return sum(
+            self._manager.num_blocks_to_come(request, step_tokens, self._manager.block_size)
+            for request in running
+            if request.protected_until and not self.may_be_victim(request)
+        )
+
+    # ------------------------------------------------------------------------------------------ giving way
+
+    def give_up(self, request: Request, reason: str) -> None:
+        """All blocks of all its sequences leave, to swap space or for good (all or nothing)."""
+        # Promised blocks will not be filled, and a sibling may count on them.
+        is_whole = not self._manager.cache.has_promises(request)
+        self._manager.cache.break_promises(request)
+        choice = self._choose(request) if is_whole else "recompute"
+        logger.debug(
+            "preempted request %d (priority %d, arrival %d): %s; recovery by %s",
+            request.request_id, request.priority, request.arrival, reason, choice,
+        )  # fmt: skip
+        if choice == "swap":
+            self.num_by_swap += 1
+            self._manager.swap_out(request)
+            return
+        self.num_by_recompute += 1
+        for sequence in request.sequences.values():
+            sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
+            self._manager.free(sequence)
+            # 4.4.3: num_computed_tokens becomes 0, the total stays
+            self._rows.num_computed[sequence.row] = 0
+
+    def _choose(self, request: Request) -> str:
+        if self._mode == "recompute" or not self._manager.swap.num_blocks:
+            return "recompute"
+        if not all(sequence.is_begun for sequence in request.sequences.values()):
+            return "recompute"  # half-way in being computed again
+        num_blocks, num_lost_tokens = self._manager.what_would_be_lost(request)
+        if not self._manager.swap.has_room_for(num_blocks):
+            return "recompute"
+        if self._mode == "swap":
+            return "swap"
+        moving = 2 * num_blocks * self._costs.seconds_per_block
+        return "swap" if moving < num_lost_tokens * self._costs.seconds_per_token else "recompute"
+
+    # ------------------------------------------------------------------------------------------ coming back
+
+    def bring_back(self, request: Request) -> None:
+        """From swap space, with all that its sequences share."""
+        before = self._manager.swap.num_swapped_in
+        self._manager.swap_in(request)
+        moved = self._manager.swap.num_swapped_in - before
+        self.lost_seconds += 2 * moved * self._costs.seconds_per_block
+
+    def begun(self, sequence: Sequence, computed: ComputedBlocks) -> None:
+        """What had been computed before it gave way, and is not at hand, is computed again."""
+        again = max(0, sequence.num_lost_tokens - computed.num_tokens)
+        sequence.num_lost_tokens = 0
+        self.num_recomputed_tokens += again
+        self.lost_seconds += again * self._costs.seconds_per_token
+
+    def protect(self, request: Request) -> None:
+        request.protected_until = request.longest + self._manager.block_size
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "num_preemptions_total": self.num_by_recompute + self.num_by_swap,
+            "num_preemptions_by_recompute_total": self.num_by_recompute,
+            "num_preemptions_by_swap_total": self.num_by_swap,
+            "recomputed_tokens_total": self.num_recomputed_tokens,
+            "preemption_lost_seconds_total": self.lost_seconds,
+            "num_broken_protections_total": self.num_broken_protections,
+        }

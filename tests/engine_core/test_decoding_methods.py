@@ -1,0 +1,106 @@
+"""Decoding methods as their authors meet them: the example of docs/decoding.md, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from quire.engine_core import decoding
+from quire.engine_core.decoding.method import Verbs
+from quire.engine_core.request import Request, Sequence
+from quire.messages import Candidates, DecodingSpec, EngineRequest, TokenLogprobs, sequence_id_of
+from quire.testing.core import CoreUnderTest
+
+
+class FirstThenBest:
+    """Takes the second-best token first, and the best ones after it."""
+
+    num_sequences = num_outputs = 1
+    num_candidates = 2
+
+    def __init__(self, message: EngineRequest, **args: Any) -> None:
+        self.max_tokens = message.sampling.max_tokens
+        self.num_tokens = 0
+
+    def after_token(self, sequence: Sequence, verbs: Verbs) -> bool:
+        raise AssertionError("the worker samples nothing here")
+
+    def after_candidates(self, request: Request, answers: Mapping[int, Candidates], verbs: Verbs) -> None:
+        (candidates,) = answers.values()
+        rank = 1 if self.num_tokens == 0 else 0
+        token, logprob = candidates.token_ids[rank], candidates.logprobs[rank]
+        verbs.emit(request, 0, [token], [TokenLogprobs([token], [logprob], [rank + 1])])
+        self.num_tokens += 1
+        if self.num_tokens == self.max_tokens:
+            verbs.finish(request, 0, "length")
+        else:
+            verbs.append(request.sequences[0], token)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("first_then_best", f"{__name__}:FirstThenBest", "quire.decoding_methods")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: FirstThenBest)
+    monkeypatch.setattr(decoding, "entry_points", lambda group: [entry])
+
+
+def add(core: CoreUnderTest, number: int, method: str, **args: Any) -> None:
+    spec = DecodingSpec(method=method, args=args)
+    core.add(number, [1, 2, 3, 4, 5], max_tokens=6, request={"decoding": spec})
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_method_from_elsewhere_runs_among_others() -> None:
+    core = CoreUnderTest()
+    add(core, 1, "first_then_best")
+    core.add(2, [7, 8, 9], max_tokens=9)
+    core.beam(3, [1, 2, 3, 4, 5], 2, max_tokens=6)
+    core.run()
+    assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"
+    assert len(core.tokens[sequence_id_of(1, 0)]) == 6
+    # both see the same candidates; this one began with the second-best
+    alone = CoreUnderTest()
+    alone.beam(3, [1, 2, 3, 4, 5], 1, max_tokens=6)
+    alone.run()
+    assert core.tokens[sequence_id_of(1, 0)][0] != alone.tokens[sequence_id_of(3, 0)][0]
+    core.assert_empty()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_method_survives_preemption() -> None:
+    wanted = CoreUnderTest()
+    add(wanted, 1, "first_then_best")
+    wanted.run()
+    for mode in ("recompute", "swap"):
+        core = CoreUnderTest(num_host_blocks=16, preemption_mode=mode)
+        add(core, 1, "first_then_best")
+        core.step()
+        core.scheduler._preempt(core.scheduler.lifecycle.requests[1], "a test")
+        core.run()
+        assert core.tokens == wanted.tokens, mode
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "complaint"),
+    [
+        ("bean_search", {"width": 2}, 'Did you mean "beam_search"'),
+        ("beam_search", {}, "width"),
+        ("beam_search", {"width": 2, "depth": 3}, "depth"),
+        ("beam_search", {"width": "two"}, "whole number"),
+        ("beam_search", {"width": 2, "early_stopping": "sometimes"}, "early_stopping"),
+        ("beam_search", {"width": 2, "length_penalty": "long"}, "could not convert"),
+        ("beam_search", {"width": 99}, "max_num_seqs"),
+        ("diverse_beam_search", {"width": 4, "num_groups": 3, "diversity_penalty": 1.0}, "must divide"),
+        ("diverse_beam_search", {"width": 4, "num_groups": 2, "diversity_penalty": None}, "float"),
+    ],
+)
+def test_what_makes_no_sense_ends_one_request(method: str, args: dict[str, Any], complaint: str) -> None:
+    core = CoreUnderTest()
+    core.add(1, [1, 2], max_tokens=3)
+    add(core, 2, method, **args)
+    core.run()
+    assert complaint in (core.ends[sequence_id_of(2, 0)].error or "")
+    assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"
