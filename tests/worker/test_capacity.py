@@ -10,7 +10,7 @@ from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker import capacity as capacity_module
-from quire.worker.capacity import StepMemory, capacity, measure_largest_step
+from quire.worker.capacity import StepCost, capacity, measure_largest_step
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms import MemoryReport, PeakMemory, current_platform
 from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
@@ -22,9 +22,10 @@ GIB = 2**30
 
 def test_the_arithmetic_stands_in_the_explanation():
     memory = MemoryReport(total_bytes=16 * GIB, free_bytes=13 * GIB, limit="the container's memory limit")
-    found = capacity(FakeModel.random(8), memory, StepMemory(GIB // 2, "as run"), 0.75)
+    found = capacity(FakeModel.random(8), memory, StepCost(GIB // 2, "as run", 0.01), 0.75, 5 * GIB)
 
     assert found.available_bytes == 12 * GIB - 3 * GIB - GIB // 2
+    assert (found.host_bytes, found.seconds_per_token) == (5 * GIB, 0.01)
     assert found.layers == []
     assert found.explanation == (
         "16.00 GiB is the container's memory limit; 75% of it may be used: 12.00 GiB. "
@@ -34,7 +35,7 @@ def test_the_arithmetic_stands_in_the_explanation():
 
 def test_nothing_is_left():
     memory = MemoryReport(total_bytes=4 * GIB, free_bytes=GIB, limit="the machine's memory")
-    found = capacity(FakeModel.random(8), memory, StepMemory(GIB, "as run"), 0.9)
+    found = capacity(FakeModel.random(8), memory, StepCost(GIB, "as run"), 0.9)
 
     assert found.available_bytes == 0
     assert "Left for the KV cache: 0.00 GiB." in found.explanation
@@ -89,6 +90,52 @@ def test_a_gpu_runs_the_largest_step_in_full(model, monkeypatch):
     assert platform.measured == [512, 64, 0]
     assert step.num_bytes == 512 * 1000
     assert step.description == "512 tokens, 64 sampling; measured with 512 and 64"
+    assert model.sizes == [512, 512, 64]
+
+
+class SlowModel(RecordingModel):
+    """Takes its time on a clock of its own: so much for each token, and a warm-up in the first run."""
+
+    def __init__(self, seconds_per_token, warm_up):
+        super().__init__(FakeModel.random(100).table_PV)
+        self.seconds_per_token, self.warm_up, self.now = seconds_per_token, warm_up, 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def forward(self, input_ids, positions):
+        self.now += self.seconds_per_token * len(input_ids) + self.warm_up
+        self.warm_up = 0.0
+        return super().forward(input_ids, positions)
+
+
+@pytest.mark.parametrize(
+    "seconds_per_token, warm_up, most, timed",
+    [
+        (0.01, 0.2, 1600, 16),
+        (0.000_1, 0.0004, 1600, 256),
+        (0.000_1, 0.0004, 100, 100),
+        (0.000_1, 0.0104, 1600, 64),
+    ],
+)
+def test_the_time_of_a_token_is_that_of_a_second_run(monkeypatch, seconds_per_token, warm_up, most, timed):
+    model = SlowModel(seconds_per_token, warm_up)
+    monkeypatch.setattr(capacity_module, "time", model)
+    config = worker_config("none", max_num_batched_tokens=most, max_num_seqs=4)
+    step = measure_largest_step(model, current_platform("cpu"), config)
+
+    assert model.sizes[:2] == [16, timed]
+    assert step.seconds_per_token == pytest.approx(seconds_per_token)
+
+
+def test_a_long_first_run_is_not_repeated(monkeypatch):
+    model = SlowModel(0.1, 0.08)
+    monkeypatch.setattr(capacity_module, "time", model)
+    config = worker_config("none", max_num_batched_tokens=1600, max_num_seqs=4)
+    step = measure_largest_step(model, current_platform("cpu"), config)
+
+    assert model.sizes == [16, 4]
+    assert step.seconds_per_token == pytest.approx(0.1 + 0.08 / 16)
 
 
 def test_no_more_rows_than_tokens_can_sample(model):
@@ -96,7 +143,7 @@ def test_no_more_rows_than_tokens_can_sample(model):
         model, current_platform("cpu"), worker_config("none", max_num_batched_tokens=8, max_num_seqs=64)
     )
 
-    assert model.sizes == [8, 8]
+    assert model.sizes == [8, 8, 8]
     assert "8 tokens, 8 sampling" in step.description
 
 
@@ -105,7 +152,9 @@ def test_a_cpu_runs_a_part_and_scales_what_lives():
     config = worker_config("none", max_num_batched_tokens=1600, max_num_seqs=64)
     step = measure_largest_step(model, current_platform("cpu"), config)
 
-    assert model.sizes == [16, 16]
+    # The second run is timed: larger where the first was quick.
+    assert [model.sizes[0], model.sizes[2]] == [16, 16]
+    assert 16 <= model.sizes[1] <= 256
     assert "scaled" in step.description
     # The worst moment is in the sampler: logits of all rows twice, for draws and log-probabilities, and the slice.
     row_bytes = 4 * 4096
@@ -168,3 +217,6 @@ def test_a_real_model_before_it_has_a_cache(tmp_path):
 
     assert [(layer.num_kv_heads, layer.key_dim) for layer in found.layers] == [(2, 16)] * 3
     assert found.available_bytes > 0
+    assert 0 < found.seconds_per_token < 1
+    memory = current_platform("cpu").memory()
+    assert memory.free_bytes / 8 < found.host_bytes < memory.total_bytes / 4

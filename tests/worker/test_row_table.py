@@ -49,6 +49,44 @@ def test_a_child_has_the_first_tokens_of_its_parent(table):
     assert table.token_ids[0, :4].tolist() == [5, 6, 7, 8]
 
 
+def test_a_child_has_the_block_tables_of_its_parent_in_every_group(table):
+    table.admit(admitted(0, [5, 6, 7, 8]))
+    table.write_blocks(np.array([(0, 0, 0, 7), (0, 0, 1, 3), (1, 0, 0, 9), (1, 0, 3, 2)]).T)
+    table.write_blocks(np.array([(0, 3, 2, 6), (1, 3, 1, 8)]).T)
+    fork = ForkedSequence(parent_row=0, row=3, sequence_id=9, num_total_tokens=4, num_computed_tokens=4, seed=1)
+    table.fork(fork)
+    table.extend(AppendedTokens(row=3, token_ids=[77]))
+    table.write_blocks(np.array([(0, 3, 1, 5)]).T)
+
+    assert table.block_tables[0, 3].tolist() == [7, 5, 0, 0]
+    assert table.block_tables[1, 3].tolist() == [9, 0, 0, 2]
+    assert table.block_tables[0, 0].tolist() == [7, 3, 0, 0]
+    assert table.token_ids[3, :5].tolist() == [5, 6, 7, 8, 77]
+    assert numbers(table, 3) == (4, 5, 4)
+    table.check_invariants()
+
+
+def test_a_fork_takes_a_row_that_nobody_released(table):
+    """Longer, streamed and further on than the child: nothing of it is left."""
+    table.admit(admitted(0, [5, 6, 7], num_prompt_tokens=2))
+    table.admit(admitted(1, [1] * 8, num_computed_tokens=7, is_final=False))
+    table.write_blocks(np.array([(group, 1, index, 4) for group in (0, 1) for index in range(4)]).T)
+    forks = [
+        ForkedSequence(parent_row=0, row=1, sequence_id=8, num_total_tokens=3, num_computed_tokens=3, seed=1),
+        # in list order: the child is a parent at once
+        ForkedSequence(parent_row=1, row=2, sequence_id=9, num_total_tokens=2, num_computed_tokens=1, seed=1),
+    ]
+    for fork in forks:
+        table.fork(fork)
+
+    assert (numbers(table, 1), numbers(table, 2)) == ((3, 3, 2), (1, 2, 2))
+    assert table.token_ids[1, :3].tolist() == [5, 6, 7]
+    assert table.token_ids[2, :2].tolist() == [5, 6]
+    assert table.is_final[:3].all()
+    assert not table.block_tables[:, :3].any()
+    table.check_invariants()
+
+
 def test_progress_and_computed_tokens(table):
     for row in (0, 1, 2):
         table.admit(admitted(row, [1, 2, 3, 4]))

@@ -40,12 +40,19 @@ def expected(checkpoint):
     return {row: generate(prompt) for row, prompt in PROMPTS.items()}
 
 
-def started(checkpoint, **options):
+def started(checkpoint, *, num_blocks=200, num_host_blocks=100, **options):
     worker = Worker(worker_config(checkpoint, **options))
     worker.load()
     groups, _ = make_groups(worker.measure_capacity().layers)
-    worker.initialize_cache([list(group.layer_names) for group in groups], 200)
-    return WorkerDriver(worker, block_size=4, num_blocks=200, num_groups=len(groups), seed=1)
+    worker.initialize_cache([list(group.layer_names) for group in groups], num_blocks, num_host_blocks)
+    return WorkerDriver(
+        worker,
+        block_size=4,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        num_groups=len(groups),
+        seed=1,
+    )
 
 
 @pytest.fixture(params=["reference", "auto"])
@@ -90,6 +97,49 @@ def test_preempted_sequences_recompute_in_other_blocks(driver, expected):
     driver.generate(NUM_NEW)
 
     assert outputs(driver) == expected
+
+
+def test_swapped_sequences_go_on_in_other_blocks(driver, expected):
+    """What leaves makes room for others in the same step, and what comes back is not computed again."""
+    for row, prompt in PROMPTS.items():
+        driver.admit(row, prompt)
+    driver.generate(4)
+    before = driver.worker.statistics()["num_tokens"]
+    driver.swap_out(6)
+    driver.step({0: 1, 3: 1})
+    driver.swap_out(0)
+    driver.admit(1, list(range(100, 140)))
+    driver.generate(3)
+    driver.swap_out(1)
+    driver.swap_in(6)
+    driver.generate(2)
+    driver.release(1)
+    driver.swap_in(0)
+    driver.generate(NUM_NEW)
+
+    assert outputs(driver) == expected
+    assert driver.worker.statistics()["num_tokens"] - before == 2 + (40 + 2 + 3) + 2 * 2 + 3 * NUM_NEW
+
+
+def test_a_swapped_sequence_forks(driver, checkpoint, expected):
+    """Everything of one step: a child of a row that comes back takes a row, and copies the block that came back."""
+    driver.admit(6, PROMPTS[6])
+    driver.admit(1, [9, 9, 9])
+    driver.generate(6)
+    driver.swap_out(6)
+    driver.step({1: 1})
+    driver.swap_in(6)
+    driver.step({})
+    driver.fork(6, 1, 38, num_computed_tokens=38)
+    driver.append(1, [7])
+    driver.generate(NUM_NEW)
+
+    full = PROMPTS[6] + expected[6]
+    assert driver.tokens[6][: len(full)] == full
+    alone = started(checkpoint)
+    alone.admit(0, [*full[:38], 7])
+    alone.generate(NUM_NEW)
+    assert driver.tokens[1] == alone.tokens[0]
 
 
 @pytest.mark.parametrize("num_total", [35, 36, 37, 41])

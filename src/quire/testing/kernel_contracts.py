@@ -1,5 +1,7 @@
 """What every home of a kernel must do: grids of cases, each compared with the reference or with dense PyTorch.
 
+This file has the kernels on the KV cache; `fused_contracts.py` has the small operations.
+
 A twin is anything with the functions of `quire.worker.kernels` (for the reference, `REFERENCE` below). A new home runs
 
     @pytest.mark.parametrize("case", ATTENTION_CASES, ids=str)
@@ -53,12 +55,15 @@ class AttentionKernels(Protocol):
 
     def copy_blocks(self, caches: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
 
+    def move_blocks(self, sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
+
 
 class _Reference:
     """The reference with the public signature; it also runs for tensors whose device has a faster home."""
 
     write_kv = staticmethod(reference.write_kv)
     copy_blocks = staticmethod(reference.copy_blocks)
+    move_blocks = staticmethod(reference.move_blocks)
     rms_norm = staticmethod(reference.rms_norm)
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_and_mul = staticmethod(reference.silu_and_mul)
@@ -321,59 +326,22 @@ def check_copy_blocks(kernels: AttentionKernels, dtype: torch.dtype, device: str
         assert all(torch.equal(cache, right) for cache, right in zip(caches, expected, strict=True)), f"pairs={pairs}"
 
 
-class FusedKernels(Protocol):
-    """The small operations, with the signatures of `quire.worker.kernels`."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]: ...
-
-    def silu_and_mul(self, x_T2I: Tensor) -> Tensor: ...
-
-    def rotary_embedding(
-        self, positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor
-    ) -> None: ...
-
-
-# (rows, width); None: [T, H, D] as a slice of a fused projection, the norm of each head.
-WIDTHS = ((1, 64), (3, 80), (5, 7), (2, 2048), (70, 1024), (0, 32))
-
-
-def _rows(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-    """A slice with gaps between the rows."""
-    wide = torch.randn(*shape[:-1], shape[-1] + 8, generator=torch.Generator().manual_seed(seed))
-    return wide.to(dtype)[..., 8:]
-
-
-def check_norms(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
-    """rms_norm and add_rms_norm; the sum must be exact, the norm within a unit in the last place."""
-    for shape in (*WIDTHS, (6, 4, 64), (2, 3, 4, 16), (40,)):
-        x, residual = _rows(shape, dtype, 1).to(device), (_rows(shape, dtype, 2) * 3).to(device)
-        weight = _rows(shape[-1:], dtype, 3).to(device).contiguous()
-        assert_close(kernels.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), factor=2)
-        normed, total = kernels.add_rms_norm(x, residual, weight, 1e-5)
-        expected, expected_total = reference.add_rms_norm(x, residual, weight, 1e-5)
-        assert torch.equal(total, expected_total)
-        assert_close(normed, expected, factor=2)
-
-
-def check_silu_and_mul(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Also far from zero, where exp of float32 overflows."""
-    for rows, width in WIDTHS:
-        x = (_rows((rows, 2 * width), dtype, 4) * 20).to(device)
-        assert_close(kernels.silu_and_mul(x), reference.silu_and_mul(x), factor=2)
-
-
-def check_rotary_embedding(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Query and key are slices of one fused tensor; dimensions beyond the rotary ones and the rest stay as they are."""
-    for head_dim, rotary_dim in ((64, 64), (80, 32), (128, 128), (96, 24), (16, 4)):
-        angle = torch.arange(50)[:, None] / 100 ** (torch.arange(rotary_dim // 2) / rotary_dim)
-        cos_sin = torch.cat((angle.cos(), angle.sin()), -1).to(device)
-        for positions in (torch.tensor([0, 49, 7, 7]), torch.tensor([], dtype=torch.int64)):
-            mine = torch.randn(len(positions), 9, head_dim, generator=torch.Generator().manual_seed(5)).to(dtype)
-            mine, theirs = mine.to(device), mine.clone().to(device)
-            kernels.rotary_embedding(positions.to(device), mine[:, :5], mine[:, 5:8], cos_sin)
-            reference.rotary_embedding(positions.to(device), theirs[:, :5], theirs[:, 5:8], cos_sin)
-            assert_close(mine, theirs)
-            assert torch.equal(mine[:, 8], theirs[:, 8])
-            assert torch.equal(mine[..., rotary_dim:], theirs[..., rotary_dim:])
+def check_move_blocks(kernels: AttentionKernels, dtype: torch.dtype, here: str = "cpu", there: str = "cpu") -> None:
+    """To an arena with other strides and back, bit by bit, on another device too."""
+    wide = torch.randn(7, 2, 3, 4, 8, device=here).to(dtype)
+    sources = [wide[:, 0], wide[:, 1], torch.randn(7, 2, 2, 6000, device=here).to(dtype)]
+    arena = torch.full((5, 4 * 96 + 24_000), 9.0, device=there).to(dtype)
+    parts = [arena[:, 288:384].view(5, 3, 4, 8), arena[:, :96].view(5, 3, 4, 8), arena[:, 384:].view(5, 2, 2, 6000)]
+    for pairs in ([], [[6, 0]], [[2, 4], [5, 1], [0, 0], [3, 2]]):
+        pairs_N2 = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+        moved, places = pairs_N2.T.tolist()
+        back, before = [torch.full_like(source, 7.0) for source in sources], [part.clone() for part in parts]
+        kernels.move_blocks(sources, parts, pairs_N2)
+        kernels.move_blocks(parts, back, pairs_N2.flip(1).contiguous())
+        for source, part, right, returned in zip(sources, parts, before, back, strict=True):
+            right[places] = source[moved].to(there)
+            right_back = torch.full_like(source, 7.0)
+            right_back[moved] = source[moved]
+            assert torch.equal(part, right), f"pairs={pairs}"
+            assert torch.equal(returned, right_back), f"pairs={pairs}"
+    assert (arena[:, 96:288] == 9.0).all(), "written between the parts of a block"

@@ -27,7 +27,14 @@ class WorkerDriver:
     """Collects differences until `step`, and follows the two numbers of each row."""
 
     def __init__(
-        self, worker: Worker, *, block_size: int = 4, num_blocks: int = 0, num_groups: int = 0, seed: int = 0
+        self,
+        worker: Worker,
+        *,
+        block_size: int = 4,
+        num_blocks: int = 0,
+        num_host_blocks: int = 0,
+        num_groups: int = 0,
+        seed: int = 0,
     ) -> None:
         self.worker = worker
         self.computed: dict[int, int] = {}
@@ -36,7 +43,11 @@ class WorkerDriver:
         self._num_groups = num_groups
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)
+        self._free_host = list(range(num_host_blocks))
+        random.Random(seed + 1).shuffle(self._free_host)
         self._tables: dict[int, list[list[int]]] = {}
+        # host blocks by row and group, of rows that are swapped out
+        self._host_tables: dict[int, list[list[int]]] = {}
         self._num_steps = 0
         self._changes: dict[str, list[Any]] = defaultdict(list)
 
@@ -52,18 +63,23 @@ class WorkerDriver:
         )
         self._changes["admitted"].append(admitted)
 
-    def fork(self, parent: int, row: int, num_total_tokens: int, *, seed: int = 0) -> None:
-        """A child shares all full blocks and gets a copy of the last one."""
-        computed = num_total_tokens - 1
+    def fork(
+        self, parent: int, row: int, num_total_tokens: int, *, num_computed_tokens: int | None = None, seed: int = 0
+    ) -> None:
+        """A child shares all full blocks and gets a copy of the last one. The worker copies the block tables.
+
+        Without num_computed_tokens the child computes its last token again, and samples.
+        """
+        computed = num_total_tokens - 1 if num_computed_tokens is None else num_computed_tokens
         self.computed[row], self.tokens[row] = computed, self.tokens[parent][:num_total_tokens]
-        self._tables[row] = [[] for _ in range(self._num_groups)]
-        for group, table in enumerate(self._tables[parent]):
-            for index, block in enumerate(table[: -(-computed // self._block_size)]):
-                own = block
-                if (index + 1) * self._block_size > computed:
-                    own = self._free.pop()
-                    self._changes["block_copies"].append((block, own))
-                self._give(group, row, own)
+        num_blocks, filled = -(-computed // self._block_size), computed % self._block_size
+        self._tables[row] = [table[:num_blocks] for table in self._tables[parent]]
+        for group, table in enumerate(self._tables[row]):
+            if filled:
+                own = self._free.pop()
+                self._changes["block_copies"].append((table[-1], own))
+                self._changes["block_writes"].append((group, row, num_blocks - 1, own))
+                table[-1] = own
         self._changes["forked"].append(
             ForkedSequence(
                 parent_row=parent,
@@ -78,6 +94,7 @@ class WorkerDriver:
     def release(self, row: int) -> None:
         self._changes["released"].append(row)
         del self.computed[row], self.tokens[row], self._tables[row]
+        self._host_tables.pop(row, None)
 
     def append(self, row: int, tokens: Sequence[int], *, is_final: bool = True) -> None:
         self.tokens[row] += tokens
@@ -91,10 +108,31 @@ class WorkerDriver:
             table.clear()
         self._changes["progress"].append((row, 0))
 
+    def swap_out(self, row: int) -> None:
+        """By swapping: its blocks, which nobody shares, are free for others in the same step."""
+        self._host_tables[row] = [[self._free_host.pop() for _ in table] for table in self._tables[row]]
+        for table, host_table in zip(self._tables[row], self._host_tables[row], strict=True):
+            self._changes["swapped_out"] += zip(table, host_table, strict=True)
+            self._free += table
+            table.clear()
+
+    def swap_in(self, row: int) -> None:
+        """Back into other blocks."""
+        for group, host_table in enumerate(self._host_tables.pop(row)):
+            for host_block in host_table:
+                block = self._free.pop(0)
+                self._changes["swapped_in"].append((host_block, block))
+                self._give(group, row, block)
+            self._free_host = [*host_table, *self._free_host]
+
     def step(self, grants: dict[int, int] | None = None) -> StepOutput:
-        """One step. Without grants, every row computes all it can."""
+        """One step. Without grants, every row that is not swapped out computes all it can."""
         if grants is None:
-            grants = {row: len(tokens) - self.computed[row] for row, tokens in self.tokens.items()}
+            grants = {
+                row: len(tokens) - self.computed[row]
+                for row, tokens in self.tokens.items()
+                if row not in self._host_tables and len(tokens) > self.computed[row]
+            }
         for row, count in grants.items():
             self.computed[row] += count
             for group in range(self._num_groups):
@@ -104,7 +142,7 @@ class WorkerDriver:
         changes: dict[str, Any] = {
             **self._changes,
             "block_writes": self._columns("block_writes", 4),
-            "block_copies": self._columns("block_copies", 2),
+            **{name: self._columns(name, 2) for name in ("swapped_out", "swapped_in", "block_copies")},
         }
         scheduled = SchedulerOutput(
             step=self._num_steps,

@@ -5,10 +5,13 @@ which draw with top_p and want log-probabilities: the dearest way. A GPU runs it
 seconds, so a small step is run, its live tensors are counted to the byte, and the result is scaled: logits grow in
 proportion to tokens and rows. What is drawn out of them is not scaled, because it is drawn slice by slice. Attention
 runs without a cache here: its own memory is that of its output.
+
+The same step tells what computing a token costs, for the choice between computing again and swapping (3.4.5).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,19 +32,23 @@ _SIZE_ON_CPU = 16
 _NUM_LOGPROBS = 20
 # room for what kernels on a CPU allocate inside of themselves
 _INSIDE_KERNELS = 1.25
+# A step that is timed on a CPU: about so long and no larger, because few tokens at a time are dearer each. A first run
+# that took much longer serves as it is: its warm-up is a small part of it.
+_TIMED_SECONDS, _TIMED_TOKENS, _LONG_SECONDS = 0.05, 256, 0.5
 
 
 @dataclass(frozen=True)
-class StepMemory:
-    """Bytes at the worst moment of the largest step, and what was run to find out."""
+class StepCost:
+    """Bytes at the worst moment of the largest step, what was run to find out, and the time that a token takes."""
 
     num_bytes: int
     description: str
+    seconds_per_token: float = 0.0
 
 
 @torch.inference_mode()
-def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerConfig) -> StepMemory:
-    """Memory that the largest step needs above what is in use now."""
+def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerConfig) -> StepCost:
+    """Memory that the largest step needs above what is in use now, and the time of its tokens."""
 
     def run_model(num_tokens: int) -> Tensor:
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=platform.device)
@@ -57,20 +64,25 @@ def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerCon
 
     most_tokens, most_rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
     hidden: list[Tensor] = []
+    start = time.perf_counter()
     tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
+    seconds = _seconds_per_token(run_model, tokens, time.perf_counter() - start, most_tokens, platform)
     vocab_sizes: list[int] = []
     rows, rows_bytes = _peak(lambda size: vocab_sizes.append(make_logits(size)), most_rows, platform)
     rows_bytes += _slice_bytes(vocab_sizes[0], most_rows, platform)
     # The hidden states of all tokens are still there while the sampler runs.
     rows_bytes += most_tokens * hidden[0][0].nbytes
     scaled = " (scaled)" if (tokens, rows) != (most_tokens, most_rows) else ""
-    return StepMemory(
+    return StepCost(
         max(tokens_bytes, rows_bytes),
         f"{most_tokens} tokens, {most_rows} sampling; measured with {tokens} and {rows}{scaled}",
+        seconds,
     )
 
 
-def capacity(model: nn.Module, memory: MemoryReport, step: StepMemory, utilization: float) -> WorkerCapacity:
+def capacity(
+    model: nn.Module, memory: MemoryReport, step: StepCost, utilization: float, host_bytes: int = 0
+) -> WorkerCapacity:
     """What is left of the memory, and the arithmetic in words."""
     allowed, used = int(memory.total_bytes * utilization), memory.total_bytes - memory.free_bytes
     left = allowed - used - step.num_bytes
@@ -80,7 +92,27 @@ def capacity(model: nn.Module, memory: MemoryReport, step: StepMemory, utilizati
         f"Left for the KV cache: {_gib(max(0, left))}."
     )
     layers = [layer.spec for layer in attention_layers(model).values()]
-    return WorkerCapacity(layers=layers, available_bytes=max(0, left), explanation=explanation)
+    return WorkerCapacity(
+        layers=layers,
+        available_bytes=max(0, left),
+        explanation=explanation,
+        host_bytes=host_bytes,
+        seconds_per_token=step.seconds_per_token,
+    )
+
+
+def _seconds_per_token(
+    run_model: Callable[[int], object], num_tokens: int, first_seconds: float, most: int, platform: Platform
+) -> float:
+    """The step once more, because the first one includes warm-up."""
+    if not _runs_in_full(platform):
+        if first_seconds > _LONG_SECONDS:
+            return first_seconds / num_tokens
+        num_tokens = min(most, _TIMED_TOKENS, num_tokens * max(1, int(_TIMED_SECONDS / first_seconds)))
+    start = time.perf_counter()
+    run_model(num_tokens)
+    platform.synchronize()
+    return (time.perf_counter() - start) / num_tokens
 
 
 def _slice_bytes(vocab_size: int, most_rows: int, platform: Platform) -> int:

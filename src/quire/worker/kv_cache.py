@@ -1,7 +1,7 @@
-"""The tensors of the KV cache: allocation, binding to attention layers, block copies.
+"""The tensors of the KV cache: allocation, binding to attention layers, block copies, swap space.
 
 Owns the memory. Must never decide which block belongs to whom; that is the core's KV cache manager. Called by Worker
-(once) and ModelRunner (block copies).
+(once) and ModelRunner (block copies, swaps).
 
 One pool of blocks serves all groups, and a block id belongs to one group at a time. So layer i of every group shares
 tensor i, and a model with 10 layers in each of two groups keeps 10 tensors, not 20:
@@ -23,7 +23,9 @@ from quire.errors import CapacityError
 from quire.messages import IntArray
 from quire.worker import kernels
 from quire.worker.attention import Attention
+from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.lazy_memory import lazy_zeros
+from quire.worker.swap_arena import SwapArena
 
 
 class KVCache:
@@ -31,6 +33,7 @@ class KVCache:
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
+        self.swap_arena = SwapArena((), 0, OrdinaryMemory())
 
     def allocate(
         self,
@@ -56,6 +59,15 @@ class KVCache:
             self.tensors += (key, value)
             for group, layer in sharing:
                 layer.bind(group, key, value)
+
+    def open_swap_space(self, num_host_blocks: int, memory: HostMemory) -> None:
+        """Room for so many blocks of all tensors on the host; called once, after `allocate`."""
+        self.swap_arena = SwapArena(self.tensors, num_host_blocks, memory)
+
+    def swap(self, swapped_out: IntArray, swapped_in: IntArray) -> None:
+        """Columns (block, host block) and (host block, block). First out: what leaves makes room for what comes."""
+        self.swap_arena.swap_out(swapped_out)
+        self.swap_arena.swap_in(swapped_in)
 
     def copy_blocks(self, pairs: IntArray) -> None:
         """Columns (source, destination): all copies of a step in one call."""

@@ -56,6 +56,7 @@ class ModelRunner:
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
+            candidates=sampled.candidates,
             failures=sampled.failures,
         )
 
@@ -74,6 +75,7 @@ class ModelRunner:
         for appended in scheduled.appended:
             self.table.extend(appended)
         self.table.write_blocks(scheduled.block_writes)
+        self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
         self.cache.copy_blocks(scheduled.block_copies)
 
     def _forward(self, batch: InputBatch) -> Tensor:

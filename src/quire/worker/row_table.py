@@ -55,9 +55,12 @@ class RowTable:
         self.is_used[row] = True
 
     def fork(self, fork: ForkedSequence) -> None:
+        """Everything of a row is written: nothing need have said that its last sequence is gone."""
         parent, row, num_tokens = fork.parent_row, fork.row, fork.num_total_tokens
         assert num_tokens <= self.num_total[parent], "a child has more tokens than its parent"
         self.token_ids[row, :num_tokens] = self.token_ids[parent, :num_tokens]
+        # Whole rows: where a table ends is known to the core alone, and block ids after it do no harm.
+        self.block_tables[:, row] = self.block_tables[:, parent]
         self.num_computed[row] = fork.num_computed_tokens
         self.num_total[row] = num_tokens
         self.num_prompt[row] = min(self.num_prompt[parent], num_tokens)

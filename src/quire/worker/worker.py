@@ -17,6 +17,7 @@ from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.worker.attention import attention_layers
 from quire.worker.capacity import capacity, measure_largest_step
 from quire.worker.compilation import compile_layers
+from quire.worker.host_memory import host_memory
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.model_loader import load_model
@@ -33,6 +34,7 @@ class Worker:
         self._config = config
         self._model_loader = model_loader
         self._platform = current_platform(config.device)
+        self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._runner: ModelRunner | None = None
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
@@ -40,6 +42,7 @@ class Worker:
             "ping": lambda: "pong",
             "statistics": self.statistics,
             "check_invariants": self._check_invariants,
+            "measure_swap": self._measure_swap,
         }
 
     def load(self) -> None:
@@ -49,10 +52,14 @@ class Worker:
     def measure_capacity(self) -> WorkerCapacity:
         model = self._loaded_model()
         step = measure_largest_step(model, self._platform, self._config)
-        return capacity(model, self._platform.memory(), step, self._config.gpu_memory_utilization)
+        memory, host_bytes = self._platform.memory(), self._host_memory.free_bytes()
+        return capacity(model, memory, step, self._config.gpu_memory_utilization, host_bytes)
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int) -> None:
-        """Blocks 0 ... num_blocks - 1 for each group of layers; the worker is ready for steps after this."""
+    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Blocks 0 ... num_blocks - 1 for the layers of all groups, and swap space for as many as num_host_blocks.
+
+        The worker is ready for steps after this.
+        """
         config, model, device = self._config, self._loaded_model(), self._platform.device
         layers = attention_layers(model)
         if config.compile:
@@ -60,6 +67,7 @@ class Worker:
             compile_layers(model)
         cache = KVCache()
         cache.allocate(layers, groups, num_blocks, config.block_size, device)
+        cache.open_swap_space(num_host_blocks, self._host_memory)
         table = RowTable(config.max_num_seqs, config.max_model_len)
         table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
         self._runner = ModelRunner(
@@ -89,7 +97,13 @@ class Worker:
     def statistics(self) -> dict[str, float]:
         used = int(self._runner.table.is_used.sum()) if self._runner else 0
         cache_bytes = self._runner.cache.num_bytes if self._runner else 0
-        return {**self._counters, "num_rows_used": used, "kv_cache_bytes": cache_bytes}
+        swap_bytes = self._runner.cache.swap_arena.num_bytes if self._runner else 0
+        return {
+            **self._counters,
+            "num_rows_used": used,
+            "kv_cache_bytes": cache_bytes,
+            "swap_space_bytes": swap_bytes,
+        }
 
     def shutdown(self) -> None:
         """Let go of model and cache; nothing may be executed after this."""
@@ -97,6 +111,10 @@ class Worker:
             self._platform.synchronize()
         self._runner = None
         self._model = None
+
+    def _measure_swap(self) -> float:
+        """Seconds per block and direction; 0.0 without swap space."""
+        return self._ready_runner().cache.swap_arena.measure(self._platform.synchronize)
 
     def _check_invariants(self) -> None:
         self._ready_runner().table.check_invariants()

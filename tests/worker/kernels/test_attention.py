@@ -61,6 +61,18 @@ def test_copy_blocks(cpu_kernels, dtype):
     contracts.check_copy_blocks(REFERENCE, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_move_blocks(cpu_kernels, dtype, num_threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        contracts.check_move_blocks(cpu_kernels, dtype)
+        contracts.check_move_blocks(REFERENCE, dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_suite_can_fail():
     """A kernel that is wrong by one key must not pass."""
 

@@ -4,22 +4,22 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from quire.testing import kernel_contracts as contracts
-from quire.testing.kernel_contracts import DTYPES, REFERENCE
+from quire.testing import fused_contracts
+from quire.testing.kernel_contracts import DTYPES, REFERENCE, assert_close
 
 pytestmark = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def test_norms(cpu_kernels, dtype):
-    contracts.check_norms(cpu_kernels, dtype)
+    fused_contracts.check_norms(cpu_kernels, dtype)
 
 
 def test_silu_and_mul(cpu_kernels, dtype):
-    contracts.check_silu_and_mul(cpu_kernels, dtype)
+    fused_contracts.check_silu_and_mul(cpu_kernels, dtype)
 
 
 def test_rotary_embedding(cpu_kernels, dtype):
-    contracts.check_rotary_embedding(cpu_kernels, dtype)
+    fused_contracts.check_rotary_embedding(cpu_kernels, dtype)
 
 
 def test_reference_norm_is_that_of_transformers(dtype):
@@ -38,5 +38,5 @@ def test_reference_rotation_is_that_of_transformers(dtype):
     )
     REFERENCE.rotary_embedding(torch.arange(6), query, key, torch.cat((angle.cos(), angle.sin()), -1))
     # Transformers rounds cosine, sine and both products: a few units in the last place.
-    contracts.assert_close(query, expected_query[0].transpose(0, 1).contiguous(), factor=4)
-    contracts.assert_close(key, expected_key[0].transpose(0, 1).contiguous(), factor=4)
+    assert_close(query, expected_query[0].transpose(0, 1).contiguous(), factor=4)
+    assert_close(key, expected_key[0].transpose(0, 1).contiguous(), factor=4)

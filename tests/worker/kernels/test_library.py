@@ -143,6 +143,14 @@ def test_wrong_arguments_are_refused(cpu_kernels):
         kernels.write_kv(key.half(), key, cache, cache, torch.tensor([1]))
     with pytest.raises(RuntimeError, match="block 2 is not in a cache of 2"):
         kernels.copy_blocks([cache], torch.tensor([[0, 2]]))
+    with pytest.raises(RuntimeError, match="block 2 is not in a cache of 2"):
+        kernels.move_blocks([torch.zeros(3, 1, 8, 32)], [cache], torch.tensor([[2, 2]]))
+    with pytest.raises(RuntimeError, match="block -1 is not in a cache of 2"):
+        kernels.move_blocks([cache], [cache.clone()], torch.tensor([[-1, 0]]))
+    with pytest.raises(RuntimeError, match="must have the same blocks"):
+        kernels.move_blocks([cache], [torch.zeros(2, 1, 8, 16)], torch.tensor([[0, 0]]))
+    with pytest.raises(RuntimeError, match="one destination for each source"):
+        kernels.move_blocks([cache], [], torch.tensor([[0, 0]]))
     with pytest.raises(RuntimeError, match="position 7 is beyond the table of 7"):
         kernels.rotary_embedding(torch.tensor([7]), key, key, torch.zeros(7, 32))
     tables, starts = torch.zeros(1, 2, dtype=torch.int32), torch.tensor([0, 1])

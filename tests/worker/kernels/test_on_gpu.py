@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from quire.testing import fused_contracts
 from quire.testing import kernel_contracts as contracts
 from quire.testing.kernel_contracts import ATTENTION_CASES, DTYPES
 from quire.worker import kernels
@@ -21,9 +22,11 @@ def test_attention(case):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_small_operations(dtype):
     contracts.check_copy_blocks(kernels, dtype, "cuda")
-    contracts.check_norms(kernels, dtype, "cuda")
-    contracts.check_silu_and_mul(kernels, dtype, "cuda")
-    contracts.check_rotary_embedding(kernels, dtype, "cuda")
+    contracts.check_move_blocks(kernels, dtype, "cuda", "cuda")
+    contracts.check_move_blocks(kernels, dtype, "cuda", "cpu")
+    fused_contracts.check_norms(kernels, dtype, "cuda")
+    fused_contracts.check_silu_and_mul(kernels, dtype, "cuda")
+    fused_contracts.check_rotary_embedding(kernels, dtype, "cuda")
 
 
 def test_single_tokens_do_not_wait_for_the_device():

@@ -17,11 +17,17 @@ struct CacheWrite {
 void write_kv(const CacheWrite& key, const CacheWrite& value, const int64_t* slots, int64_t tokens, int64_t heads,
               int64_t block_size, int max_threads);
 
+// Blocks of one tensor that go to blocks of another, or of the same.
 struct BlockCopy {
-  char* cache;
-  int64_t block_stride, block_bytes;
+  const char* from;
+  char* to;
+  int64_t from_stride, to_stride, block_bytes;
 };
 
-void copy_blocks(const std::vector<BlockCopy>& caches, const int64_t* pairs, int64_t num_pairs, int max_threads);
+// Pairs take effect in order: a destination may be the source of a later one.
+void copy_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs, int max_threads);
+
+// Pairs are independent of each other.
+void move_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs, int max_threads);
 
 }  // namespace quire

@@ -102,26 +102,57 @@ void write_kv_op(const Tensor& key, const Tensor& value, const Tensor& k_cache, 
            k_cache.size(2), max_threads());
 }
 
-void copy_blocks_op(const std::vector<Tensor>& caches, const Tensor& pairs) {
+// Bytes of a block, which must lie side by side.
+int64_t block_bytes(const Tensor& cache) {
+  int64_t elements = 1;
+  for (int64_t d = cache.dim() - 1; d > 0; --d) {
+    STD_TORCH_CHECK(cache.stride(d) == elements || cache.size(d) == 1, "the blocks of a cache must be contiguous");
+    elements *= cache.size(d);
+  }
+  return elements * static_cast<int64_t>(cache.element_size());
+}
+
+// Pairs (block of the source, block of the destination) as a pointer; every one of them exists.
+const int64_t* checked_pairs(const Tensor& pairs, const std::vector<Tensor>& sources,
+                             const std::vector<Tensor>& destinations) {
   STD_TORCH_CHECK(pairs.dim() == 2 && pairs.size(1) == 2 && pairs.scalar_type() == ScalarType::Long && pairs.is_cpu() &&
                       pairs.is_contiguous(),
                   "pairs must be a contiguous int64 tensor [N, 2] on the CPU");
   const int64_t* pair = static_cast<const int64_t*>(pairs.const_data_ptr());
-  std::vector<BlockCopy> copies;
-  for (const Tensor& cache : caches) {
-    const int64_t size = static_cast<int64_t>(cache.element_size());
-    int64_t elements = 1;
-    for (int64_t d = cache.dim() - 1; d > 0; --d) {
-      STD_TORCH_CHECK(cache.stride(d) == elements || cache.size(d) == 1, "the blocks of a cache must be contiguous");
-      elements *= cache.size(d);
+  for (int side = 0; side < 2; ++side) {
+    for (const Tensor& cache : side == 0 ? sources : destinations) {
+      for (int64_t i = side; i < 2 * pairs.size(0); i += 2) {
+        STD_TORCH_CHECK(pair[i] >= 0 && pair[i] < cache.size(0), "block ", pair[i], " is not in a cache of ",
+                        cache.size(0));
+      }
     }
-    for (int64_t i = 0; i < 2 * pairs.size(0); ++i) {
-      STD_TORCH_CHECK(pair[i] >= 0 && pair[i] < cache.size(0), "block ", pair[i], " is not in a cache of ",
-                      cache.size(0));
-    }
-    copies.push_back({static_cast<char*>(cache.mutable_data_ptr()), cache.stride(0) * size, elements * size});
   }
-  copy_blocks(copies, pair, pairs.size(0), max_threads());
+  return pair;
+}
+
+std::vector<BlockCopy> block_copies(const std::vector<Tensor>& sources, const std::vector<Tensor>& destinations) {
+  STD_TORCH_CHECK(sources.size() == destinations.size(), "one destination for each source");
+  std::vector<BlockCopy> copies;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const Tensor &from = sources[i], &to = destinations[i];
+    const int64_t bytes = block_bytes(from);
+    STD_TORCH_CHECK(bytes == block_bytes(to) && from.scalar_type() == to.scalar_type(),
+                    "source and destination must have the same blocks");
+    copies.push_back({static_cast<const char*>(from.const_data_ptr()), static_cast<char*>(to.mutable_data_ptr()),
+                      from.stride(0) * static_cast<int64_t>(from.element_size()),
+                      to.stride(0) * static_cast<int64_t>(to.element_size()), bytes});
+  }
+  return copies;
+}
+
+void copy_blocks_op(const std::vector<Tensor>& caches, const Tensor& pairs) {
+  const int64_t* pair = checked_pairs(pairs, caches, caches);
+  copy_blocks(block_copies(caches, caches), pair, pairs.size(0), max_threads());
+}
+
+void move_blocks_op(const std::vector<Tensor>& sources, const std::vector<Tensor>& destinations, const Tensor& pairs) {
+  const int64_t* pair = checked_pairs(pairs, sources, destinations);
+  move_blocks(block_copies(sources, destinations), pair, pairs.size(0), max_threads());
 }
 
 std::vector<float> sinks_as_float(const std::optional<Tensor>& sinks, int64_t num_heads) {
@@ -340,6 +371,7 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   if (kernels() == nullptr) return;  // a processor without AVX2 keeps the reference
   library.impl("write_kv", TORCH_BOX(&write_kv_op));
   library.impl("copy_blocks", TORCH_BOX(&copy_blocks_op));
+  library.impl("move_blocks", TORCH_BOX(&move_blocks_op));
   library.impl("paged_attention", TORCH_BOX(&paged_attention_op));
   library.impl("rms_norm", TORCH_BOX(&rms_norm_op));
   library.impl("add_rms_norm", TORCH_BOX(&add_rms_norm_op));

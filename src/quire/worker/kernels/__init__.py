@@ -13,12 +13,13 @@ Shape suffixes used in `kernels`, innermost dimension last:
     R  rotary dimension                                         P  positions in a table
 """
 
-from quire.worker.kernels.attention import copy_blocks, paged_attention, write_kv
+from quire.worker.kernels.attention import copy_blocks, move_blocks, paged_attention, write_kv
 from quire.worker.kernels.fused import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
 
 __all__ = [
     "add_rms_norm",
     "copy_blocks",
+    "move_blocks",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",

@@ -1,4 +1,4 @@
-"""The three operations on the paged KV cache. What each one means is written in `reference/<name>.py`."""
+"""The operations on the paged KV cache. What each one means is written in `reference/<name>.py`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,8 @@ def paged_attention(
 def copy_blocks(caches: Sequence[Tensor], pairs_N2: Tensor) -> None:
     """Copy block `pairs[i, 0]` to block `pairs[i, 1]` in every cache, in the order of the pairs."""
     operators.copy_blocks(caches, pairs_N2)
+
+
+def move_blocks(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs_N2: Tensor) -> None:
+    """Copy block `pairs[i, 0]` of each source to block `pairs[i, 1]` of its destination; they share no memory."""
+    operators.move_blocks(sources, destinations, pairs_N2)

@@ -22,6 +22,7 @@ _SCHEMAS = {
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor query_starts, Tensor(a!) out, Tensor? sinks, float scale, int sliding_window, float soft_cap) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
+    "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
     "silu_and_mul": "(Tensor x) -> Tensor",
@@ -43,9 +44,10 @@ _SHAPES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _first_tensor(arguments: tuple[Any, ...]) -> Tensor:
-    first = arguments[0]
-    return first if isinstance(first, Tensor) else first[0]
+def _is_all_on_cpu(arguments: tuple[Any, ...]) -> bool:
+    """Blocks that move between a device and the host are the one case in which tensors lie in different places."""
+    flat = [item for argument in arguments for item in (argument if isinstance(argument, list) else [argument])]
+    return all(item.is_cpu for item in flat if isinstance(item, Tensor))
 
 
 def _first_call(name: str) -> Callable[..., Any]:
@@ -53,7 +55,7 @@ def _first_call(name: str) -> Callable[..., Any]:
     specification = getattr(reference, name)
 
     def run(*arguments: Any) -> Any:
-        if not (name == "copy_blocks" and not arguments[0]) and _first_tensor(arguments).is_cpu:
+        if _is_all_on_cpu(arguments):
             # Imported here: building and loading is nothing that `import quire.worker.kernels` should pay for.
             from quire.worker.kernels import cpu
 
@@ -77,6 +79,7 @@ _register()
 write_kv = torch.ops.quire.write_kv.default
 paged_attention = torch.ops.quire.paged_attention.default
 copy_blocks = torch.ops.quire.copy_blocks.default
+move_blocks = torch.ops.quire.move_blocks.default
 rms_norm = torch.ops.quire.rms_norm.default
 add_rms_norm = torch.ops.quire.add_rms_norm.default
 silu_and_mul = torch.ops.quire.silu_and_mul.default

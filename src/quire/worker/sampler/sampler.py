@@ -6,23 +6,24 @@ what this returns. A row whose logits are unusable fails alone and gets no token
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogprobs, no_ints
+from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, no_ints
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.candidates import NOTHING_TO_READ, CandidateReading, read_candidates
 from quire.worker.sampler.choose import DrawSettings, choose_tokens
 from quire.worker.sampler.logprobs import SampledLogprobs
 from quire.worker.sampler.processors import RowFollower, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.random import uniforms
 from quire.worker.sampler.settings import RowSettings
-from quire.worker.staging import to_host
+from quire.worker.staging import Array, to_device, to_host
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be chosen."
 NOTHING_LEFT = "no token is left to choose from: allowed_token_ids, bad_words and min_tokens together exclude all."
@@ -30,12 +31,13 @@ NOTHING_LEFT = "no token is left to choose from: allowed_token_ids, bad_words an
 
 @dataclass(frozen=True)
 class Sampled:
-    """One token for each of `rows`, and what goes with it."""
+    """One token for each of `rows`, and what goes with it; candidates are of other rows, which get no token."""
 
     rows: IntArray
     token_ids: IntArray
     logprobs: dict[int, list[TokenLogprobs]]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
+    candidates: dict[int, Candidates]
     failures: dict[int, str]
 
 
@@ -67,23 +69,36 @@ class Sampler:
         prompt = self._prompt_logprobs.start(hidden_TE, batch)
         if len(rows_N) == 0:
             by_row = prompt.by_row(to_host(prompt.tensors))
-            return Sampled(no_ints(), no_ints(), {}, by_row, prompt.failures)
+            return Sampled(no_ints(), no_ints(), {}, by_row, {}, prompt.failures)
         logits_NV = self._compute_logits(hidden_TE[batch.logits_indices_N]).float()
+        rows_N, logits_NV, reading = self._without_candidates(rows_N, logits_NV)
         logprobs = SampledLogprobs(logits_NV, self._settings.num_logprobs[rows_N])
         for processor in self._processors:
             if processor.is_active(rows_N):
                 processor.apply(logits_NV, rows_N)
         tokens_N, top_N = choose_tokens(logits_NV, self._draw_settings(rows_N))
-        chosen = logprobs.read(tokens_N)
-        token_ids, top, *rest = to_host([tokens_N, top_N, *chosen, *prompt.tensors])
+        parts = (tokens_N, top_N), logprobs.read(tokens_N), reading.tensors, prompt.tensors
+        (token_ids, top), *rest = _to_host_together(parts)
+        candidates, failed = reading.by_row(rest[1])
         is_good = np.isfinite(top)
         return Sampled(
             rows=rows_N[is_good],
             token_ids=token_ids[is_good],
-            logprobs=logprobs.by_row(rest[: len(chosen)], rows_N),
-            prompt_logprobs=prompt.by_row(rest[len(chosen) :]),
-            failures=prompt.failures | _failures(rows_N[~is_good], top[~is_good]),
+            logprobs=logprobs.by_row(rest[0], rows_N),
+            prompt_logprobs=prompt.by_row(rest[2]),
+            candidates=candidates,
+            failures=prompt.failures | dict.fromkeys(failed, NOT_FINITE) | _failures(rows_N[~is_good], top[~is_good]),
         )
+
+    def _without_candidates(self, rows_N: IntArray, logits_NV: Tensor) -> tuple[IntArray, Tensor, CandidateReading]:
+        """Rows whose next token the core chooses are read and leave the batch: nothing below is meant for them."""
+        counts_N = self._settings.num_candidates[rows_N]
+        if not counts_N.any():
+            return rows_N, logits_NV, NOTHING_TO_READ
+        asked, others = np.flatnonzero(counts_N), np.flatnonzero(counts_N == 0)
+        rows = rows_N[asked]
+        reading = read_candidates(_rows_of(logits_NV, asked), rows, counts_N[asked], self._settings.temperature[rows])
+        return rows_N[others], _rows_of(logits_NV, others), reading
 
     def _draw_settings(self, rows_N: IntArray) -> DrawSettings | None:
         """None if every row is greedy."""
@@ -103,3 +118,16 @@ class Sampler:
 def _failures(rows: IntArray, top: npt.NDArray[np.float32]) -> dict[int, str]:
     reasons = (NOTHING_LEFT if value == -np.inf else NOT_FINITE for value in top.tolist())
     return dict(zip(rows.tolist(), reasons, strict=True))
+
+
+def _rows_of(logits_NV: Tensor, positions: IntArray) -> Tensor:
+    """The logits at these positions, which rise; all of them without a copy."""
+    if len(positions) == len(logits_NV):
+        return logits_NV
+    return logits_NV[to_device([positions], logits_NV.device)[0]]
+
+
+def _to_host_together(parts: Sequence[Sequence[Tensor]]) -> list[list[Array]]:
+    """Arrays of the tensors of each part; all of them travel at once."""
+    arrays = iter(to_host([tensor for part in parts for tensor in part]))
+    return [[next(arrays) for _ in part] for part in parts]

@@ -5,7 +5,10 @@ Same hooks as a logits processor: admit, fork, release. Owned by Sampler.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from quire.messages import AdmittedSequence, ForkedSequence
 from quire.worker.sampler.random import to_uint64
@@ -26,6 +29,16 @@ class RowSettings:
         self.seed = np.zeros(num_rows, dtype=np.uint64)
         # -1: none were asked for
         self.num_logprobs = np.full(num_rows, -1, dtype=np.int64)
+        # above 0: the core chooses the next token out of so many
+        self.num_candidates = np.zeros(num_rows, dtype=np.int64)
+        self._inherited: tuple[npt.NDArray[Any], ...] = (
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.num_logprobs,
+            self.num_candidates,
+        )
 
     def admit(self, sequence: AdmittedSequence) -> None:
         row, sampling = sequence.row, sequence.sampling
@@ -35,9 +48,10 @@ class RowSettings:
         self.min_p[row] = sampling.min_p
         self.seed[row] = to_uint64(sequence.seed)
         self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.num_candidates[row] = sequence.num_candidates
 
     def fork(self, fork: ForkedSequence) -> None:
-        for column in (self.temperature, self.top_k, self.top_p, self.min_p, self.num_logprobs):
+        for column in self._inherited:
             column[fork.row] = column[fork.parent_row]
         self.seed[fork.row] = to_uint64(fork.seed)
 

@@ -5,6 +5,7 @@ It runs on any device. Nothing here waits for a device where that is easy to avo
 
 from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
+from quire.worker.kernels.reference.move_blocks import move_blocks
 from quire.worker.kernels.reference.paged_attention import paged_attention
 from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
@@ -14,6 +15,7 @@ from quire.worker.kernels.reference.write_kv import write_kv
 __all__ = [
     "add_rms_norm",
     "copy_blocks",
+    "move_blocks",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",

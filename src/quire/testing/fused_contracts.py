@@ -1,0 +1,70 @@
+"""What every home of the small operations must do; see `kernel_contracts.py`, which has those on the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.testing.kernel_contracts import assert_close
+from quire.worker.kernels import reference
+
+
+class FusedKernels(Protocol):
+    """The small operations, with the signatures of `quire.worker.kernels`."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]: ...
+
+    def silu_and_mul(self, x_T2I: Tensor) -> Tensor: ...
+
+    def rotary_embedding(
+        self, positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor
+    ) -> None: ...
+
+
+# (rows, width); None: [T, H, D] as a slice of a fused projection, the norm of each head.
+WIDTHS = ((1, 64), (3, 80), (5, 7), (2, 2048), (70, 1024), (0, 32))
+
+
+def _rows(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """A slice with gaps between the rows."""
+    wide = torch.randn(*shape[:-1], shape[-1] + 8, generator=torch.Generator().manual_seed(seed))
+    return wide.to(dtype)[..., 8:]
+
+
+def check_norms(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """rms_norm and add_rms_norm; the sum must be exact, the norm within a unit in the last place."""
+    for shape in (*WIDTHS, (6, 4, 64), (2, 3, 4, 16), (40,)):
+        x, residual = _rows(shape, dtype, 1).to(device), (_rows(shape, dtype, 2) * 3).to(device)
+        weight = _rows(shape[-1:], dtype, 3).to(device).contiguous()
+        assert_close(kernels.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), factor=2)
+        normed, total = kernels.add_rms_norm(x, residual, weight, 1e-5)
+        expected, expected_total = reference.add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(total, expected_total)
+        assert_close(normed, expected, factor=2)
+
+
+def check_silu_and_mul(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Also far from zero, where exp of float32 overflows."""
+    for rows, width in WIDTHS:
+        x = (_rows((rows, 2 * width), dtype, 4) * 20).to(device)
+        assert_close(kernels.silu_and_mul(x), reference.silu_and_mul(x), factor=2)
+
+
+def check_rotary_embedding(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Query and key are slices of one fused tensor; dimensions beyond the rotary ones and the rest stay as they are."""
+    for head_dim, rotary_dim in ((64, 64), (80, 32), (128, 128), (96, 24), (16, 4)):
+        angle = torch.arange(50)[:, None] / 100 ** (torch.arange(rotary_dim // 2) / rotary_dim)
+        cos_sin = torch.cat((angle.cos(), angle.sin()), -1).to(device)
+        for positions in (torch.tensor([0, 49, 7, 7]), torch.tensor([], dtype=torch.int64)):
+            mine = torch.randn(len(positions), 9, head_dim, generator=torch.Generator().manual_seed(5)).to(dtype)
+            mine, theirs = mine.to(device), mine.clone().to(device)
+            kernels.rotary_embedding(positions.to(device), mine[:, :5], mine[:, 5:8], cos_sin)
+            reference.rotary_embedding(positions.to(device), theirs[:, :5], theirs[:, 5:8], cos_sin)
+            assert_close(mine, theirs)
+            assert torch.equal(mine[:, 8], theirs[:, 8])
+            assert torch.equal(mine[..., rotary_dim:], theirs[..., rotary_dim:])

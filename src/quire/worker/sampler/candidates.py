@@ -1,0 +1,90 @@
+"""The best next tokens of rows whose tokens the core chooses (beam search, 3.4.4): ids and log-probabilities.
+
+The whole row is normalised, float32 logits over temperature, and nothing else is applied to it. Then the best come out
+in the one order of tokens (`order.py`): log-probability falling, token id rising. A row's candidates depend on its own
+logits alone, bit for bit. Called by Sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.messages import Candidates, IntArray, no_ints
+from quire.worker.sampler.choose import rows_in_slice
+from quire.worker.sampler.order import ids_of, order_keys
+from quire.worker.staging import Array, to_device
+
+# A row is first reduced to so many maxima, or to this many times the candidates that are wanted.
+_MAXIMA, _MAXIMA_PER_CANDIDATE = 512, 8
+
+
+@dataclass(frozen=True)
+class CandidateReading:
+    """Candidates of some rows on their way to the host: token ids and log-probabilities, as wide as the widest row."""
+
+    rows_n: IntArray
+    counts_n: IntArray
+    tensors: tuple[Tensor, ...]
+
+    def by_row(self, arrays: Sequence[Array]) -> tuple[dict[int, Candidates], list[int]]:
+        """What each row gets, and the rows whose logits are not finite, out of the arrays of `tensors`."""
+        candidates: dict[int, Candidates] = {}
+        failed: list[int] = []
+        columns = (array.tolist() for array in arrays)
+        for row, count, ids, values in zip(self.rows_n.tolist(), self.counts_n.tolist(), *columns, strict=True):
+            if np.isfinite(values[0]):
+                candidates[row] = Candidates(ids[:count], values[:count])
+            else:
+                failed.append(row)
+        return candidates, failed
+
+
+NOTHING_TO_READ = CandidateReading(no_ints(), no_ints(), ())
+
+
+def read_candidates(
+    logits_nV: Tensor, rows_n: IntArray, counts_n: IntArray, temperature_n: npt.NDArray[np.float32]
+) -> CandidateReading:
+    """Rows with a count above 0, at least one. A temperature of 0 leaves logits as they are."""
+    count = min(int(counts_n.max()), logits_nV.shape[1])
+    divisor_n = np.where(temperature_n > 0, temperature_n, np.float32(1))
+    # in slices: what is needed beside the logits does not grow with the number of rows
+    step = rows_in_slice(logits_nV.shape[1], logits_nV.device)
+    parts = [
+        _read(logits_nV[start : start + step], divisor_n[start : start + step], count)
+        for start in range(0, len(rows_n), step)
+    ]
+    return CandidateReading(rows_n, counts_n, tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _read(logits_nV: Tensor, divisor_n: npt.NDArray[np.float32], count: int) -> tuple[Tensor, Tensor]:
+    if (divisor_n != 1).any():
+        logits_nV = logits_nV / to_device([divisor_n], logits_nV.device)[0][:, None]
+    logprobs_nV = logits_nV.log_softmax(-1)
+    if logits_nV.is_cpu:
+        ids_nK = torch.from_numpy(np.stack([_first_in_order(row_V, count) for row_V in logprobs_nV.numpy()]))
+    else:
+        ids_nK = ids_of(order_keys(logprobs_nV).topk(count, dim=-1).values, logprobs_nV.shape[1])
+    return ids_nK, logprobs_nV.gather(1, ids_nK)
+
+
+def _first_in_order(values_V: npt.NDArray[np.float32], count: int) -> IntArray:
+    """Ids of the greatest `count` values, the lowest ids among equals. Of a row with NaN: any.
+
+    Exact, and a fifth of the time of `topk` for 150,000 values: the row is folded into a few maxima. As many values as
+    there are maxima at or above a bound are at or above it too, so the count-th greatest maximum bounds what is sorted.
+    """
+    num_maxima = max(_MAXIMA, _MAXIMA_PER_CANDIDATE * count)
+    num_folded = len(values_V) // num_maxima * num_maxima
+    maxima = values_V[:num_folded].reshape(-1, num_maxima).max(axis=0) if num_folded else values_V
+    bound = np.partition(maxima, len(maxima) - count)[len(maxima) - count]
+    ids = np.flatnonzero(values_V >= bound)
+    if len(ids) < count:  # comparisons with NaN are false
+        return np.arange(count)
+    return ids[np.argsort(-values_V[ids], kind="stable")[:count]]
