@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.version import __version__
 
 if TYPE_CHECKING:
+    from quire.beam_search_params import BeamSearchParams
     from quire.errors import (
         CapacityError,
         ContextLengthError,
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
     )
     from quire.interfaces.async_llm import AsyncLLM
     from quire.interfaces.llm import LLM
-    from quire.outputs import CompletionOutput, Logprob, RequestOutput
+    from quire.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
     from quire.sampling_params import SamplingParams
 
 _MODULES = {
     "quire.interfaces.llm": ("LLM",),
     "quire.interfaces.async_llm": ("AsyncLLM",),
     "quire.sampling_params": ("SamplingParams",),
-    "quire.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "quire.beam_search_params": ("BeamSearchParams",),
+    "quire.outputs": ("BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestOutput"),
     "quire.errors": (
         "CapacityError",
         "ContextLengthError",
@@ -54,6 +56,9 @@ _MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name i
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CapacityError",
     "CompletionOutput",
     "ContextLengthError",

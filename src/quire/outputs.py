@@ -47,3 +47,30 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One continuation that beam search found: prompt and output together, as vLLM gives it."""
+
+    # of the prompt and of what follows it, the end token included
+    tokens: list[int]
+    # all of `tokens`, decoded; special tokens are left out unless skip_special_tokens=False
+    text: str
+    # what follows the prompt, as `generate` gives it
+    output_text: str
+    cum_logprob: float
+    # cum_logprob / number of output tokens ** length_penalty
+    score: float
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """What beam search found for one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+    prompt: str | None
+    prompt_token_ids: list[int]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
-from quire.errors import RequestError, suggestion
+from quire.errors import RequestError
+from quire.parameter_checks import (
+    Bounds,
+    Suggesting,
+    check_bounds,
+    check_token_ids,
+    is_int,
+    is_number,
+    list_of,
+)
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
-# (field, least, greatest): both inclusive
-_BOUNDS: tuple[tuple[str, float, float], ...] = (
+_BOUNDS: tuple[Bounds, ...] = (
     ("n", 1, MAX_N),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
@@ -25,21 +32,11 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("prompt_logprobs", 0, 1024),
     ("seed", -(2**63), 2**64 - 1),
 )
-
-
-class _Suggesting(msgspec.StructMeta):
-    """A misspelt parameter is answered with the one that was meant."""
-
-    def __call__(self, *args: Any, **values: Any) -> Any:
-        known = self.__struct_fields__
-        for name in values:
-            if name not in known:
-                raise RequestError(f"{name}: there is no such parameter.{suggestion(name, known)}", param=name)
-        return super().__call__(*args, **values)
+_OPTIONAL = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
 
 
 class SamplingParams(
-    msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=_Suggesting
+    msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=Suggesting
 ):
     """Sampling and stopping of one request.
 
@@ -71,13 +68,12 @@ class SamplingParams(
     allowed_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.stop = _list_of("stop", self.stop, is_text=True)
-        self.bad_words = _list_of("bad_words", self.bad_words, is_text=True)
-        self.stop_token_ids = _list_of("stop_token_ids", self.stop_token_ids)
+        self.stop = list_of("stop", self.stop, is_text=True)
+        self.bad_words = list_of("bad_words", self.bad_words, is_text=True)
+        self.stop_token_ids = list_of("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
-            self.allowed_token_ids = _list_of("allowed_token_ids", self.allowed_token_ids)
-        for name, least, greatest in _BOUNDS:
-            _check_range(name, getattr(self, name), least, greatest)
+            self.allowed_token_ids = list_of("allowed_token_ids", self.allowed_token_ids)
+        check_bounds(self, _BOUNDS, optional=_OPTIONAL)
         self._check_open_ranges()
         self._check_lists()
         self._check_together()
@@ -87,9 +83,9 @@ class SamplingParams(
         return self.temperature < 1e-5
 
     def _check_open_ranges(self) -> None:
-        if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
+        if not is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p={self.top_p!r}: must be above 0 and at most 1.", param="top_p")
-        if not _is_number(self.repetition_penalty) or not 0.0 < self.repetition_penalty <= 100.0:
+        if not is_number(self.repetition_penalty) or not 0.0 < self.repetition_penalty <= 100.0:
             raise RequestError(
                 f"repetition_penalty={self.repetition_penalty!r}: must be above 0 and at most 100.",
                 param="repetition_penalty",
@@ -102,9 +98,7 @@ class SamplingParams(
             if not all(isinstance(text, str) and text for text in getattr(self, name)):
                 raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
         for name in ("stop_token_ids", "allowed_token_ids"):
-            ids = getattr(self, name) or ()
-            if not all(_is_int(token) and token >= 0 for token in ids):
-                raise RequestError(f"{name}={ids!r}: must be a list of token ids, 0 or greater.", param=name)
+            check_token_ids(name, getattr(self, name) or ())
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids=[]: leaves nothing to generate. Leave it out.", param="allowed_token_ids"
@@ -114,7 +108,7 @@ class SamplingParams(
                 f"logit_bias={self.logit_bias!r}: must be a dictionary from token ids to numbers.", param="logit_bias"
             )
         for token, bias in (self.logit_bias or {}).items():
-            if not _is_int(token) or not _is_number(bias) or not -100.0 <= bias <= 100.0:
+            if not is_int(token) or not is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError(
                     f"logit_bias[{token!r}]={bias!r}: keys are token ids, values lie between -100 and 100.",
                     param="logit_bias",
@@ -131,32 +125,3 @@ class SamplingParams(
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
         return msgspec.structs.replace(self, **changes)
-
-
-def _list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
-    """A list of its own; one text stands for a list of one."""
-    if value is None:
-        return []
-    if is_text and isinstance(value, str):
-        return [value]
-    if not isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "tolist"):
-        kind = "a text or a list of texts" if is_text else "a list of token ids"
-        raise RequestError(f"{name}={value!r}: must be {kind}.", param=name)
-    return value.tolist() if hasattr(value, "tolist") else list(value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_range(name: str, value: float | None, least: float, greatest: float) -> None:
-    if value is None and name in {"max_tokens", "logprobs", "prompt_logprobs", "seed"}:
-        return
-    is_integer = isinstance(least, int)
-    if (is_integer and not _is_int(value)) or not _is_number(value) or not least <= value <= greatest:  # type: ignore[operator]
-        kind = "a whole number" if is_integer else "a number"
-        raise RequestError(f"{name}={value!r}: must be {kind} between {least} and {greatest}.", param=name)

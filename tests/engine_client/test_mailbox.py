@@ -88,6 +88,34 @@ def test_merging_two_deltas_is_the_same_as_not_reading_the_first():
     assert [first] == list(unread.take())
 
 
+def test_what_beams_share_belongs_to_none_of_their_deltas():
+    boxes = Mailboxes()
+    box = boxes.open(1, 2)
+    names = [sequence_id_of(1, index) for index in (0, 1)]
+    # the core may give one list to all outputs, and several tokens at once
+    settled = [logprobs_of(5), logprobs_of(6)]
+    boxes.deliver(
+        outputs(
+            *((1, index, token) for index in (0, 1) for token in (5, 6)),
+            logprobs=[SequenceLogprobs(name, settled) for name in names],
+        )
+    )
+    boxes.deliver(
+        outputs(
+            (1, 0, 7),
+            (1, 1, 8),
+            logprobs=[SequenceLogprobs(name, [logprobs_of(7 + index)]) for index, name in enumerate(names)],
+            ends=[SequenceEnd(name, "length") for name in names],
+        )
+    )
+    assert settled == [logprobs_of(5), logprobs_of(6)]
+    best, second = box.take()
+    assert (best.token_ids, second.token_ids) == ([5, 6, 7], [5, 6, 8])
+    assert best.logprobs == [*settled, logprobs_of(7)]
+    assert second.logprobs == [*settled, logprobs_of(8)]
+    assert box.is_done
+
+
 def test_a_request_is_done_when_all_its_sequences_are_read_to_the_end():
     boxes = Mailboxes()
     box = boxes.open(1, 2)

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from quire.beam_search_params import BeamSearchParams
 from quire.errors import ContextLengthError, RequestError
 from quire.interfaces.prompts import is_token_ids
 from quire.interfaces.requests import Limits, RequestMaker
+from quire.messages import DecodingSpec
 from quire.sampling_params import SamplingParams
 
 LIMITS = Limits(vocab_size=100, max_model_len=32, max_logprobs=5, max_num_seqs=8)
@@ -68,8 +70,51 @@ def test_prompt_and_output_must_fit(num_prompt: int, min_tokens: int, fits: bool
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_sampling_parameters_of_another_kind_are_refused():
-    with pytest.raises(RequestError, match="must be SamplingParams"):
+BAD_BEAMS = [
+    ([1], {"beam_width": 9}, "beam_width", "beam_width=9: at most 8 sequences.*Lower beam_width"),
+    ([1], {"logprobs": 6}, "logprobs", "at most 5"),
+    ([1], {"stop_token_ids": [100]}, "stop_token_ids", "token 100 is not in the vocabulary"),
+    ([1], {"stop_token_ids": [1] * 1025}, "stop_token_ids", "1025 entries, at most 1024"),
+    ([1] * 32, {}, "prompt", "maximum context length is 32"),
+    ([100], {}, "prompt", r"prompt_token_ids\[0\]=100"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "params", "param", "text"), BAD_BEAMS)
+def test_beams_pass_through_the_same_checks(prompt, params, param, text):
+    with pytest.raises(RequestError, match=text) as caught:
+        maker().make(prompt, BeamSearchParams(**{"beam_width": 4, **params}))
+    assert caught.value.param == param
+
+
+def test_a_request_for_beams():
+    request = maker().make([1] * 10, BeamSearchParams(beam_width=4, num_return_sequences=2, max_tokens=None))
+    assert (request.sampling.n, request.sampling.max_tokens, request.sampling.logprobs) == (2, 22, 0)
+    args = {"width": 4, "length_penalty": 1.0, "early_stopping": False}
+    assert request.decoding == DecodingSpec(method="beam_search", args=args)
+    assert request.eos_token_ids == [2, 3]
+    assert maker().make([1], BeamSearchParams(beam_width=4, ignore_eos=True)).eos_token_ids == []
+    assert maker().make([1], SamplingParams()).decoding is None
+
+
+def test_beams_that_look_through_too_much_are_refused():
+    limits = Limits(vocab_size=10**5, max_model_len=32, max_logprobs=5, max_num_seqs=128)
+    requests = RequestMaker(limits, eos_token_ids=[2, 3], bad_words_token_ids=lambda words: [])
+    most = BeamSearchParams(beam_width=128, stop_token_ids=list(range(2, 386)))
+    assert requests.make([1], most).sampling.n == 128
+    for one_more in (most.replace(stop_token_ids=list(range(386))), most.replace(stop_token_ids=list(range(4, 387)))):
+        with pytest.raises(RequestError, match=r"with 38[56] tokens that end a beam.*at most 65536") as caught:
+            requests.make([1], one_more)
+        assert caught.value.param == "beam_width"
+    # the model's own ends count only if they end
+    requests.make([1], most.replace(stop_token_ids=list(range(4, 388)), ignore_eos=True))
+    # nobody looks through more than there is
+    small = Limits(vocab_size=500, max_model_len=32, max_logprobs=5, max_num_seqs=128)
+    RequestMaker(small, bad_words_token_ids=lambda words: []).make([1], most.replace(stop_token_ids=list(range(500))))
+
+
+def test_parameters_of_another_kind_are_refused():
+    with pytest.raises(RequestError, match="must be SamplingParams or BeamSearchParams"):
         maker().make([1], {"temperature": 1})
 
 

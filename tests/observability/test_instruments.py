@@ -65,9 +65,23 @@ def test_a_request_is_counted_once():
 @pytest.mark.parametrize("key", ENGINE_STATISTICS)
 def test_a_statistic_has_a_name_and_the_right_kind(key):
     metrics = ServerMetrics()
-    name, _ = ENGINE_STATISTICS[key]
+    name, labels = ENGINE_STATISTICS[key].name, ENGINE_STATISTICS[key].labels
     kind = "counter" if name.endswith("_total") else "gauge"
     text = metrics.exposition({key: 5.0}).decode()
     assert f"# TYPE {name} {kind}" in text
-    assert f'{name}{{model_name=""}} 5.0' in text
+    shown = "".join(f',{label}="{value}"' for label, value in labels.items())
+    assert f'{name}{{model_name=""{shown}}} 5.0' in text
     assert key.endswith("_total") == name.endswith("_total")
+
+
+def test_slots_are_one_metric_by_state():
+    text = ServerMetrics().exposition({"kv_slots_free": 3.0, "kv_slots_pinned": 4.0, "host_slots_free": 5.0}).decode()
+    assert text.count("# TYPE quire:kv_cache_slots gauge") == 1
+    assert 'quire:kv_cache_slots{model_name="",state="free"} 3.0' in text
+    assert 'quire:kv_cache_slots{model_name="",state="pinned"} 4.0' in text
+    assert 'quire:host_slots{model_name="",state="free"} 5.0' in text
+
+
+def test_a_statistic_that_nobody_has_named_is_shown():
+    text = ServerMetrics().exposition({"new_thing_total": 2.0}).decode()
+    assert 'quire:engine_new_thing_total{model_name=""} 2.0' in text

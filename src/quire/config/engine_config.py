@@ -26,6 +26,8 @@ class WorkerConfig:
     num_threads: int
     compile: bool
     seed: int
+    # a folder for a file of swapped blocks; None: they stay in memory
+    swap_directory: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,12 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None
     num_blocks_override: int | None
     enable_prefix_caching: bool
+    # a JSON file of prefixes to pin at start
+    pinned_prefixes: str | None
+    # auto, recompute or swap
+    preemption_mode: str
+    # None: decided when memory has been measured; 0: nothing is ever swapped
+    swap_space_bytes: int | None
     max_num_batched_tokens: int
     max_num_seqs: int
     scheduling_policy: str

@@ -58,6 +58,21 @@ class EngineOptions:
         0.9, "share of the device's memory that this engine may use in all", section="memory", least=0.05, greatest=1.0
     )
     enable_prefix_caching: bool = option(True, "keep and reuse blocks of earlier prompts", section="memory")
+    pinned_prefixes: str | None = option(
+        None, "JSON file of prompt beginnings to compute at start and to keep for good", section="memory"
+    )
+    preemption_mode: str = option(
+        "auto", "how a preempted request gets its blocks back: computed again, swapped, or what costs less",
+        section="memory", choices=("auto", "recompute", "swap"),
+    )  # fmt: skip
+    swap_space: float | None = option(
+        None, "host memory for swapped blocks, 0 for none; by default as much as the KV cache, at most 4 GiB "
+        "and a quarter of what memory is free",
+        section="memory", least=0, greatest=2**20, unit="GiB",
+    )  # fmt: skip
+    swap_directory: str | None = option(
+        None, "folder for a file that holds swapped blocks, instead of memory", section="memory"
+    )
 
     # scheduling
     max_num_batched_tokens: int = option(

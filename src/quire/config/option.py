@@ -93,7 +93,9 @@ class Option:
         return value
 
     def _check_bounds(self, value: Any) -> None:
-        if (self.least is not None and value < self.least) or (self.greatest is not None and value > self.greatest):
+        # "not within" rather than "outside": NaN is neither
+        is_enough = self.least is None or value >= self.least
+        if not is_enough or not (self.greatest is None or value <= self.greatest):
             raise OptionError(f"{self.name}={value}: must be {self._range_in_words()}.")
 
     def _parse_bool(self, text: str) -> bool:

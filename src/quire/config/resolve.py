@@ -45,6 +45,9 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     dtype, decided["dtype"] = _dtype(options, facts, device)
     length, decided["max_model_len"] = _max_model_len(options, facts)
     threads, decided["num_threads"] = _num_threads(options, facts)
+    swap_space, decided["swap_space"] = _swap_space(options)
+    _check_swap_directory(options)
+    _check_pinned_prefixes(options)
     name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
     worker = WorkerConfig(
         model_path=str(path),
@@ -62,6 +65,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         num_threads=threads,
         compile=options.compile,
         seed=options.seed,
+        swap_directory=options.swap_directory,
     )
     config = EngineConfig(
         facts=facts,
@@ -78,6 +82,9 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         num_blocks_override=options.num_gpu_blocks_override,
         enable_prefix_caching=options.enable_prefix_caching,
+        pinned_prefixes=options.pinned_prefixes,
+        preemption_mode=options.preemption_mode,
+        swap_space_bytes=swap_space,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         scheduling_policy={"fcfs": "fifo"}.get(options.scheduling_policy, options.scheduling_policy),
@@ -146,6 +153,37 @@ def _num_threads(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[
         return 1, (1, f"the weights are small ({facts.num_weight_bytes / 2**20:.0f} MiB)")
     count = available_cpus()
     return count, (count, "cores that this process may use")
+
+
+def _swap_space(options: EngineOptions) -> tuple[int | None, tuple[object, str]]:
+    """Bytes, or None: then the size is chosen when the KV cache and the free memory are known."""
+    if options.preemption_mode == "recompute":
+        return 0, (0, "preemption_mode=recompute swaps nothing")
+    if options.swap_space is None:
+        return None, (None, "chosen at start: as much as the KV cache, at most 4 GiB and a quarter of free memory")
+    if options.swap_space == 0 and options.preemption_mode == "swap":
+        raise OptionError(
+            "preemption_mode=swap, swap_space=0: swapping needs room for at least one block. "
+            "Give swap_space in GiB, leave it out, or set preemption_mode=recompute."
+        )
+    return int(options.swap_space * 2**30), (options.swap_space, "as asked, in GiB")
+
+
+def _check_swap_directory(options: EngineOptions) -> None:
+    folder = options.swap_directory
+    if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        raise OptionError(
+            f"swap_directory={folder}: must be a folder that this program may write into, because the file of "
+            "swapped blocks is made there. Create it, or leave swap_directory out to swap to memory."
+        )
+
+
+def _check_pinned_prefixes(options: EngineOptions) -> None:
+    if options.pinned_prefixes is not None and not options.enable_prefix_caching:
+        raise OptionError(
+            f"pinned_prefixes={options.pinned_prefixes}: needs the prefix cache, because later prompts find a pinned "
+            "prefix there. Leave out enable_prefix_caching=False or pinned_prefixes."
+        )
 
 
 def available_cpus() -> int:

@@ -11,7 +11,8 @@ class TokenDelta(msgspec.Struct):
     """`finish_reason` is set in the last one of a sequence: stop, length, abort or error (then `error` says why).
 
     `prompt_logprobs` come with sequence 0, in parts if the prompt was computed in chunks; the first prompt token has
-    none. `num_cached_tokens` comes once, when the sequence computes for the first time.
+    none. `num_cached_tokens` comes once, when the sequence computes for the first time. Of beams each delta holds what
+    has been settled since, for all outputs alike, until their last ones.
     """
 
     index: int
@@ -28,10 +29,17 @@ class TokenDelta(msgspec.Struct):
         return self.finish_reason is not None
 
     def add_logprobs(self, positions: list[TokenLogprobs]) -> None:
-        self.logprobs = positions if self.logprobs is None else self.logprobs + positions
+        # A list of its own: what arrived may be shared by all beams, and is not this delta's to extend.
+        if self.logprobs is None:
+            self.logprobs = positions.copy()
+        else:
+            self.logprobs += positions
 
     def add_prompt_logprobs(self, positions: list[TokenLogprobs]) -> None:
-        self.prompt_logprobs = positions if self.prompt_logprobs is None else self.prompt_logprobs + positions
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = positions.copy()
+        else:
+            self.prompt_logprobs += positions
 
     def merge(self, later: TokenDelta) -> None:
         """Takes a later delta of the same sequence into this one."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.engine_client import TokenDelta
-from quire.messages import EngineRequest, TokenLogprobs
+from quire.interfaces.requests import PreparedRequest
+from quire.messages import TokenLogprobs
 from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class OutputDelta:
     token_ids: list[int]
     text: str = ""
     logprobs: Logprobs | None = None
+    # of these tokens alone; beams have it in any case, others with log-probabilities
+    cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     # of the prompt positions that were computed since the last delta; the first token of a prompt has none
@@ -38,12 +41,14 @@ class OutputDelta:
 class RequestAssembly:
     """The sequences of one request, from token deltas to output deltas."""
 
-    def __init__(self, request: EngineRequest, renderer: Renderer) -> None:
-        sampling = request.sampling
+    def __init__(self, prepared: PreparedRequest, renderer: Renderer) -> None:
+        request, sampling = prepared.request, prepared.request.sampling
+        self._shows_logprobs = prepared.shows_logprobs
         self._streams: list[TextStream] | None = None
         self._text_of: Callable[[int], str | None] = _no_text
         if sampling.detokenize:
-            self._streams = [renderer.open_stream(request.prompt_token_ids, sampling) for _ in range(sampling.n)]
+            before = [*prepared.before, *request.prompt_token_ids]
+            self._streams = [renderer.open_stream(before, sampling) for _ in range(sampling.n)]
             if renderer.has_tokenizer:
                 self._text_of = renderer.token_text
         self._num_open = sampling.n
@@ -63,7 +68,7 @@ class RequestAssembly:
         if self._streams is not None:
             self._add_text(new, self._streams[delta.index])
         if delta.logprobs is not None:
-            new.logprobs = [self._positions(entry) for entry in delta.logprobs[: len(new.token_ids)]]
+            self._add_logprobs(new, delta.logprobs[: len(new.token_ids)])
         if delta.prompt_logprobs is not None:
             new.prompt_logprobs = [self._positions(entry) for entry in delta.prompt_logprobs]
         if new.finish_reason is not None:
@@ -78,6 +83,11 @@ class RequestAssembly:
             new.token_ids = new.token_ids[: pushed.num_tokens]
             new.finish_reason, new.stop_reason = "stop", pushed.stop_string
 
+    def _add_logprobs(self, new: OutputDelta, entries: list[TokenLogprobs]) -> None:
+        new.cumulative_logprob = sum([entry.logprobs[0] for entry in entries])
+        if self._shows_logprobs:
+            new.logprobs = [self._positions(entry) for entry in entries]
+
     def _positions(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         """The chosen token first; if it is among the best ones it appears once."""
         text_of = self._text_of
@@ -90,12 +100,13 @@ class RequestAssembly:
 class OutputGatherer:
     """Output deltas of one request, gathered into vLLM's RequestOutput."""
 
-    def __init__(self, label: str, prompt: str | None, request: EngineRequest) -> None:
-        sampling = request.sampling
+    def __init__(self, label: str, prepared: PreparedRequest) -> None:
+        sampling = prepared.request.sampling
         self._label = label
-        self._prompt = prompt
-        self._prompt_token_ids = request.prompt_token_ids
-        self._has_logprobs = sampling.logprobs is not None
+        self._prompt = prepared.prompt
+        self._prompt_token_ids = prepared.request.prompt_token_ids
+        self._shows_logprobs = prepared.shows_logprobs
+        self._has_sum = sampling.logprobs is not None
         self._has_prompt_logprobs = sampling.prompt_logprobs is not None
         self._num_cached_tokens: int | None = None
         self._outputs = [self._empty(index) for index in range(sampling.n)]
@@ -106,9 +117,10 @@ class OutputGatherer:
         output.text += delta.text
         output.token_ids.extend(delta.token_ids)
         output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-        if delta.logprobs is not None and output.logprobs is not None and output.cumulative_logprob is not None:
+        if delta.cumulative_logprob is not None and output.cumulative_logprob is not None:
+            output.cumulative_logprob += delta.cumulative_logprob
+        if delta.logprobs is not None and output.logprobs is not None:
             output.logprobs += delta.logprobs
-            output.cumulative_logprob += _sum_of_chosen(delta.logprobs)
         self._add_prompt_facts(delta)
 
     def gathered(self) -> RequestOutput:
@@ -125,16 +137,20 @@ class OutputGatherer:
         output = self._empty(delta.index)
         output.text, output.token_ids = delta.text, delta.token_ids
         output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.cumulative_logprob is not None:
+            output.cumulative_logprob = delta.cumulative_logprob
         if delta.logprobs is not None:
-            output.logprobs, output.cumulative_logprob = delta.logprobs, _sum_of_chosen(delta.logprobs)
+            output.logprobs = delta.logprobs
         # Here the state is only whether a sequence has finished.
         self._outputs[delta.index].finish_reason = delta.finish_reason
         return self._request_output([output])
 
     def _empty(self, index: int) -> CompletionOutput:
-        if self._has_logprobs:
-            return CompletionOutput(index=index, logprobs=[], cumulative_logprob=0.0)
-        return CompletionOutput(index=index)
+        return CompletionOutput(
+            index=index,
+            logprobs=[] if self._shows_logprobs else None,
+            cumulative_logprob=0.0 if self._has_sum else None,
+        )
 
     def _add_prompt_facts(self, delta: OutputDelta) -> None:
         if delta.prompt_logprobs is not None and self._prompt_logprobs is not None:
@@ -152,10 +168,6 @@ class OutputGatherer:
             prompt_logprobs=self._prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
         )
-
-
-def _sum_of_chosen(positions: Logprobs) -> float:
-    return sum(next(iter(position.values())).logprob for position in positions)
 
 
 def _copy_of(output: CompletionOutput) -> CompletionOutput:

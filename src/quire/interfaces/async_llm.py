@@ -11,36 +11,35 @@ Owns an engine, by default in a process of its own. A stream whose reader goes a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import EngineDeadError, EngineError, RequestError, RequestFailedError
 from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssembly
+from quire.interfaces.async_session import AsyncSession
+from quire.interfaces.beams import beam_search_output, check_beams
+from quire.interfaces.memory_account import MemoryAccount
+from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from quire.interfaces.prompts import Prompt, render, text_of
-from quire.interfaces.requests import RequestMaker
+from quire.interfaces.requests import PreparedRequest, RequestMaker
+from quire.interfaces.session import Conversations
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
+from quire.interfaces.steps import Control, Step, Steps, perform_async
 from quire.interfaces.text_threads import TextThreads
-from quire.messages import EngineReady, EngineRequest
-from quire.outputs import RequestOutput
+from quire.messages import EngineReady
+from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.renderer import RenderedPrompt, Renderer
 
+_T = TypeVar("_T")
 # Longer texts are tokenised in a thread; below this the way to the thread and back costs more than the work.
 _THREAD_CHARACTERS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request that passed every check and was not started yet."""
-
-    request: EngineRequest
-    prompt: str | None
 
 
 class AsyncLLM:
@@ -65,6 +64,8 @@ class AsyncLLM:
         self._renderer = renderer
         self._client = client
         self._maker: RequestMaker | None = None
+        self._prefixes: PinnedPrefixes | None = None
+        self._conversations: Conversations | None = None
         self._defaults = default_sampling_params(config)
         self._request_ids_by_label: dict[str, set[int]] = {}
         self._start_lock = asyncio.Lock()
@@ -84,6 +85,7 @@ class AsyncLLM:
                 return await self._start()
             except BaseException:
                 # a cancelled or failed start leaves no process behind
+                self._maker = None
                 if self._client is not None:
                     self._client.close()
                     self._client = None
@@ -101,6 +103,10 @@ class AsyncLLM:
         ready = await self._client.wait_ready()
         log_report(ready)
         self._maker = request_maker(self.config, ready, self._renderer)
+        self._prefixes = PinnedPrefixes(self.config, self._maker, self._renderer)
+        self._conversations = Conversations(self._maker, self._renderer, self._defaults)
+        if self.config.pinned_prefixes is not None:
+            await self.perform(self._prefixes.pin_file(self.config.pinned_prefixes))
         return ready
 
     def shutdown(self) -> None:
@@ -170,7 +176,7 @@ class AsyncLLM:
     async def prepare(
         self,
         prompt: Prompt | RenderedPrompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: GenerationParams | None = None,
         *,
         priority: int = 0,
         cache_salt: str = "",
@@ -183,14 +189,14 @@ class AsyncLLM:
             text, token_ids, media = await self._text_threads.call(render, prompt, self.renderer, length)
         else:
             text, token_ids, media = render(prompt, self.renderer, length)
-        sampling = sampling_params if sampling_params is not None else self._defaults
-        request = self._maker.make(token_ids, sampling, priority=priority, cache_salt=cache_salt, media=media)
-        return PreparedRequest(request, text)
+        params = sampling_params if sampling_params is not None else self._defaults
+        request = self._maker.make(token_ids, params, priority=priority, cache_salt=cache_salt, media=media)
+        return PreparedRequest(request, text, params.logprobs is not None)
 
     async def generate(
         self,
         prompt: Prompt | RenderedPrompt | PreparedRequest,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: GenerationParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -198,11 +204,12 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """The request as it grows: each output holds everything so far, or with delta=True what is new in one sequence.
 
+        Of beams (BeamSearchParams) come the tokens that all of them share, and at the end the rest, best first.
         `request_id` is a label for outputs and for `abort`; two requests may bear the same one.
         """
         prepared = await self._prepared(prompt, sampling_params, priority)
         label = request_id if request_id is not None else str(prepared.request.request_id)
-        gatherer = OutputGatherer(label, prepared.prompt, prepared.request)
+        gatherer = OutputGatherer(label, prepared)
         stream = self.stream(prepared, request_id=label)
         try:
             async for new in stream:
@@ -214,10 +221,27 @@ class AsyncLLM:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
+    async def beam_search(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> BeamSearchOutput:
+        """The best continuations of the prompt, best first, when all are found; `generate` streams them."""
+        check_beams(params)
+        prepared = await self.prepare(prompt, params, priority=priority)
+        label = request_id if request_id is not None else str(prepared.request.request_id)
+        gatherer = OutputGatherer(label, prepared)
+        async for new in self.stream(prepared, request_id=label):
+            gatherer.add(new)
+        return beam_search_output(gatherer.gathered(), params, self.renderer)
+
     async def stream(
         self,
         prompt: Prompt | RenderedPrompt | PreparedRequest,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: GenerationParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -233,7 +257,7 @@ class AsyncLLM:
                 "This prepared request is running already, and runs once at a time. Call prepare() for each run.",
                 param="prompt",
             )
-        assembly = RequestAssembly(request, self.renderer)
+        assembly = RequestAssembly(prepared, self.renderer)
         deltas = client.generate(request)
         has_started = False
         self._enter(request_id, request.request_id)
@@ -257,7 +281,47 @@ class AsyncLLM:
             if self._client is not None:
                 self._client.abort(number)
 
+    # ------------------------------------------------------------------------------------------ keeping
+
+    async def pin_prefix(
+        self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, *, cache_salt: str = ""
+    ) -> PinnedPrefix:
+        """Computes the beginning of later prompts once and keeps it for good; see LLM.pin_prefix."""
+        await self.start()
+        assert self._prefixes is not None
+        token_ids = await self.in_text_thread(self._prefixes.token_ids_of, prompt)
+        return await self.perform(self._prefixes.pin(token_ids, name, cache_salt))
+
+    async def unpin_prefix(self, name: str) -> None:
+        await self.start()
+        assert self._prefixes is not None
+        await self.perform(self._prefixes.unpin(name))
+
+    async def pinned_prefixes(self) -> list[PinnedPrefix]:
+        """What is pinned, with its size and its use so far."""
+        await self.start()
+        assert self._prefixes is not None
+        return await self.perform(self._prefixes.all())
+
+    async def open_session(self, name: str | None = None, *, cache_salt: str = "") -> AsyncSession:
+        """A conversation whose tokens stay in the engine between its turns, until it is closed."""
+        await self.start()
+        assert self._conversations is not None
+        return AsyncSession(self, self._conversations.open(name, cache_salt))
+
+    async def perform(self, steps: Steps[_T]) -> _T:
+        """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""
+        return await perform_async(steps, self._do)
+
+    async def in_text_thread(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Renders or tokenises while the event loop goes on."""
+        return await self._text_threads.call(function, *args)
+
     # ------------------------------------------------------------------------------------------ managing
+
+    async def memory(self) -> MemoryAccount:
+        """Where every slot of the KV cache is; print it."""
+        return MemoryAccount.of(await self.control("memory"))
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
@@ -273,10 +337,19 @@ class AsyncLLM:
 
     # ------------------------------------------------------------------------------------------ inside
 
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Control):
+            return await self.control(step.name, step.args)
+        prepared = PreparedRequest(step.request, None, shows_logprobs=False)
+        gatherer = OutputGatherer(str(step.request.request_id), prepared)
+        async for delta in self.stream(prepared):
+            gatherer.add(delta)
+        return gatherer.gathered()
+
     async def _prepared(
         self,
         prompt: Prompt | RenderedPrompt | PreparedRequest,
-        sampling_params: SamplingParams | None,
+        sampling_params: GenerationParams | None,
         priority: int,
     ) -> PreparedRequest:
         if isinstance(prompt, PreparedRequest):

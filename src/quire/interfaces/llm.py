@@ -13,17 +13,23 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.engine_client import SyncEngineClient, TokenDelta, open_link
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputGatherer, RequestAssembly
+from quire.interfaces.beams import beam_search_output, check_beams
+from quire.interfaces.memory_account import MemoryAccount
+from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from quire.interfaces.progress import Progress, UseTqdm
 from quire.interfaces.prompts import Prompt, as_list, render
+from quire.interfaces.requests import PreparedRequest
+from quire.interfaces.session import Conversations, Session
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
-from quire.messages import EngineRequest
-from quire.outputs import RequestOutput
+from quire.interfaces.steps import Control, Step, Steps, perform
+from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, Any]]
+_T = TypeVar("_T")
 
 
 class LLM:
@@ -59,32 +66,50 @@ class LLM:
         self.renderer = renderer
         self._defaults = default_sampling_params(config)
         self._maker = request_maker(config, client.ready, renderer)
+        self._prefixes = PinnedPrefixes(config, self._maker, renderer)
+        self._conversations = Conversations(self._maker, renderer, self._defaults)
         log_report(client.ready)
+        if config.pinned_prefixes is not None:
+            self._pin_file(config.pinned_prefixes)
 
     # ------------------------------------------------------------------------------------------ generating
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: GenerationParams | Sequence[GenerationParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
     ) -> list[RequestOutput]:
         """One output a prompt, in the order of the prompts. A bad prompt raises before anything is started.
 
+        With BeamSearchParams the outputs of a prompt are beams, best first; one call may mix both kinds.
         A sequence that fails while it runs has finish_reason "error" and the reason as its stop_reason; the others go
         on.
         """
         given = as_list(prompts)
         jobs: list[_Job] = []
-        for prompt, sampling in zip(given, self._sampling_of(sampling_params, len(given)), strict=True):
-            jobs.append(self._job(prompt, sampling, len(jobs)))
+        for prompt, params in zip(given, self._each_of(sampling_params, len(given)), strict=True):
+            jobs.append(self._job(prompt, params, len(jobs)))
         return self._run(jobs, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: UseTqdm = True,
+    ) -> list[BeamSearchOutput]:
+        """The best continuations of each prompt, best first: what `generate` finds with them, in vLLM's shape."""
+        check_beams(params)
+        outputs = self.generate(prompts, params, use_tqdm=use_tqdm)
+        each = params if isinstance(params, list | tuple) else [params] * len(outputs)
+        return [beam_search_output(output, one, self.renderer) for output, one in zip(outputs, each, strict=True)]
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: GenerationParams | Sequence[GenerationParams] | None = None,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -112,7 +137,41 @@ class LLM:
         """Tokenizer and chat template of the model: encode, decode, render_prompt."""
         return self.renderer
 
+    # ------------------------------------------------------------------------------------------ keeping
+
+    def pin_prefix(self, prompt: Prompt | Messages, name: str | None = None, *, cache_salt: str = "") -> PinnedPrefix:
+        """Computes the beginning of later prompts once and keeps it for good: a text, token ids or a chat.
+
+        Prompts that begin with its tokens, and are sent with the same cache_salt, use it by themselves.
+        """
+        return self.perform(self._prefixes.pin(self._prefixes.token_ids_of(prompt), name, cache_salt))
+
+    def unpin_prefix(self, name: str) -> None:
+        """Its memory may be used for others again."""
+        self.perform(self._prefixes.unpin(name))
+
+    def pinned_prefixes(self) -> list[PinnedPrefix]:
+        """What is pinned, with its size and its use so far."""
+        return self.perform(self._prefixes.all())
+
+    def open_session(self, name: str | None = None, *, cache_salt: str = "") -> Session:
+        """A conversation whose tokens stay in the engine between its turns, until it is closed."""
+        return Session(self, self._conversations.open(name, cache_salt))
+
+    def perform(self, steps: Steps[_T]) -> _T:
+        """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""
+        return perform(steps, self._do)
+
+    def compute(self, prepared: PreparedRequest) -> RequestOutput:
+        """One request that is checked already."""
+        [output] = self._run([_Job(prepared, self.renderer)], use_tqdm=False)
+        return output
+
     # ------------------------------------------------------------------------------------------ managing
+
+    def memory(self) -> MemoryAccount:
+        """Where every slot of the KV cache is; print it."""
+        return MemoryAccount.of(self.control("memory"))
 
     def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
@@ -147,9 +206,25 @@ class LLM:
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _sampling_of(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> Sequence[SamplingParams]:
+    def _pin_file(self, path: str) -> None:
+        try:
+            self.perform(self._prefixes.pin_file(path))
+        except BaseException:
+            # nobody gets an LLM to shut down
+            self.shutdown()
+            raise
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, Control):
+            return self.control(step.name, step.args)
+        output = self.compute(PreparedRequest(step.request, None, shows_logprobs=False))
+        if output.outputs[0].finish_reason == "error":
+            raise RequestError(str(output.outputs[0].stop_reason))
+        return output
+
+    def _each_of(
+        self, given: GenerationParams | Sequence[GenerationParams] | None, count: int
+    ) -> Sequence[GenerationParams]:
         if given is None:
             return [self._defaults] * count
         if isinstance(given, list | tuple):
@@ -161,10 +236,11 @@ class LLM:
             return given
         return [given] * count  # type: ignore[list-item]
 
-    def _job(self, prompt: object, sampling: SamplingParams, position: int) -> _Job:
+    def _job(self, prompt: object, params: GenerationParams, position: int) -> _Job:
         try:
             text, token_ids, media = render(prompt, self.renderer, self._maker.limits.max_model_len)
-            return _Job(self._maker.make(token_ids, sampling, media=media), text, self.renderer)
+            request = self._maker.make(token_ids, params, media=media)
+            return _Job(PreparedRequest(request, text, params.logprobs is not None), self.renderer)
         except RequestError as error:
             error.add_note(f"It is prompt number {position} of this call, counted from 0. Nothing was started.")
             raise
@@ -196,10 +272,10 @@ class LLM:
 class _Job:
     """One prompt on its way. Text is made once, at the end, unless a stop string must be looked for meanwhile."""
 
-    def __init__(self, request: EngineRequest, prompt: str | None, renderer: Renderer) -> None:
-        self.request = request
-        self.assembly = RequestAssembly(request, renderer)
-        self.gatherer = OutputGatherer(str(request.request_id), prompt, request)
+    def __init__(self, prepared: PreparedRequest, renderer: Renderer) -> None:
+        self.request = request = prepared.request
+        self.assembly = RequestAssembly(prepared, renderer)
+        self.gatherer = OutputGatherer(str(request.request_id), prepared)
         self.num_output_tokens = 0
         self._has_failed = False
         self._held: dict[int, TokenDelta] | None = None if request.sampling.stop else {}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
+from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
@@ -20,6 +21,8 @@ from quire.sampling_params import SamplingParams
 _MOST_ENTRIES = (("bad_words", 128), ("logit_bias", 1024), ("stop_token_ids", 1024))
 _MOST_CHARACTERS = 1024
 _MOST_PRIORITY = 2**31 - 1
+# What a step of one beam search looks through, all beams together: 128 beams with 384 tokens that end them.
+_MOST_CANDIDATES = 2**16
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
 
@@ -43,10 +46,28 @@ class Asked:
     media: list[Any]
     adapter: str | None
     priority: int = 0
+    # kept by the core under the handle that the request continues; its prompt comes after them
+    num_kept_tokens: int = 0
+    # what `sampling` was made from, if beams were asked for
+    beams: BeamSearchParams | None = None
+    # tokens that end a sequence besides sampling.stop_token_ids
+    eos_token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that passed every check and was not started yet, and what its outputs are to show."""
+
+    request: EngineRequest
+    prompt: str | None
+    # Beams bring log-probabilities in any case; they are shown to those who asked.
+    shows_logprobs: bool
+    # tokens of a session that stand before the request's own prompt
+    before: list[int] = field(default_factory=list)
 
 
 def _check_prompt_not_empty(asked: Asked, limits: Limits) -> None:
-    if not asked.prompt_token_ids:
+    if not asked.prompt_token_ids and not asked.num_kept_tokens:
         raise RequestError("prompt: it has no tokens. Give at least one, for example a space.", param="prompt")
 
 
@@ -65,7 +86,7 @@ def _check_prompt_ids(asked: Asked, limits: Limits) -> None:
 
 
 def _check_context_length(asked: Asked, limits: Limits) -> None:
-    num_prompt, length = len(asked.prompt_token_ids), limits.max_model_len
+    num_prompt, length = asked.num_kept_tokens + len(asked.prompt_token_ids), limits.max_model_len
     least_output = max(1, asked.sampling.min_tokens)
     if num_prompt + least_output <= length:
         return
@@ -118,11 +139,27 @@ def _check_sizes(asked: Asked, limits: Limits) -> None:
 
 
 def _check_num_sequences(asked: Asked, limits: Limits) -> None:
-    if asked.sampling.n > limits.max_num_seqs:
+    name, count = ("n", asked.sampling.n) if asked.beams is None else ("beam_width", asked.beams.beam_width)
+    if count > limits.max_num_seqs:
         raise RequestError(
-            f"n={asked.sampling.n}: at most {limits.max_num_seqs} sequences run at once here (max_num_seqs), and those "
-            "of one request run together. Lower n, or start the engine with a greater max_num_seqs.",
-            param="n",
+            f"{name}={count}: at most {limits.max_num_seqs} sequences run at once here (max_num_seqs), and those "
+            f"of one request run together. Lower {name}, or start the engine with a greater max_num_seqs.",
+            param=name,
+        )
+
+
+def _check_candidates(asked: Asked, limits: Limits) -> None:
+    """Each beam brings its `width` best tokens; as any of them may end it, one more for each token that can."""
+    if asked.beams is None:
+        return
+    width, num_ends = asked.beams.beam_width, len({*asked.sampling.stop_token_ids, *asked.eos_token_ids})
+    num_candidates = width * min(limits.vocab_size, width + num_ends)
+    if num_candidates > _MOST_CANDIDATES:
+        raise RequestError(
+            f"beam_width={width}: with {num_ends} tokens that end a beam (stop_token_ids and the model's own) each "
+            f"step looks through {num_candidates} candidates, at most {_MOST_CANDIDATES} are allowed, because other "
+            "requests wait meanwhile. Lower beam_width, or give fewer stop_token_ids.",
+            param="beam_width",
         )
 
 
@@ -160,6 +197,7 @@ CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_priority,
     _check_sizes,
     _check_sampling_ids,
+    _check_candidates,
 )
 
 
@@ -183,16 +221,20 @@ class RequestMaker:
     def make(
         self,
         prompt_token_ids: list[int],
-        sampling: SamplingParams,
+        params: GenerationParams,
         *,
         priority: int = 0,
         cache_salt: str = "",
         media: list[Any] | None = None,
         adapter: str | None = None,
+        keep: str | None = None,
+        continues: str | None = None,
+        num_kept_tokens: int = 0,
     ) -> EngineRequest:
         """A request for the core; raises RequestError for what cannot be done."""
-        if not isinstance(sampling, SamplingParams):
-            raise RequestError(f"sampling_params={sampling!r}: must be SamplingParams.", param="sampling_params")
+        beams = params if isinstance(params, BeamSearchParams) else None
+        sampling = _sampling_of(params)
+        eos_token_ids = [] if sampling.ignore_eos else self._eos_token_ids
         prompt_token_ids = _as_ints(prompt_token_ids)
         asked = Asked(
             prompt_token_ids=prompt_token_ids,
@@ -200,6 +242,9 @@ class RequestMaker:
             media=media or [],
             adapter=adapter,
             priority=priority,
+            num_kept_tokens=num_kept_tokens,
+            beams=beams,
+            eos_token_ids=eos_token_ids,
         )
         for check in CHECKS:
             check(asked, self.limits)
@@ -210,17 +255,30 @@ class RequestMaker:
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             # A copy: the user may go on to change the original.
-            sampling=sampling.replace(max_tokens=self._max_tokens(sampling, len(prompt_token_ids))),
+            sampling=sampling.replace(max_tokens=self._max_tokens(sampling, num_kept_tokens + len(prompt_token_ids))),
             seed=_seed_of(sampling.seed, self._seed, request_id),
-            eos_token_ids=[] if sampling.ignore_eos else self._eos_token_ids,
+            eos_token_ids=eos_token_ids,
             bad_words_token_ids=bad_words,
             priority=priority,
             cache_salt=cache_salt,
+            decoding=beams.decoding_spec() if beams is not None else None,
+            keep=keep,
+            continues=continues,
         )
 
     def _max_tokens(self, sampling: SamplingParams, num_prompt_tokens: int) -> int:
         room = self.limits.max_model_len - num_prompt_tokens
         return room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+
+
+def _sampling_of(params: GenerationParams) -> SamplingParams:
+    if isinstance(params, BeamSearchParams):
+        return params.sampling_params()
+    if isinstance(params, SamplingParams):
+        return params
+    raise RequestError(
+        f"sampling_params={params!r}: must be SamplingParams or BeamSearchParams.", param="sampling_params"
+    )
 
 
 def _as_ints(token_ids: list[int]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, EngineOptions, checked, resolve
 from quire.errors import ModelError, RequestError
+from quire.interfaces.prefix_file import read_prefix_file
 from quire.interfaces.requests import Limits, RequestMaker
 from quire.messages import EngineReady
 from quire.sampling_params import SamplingParams
@@ -32,6 +33,9 @@ def configured(options: Mapping[str, Any]) -> EngineConfig:
     """One frozen configuration from keywords; an unknown or impossible one is an OptionError."""
     config, reasons = resolve(EngineOptions(**checked(EngineOptions, options)))
     logger.debug("options:\n%s", reasons.table())
+    if config.pinned_prefixes is not None:
+        # read again when they are pinned: here a mistake shows before minutes of loading
+        read_prefix_file(config.pinned_prefixes)
     return config
 
 

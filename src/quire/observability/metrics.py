@@ -8,6 +8,7 @@ which are fetched when somebody asks for the metrics. No label holds a prompt, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,13 +23,41 @@ _BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 
 _WHOLE_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
-# Key of the engine's statistics -> (metric, meaning). A key that ends in _total is a counter, any other a gauge. Keys
-# that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.
-ENGINE_STATISTICS: dict[str, tuple[str, str]] = {
+
+@dataclass(frozen=True)
+class EngineMetric:
+    """How one of the engine's statistics appears. Several may share a name and differ in their labels."""
+
+    name: str
+    help_text: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+SLOT_STATES = ("token_states", "shared", "reserved", "cached", "kept", "pinned", "free")
+HOST_STATES = ("swapped", "free")
+_SLOTS = "Slots of the KV cache; a slot holds a token. They add up to all of it."
+_HOST_SLOTS = "Slots of swap space."
+
+_NAMED: dict[str, tuple[str, str]] = {
     "num_requests_running": ("quire:num_requests_running", "Requests that are being computed."),
     "num_requests_waiting": ("quire:num_requests_waiting", "Requests that wait to be admitted or resumed."),
     "num_requests_preempted": ("quire:num_requests_preempted", "Those among the waiting that had run before."),
     "num_preemptions_total": ("quire:num_preemptions_total", "Preemptions of requests."),
+    "num_preemptions_by_recompute_total": (
+        "quire:num_preemptions_by_recompute_total",
+        "Preempted requests whose tokens are computed again.",
+    ),
+    "num_preemptions_by_swap_total": (
+        "quire:num_preemptions_by_swap_total",
+        "Preempted requests whose blocks were moved to swap space.",
+    ),
+    "recomputed_tokens_total": ("quire:recomputed_tokens_total", "Tokens computed again after a preemption."),
+    "swapped_out_blocks_total": ("quire:swapped_out_blocks_total", "Blocks moved to swap space."),
+    "swapped_in_blocks_total": ("quire:swapped_in_blocks_total", "Blocks brought back from swap space."),
+    "preemption_lost_seconds_total": (
+        "quire:preemption_lost_seconds_total",
+        "Time spent on computing again and on swapping.",
+    ),
     "num_steps_total": ("quire:num_steps_total", "Steps of the engine (forward passes)."),
     "kv_cache_usage": ("quire:kv_cache_usage_perc", "Share of the KV cache's blocks held by requests, 0 to 1."),
     "num_blocks": ("quire:kv_cache_blocks", "Blocks of the KV cache."),
@@ -41,8 +70,21 @@ ENGINE_STATISTICS: dict[str, tuple[str, str]] = {
         "Prompt tokens looked up in the prefix cache.",
     ),
     "num_prefix_hit_tokens_total": ("quire:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+    "num_pinned_prefixes": ("quire:num_pinned_prefixes", "Prefixes that are never evicted."),
+    "num_kept_sequences": ("quire:num_kept_sequences", "Sequences kept for sessions, and pinned prefixes."),
+    "num_blocks_saved_by_sharing": (
+        "quire:kv_cache_blocks_saved_by_sharing",
+        "Blocks that would be needed besides if sequences shared none.",
+    ),
     "requests_open": ("quire:num_requests_open", "Requests that the front end has not finished."),
     "late_outputs_dropped": ("quire:late_outputs_dropped", "Outputs for requests that had ended already."),
+}
+# Key of the engine's statistics -> metric. A metric whose name ends in _total is a counter, any other a gauge. Keys
+# that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.
+ENGINE_STATISTICS: dict[str, EngineMetric] = {
+    **{key: EngineMetric(name, text) for key, (name, text) in _NAMED.items()},
+    **{f"kv_slots_{state}": EngineMetric("quire:kv_cache_slots", _SLOTS, {"state": state}) for state in SLOT_STATES},
+    **{f"host_slots_{state}": EngineMetric("quire:host_slots", _HOST_SLOTS, {"state": state}) for state in HOST_STATES},
 }
 
 
@@ -51,12 +93,14 @@ def engine_metrics(statistics: Mapping[str, float], model_name: str) -> Iterator
     values = dict(statistics)
     if values.get("num_blocks"):
         values.setdefault("kv_cache_usage", values.get("num_blocks_held", 0.0) / values["num_blocks"])
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for key, value in sorted(values.items()):
-        name, text = ENGINE_STATISTICS.get(key, (f"quire:engine_{key}", f"Of the engine: {key}."))
-        family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        metric = family(name, text, labels=["model_name"])
-        metric.add_metric([model_name], value)
-        yield metric
+        metric = ENGINE_STATISTICS.get(key) or EngineMetric(f"quire:engine_{key}", f"Of the engine: {key}.")
+        if metric.name not in families:
+            kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
+            families[metric.name] = kind(metric.name, metric.help_text, labels=["model_name", *metric.labels])
+        families[metric.name].add_metric([model_name, *metric.labels.values()], value)
+    yield from families.values()
 
 
 class RequestObserver:

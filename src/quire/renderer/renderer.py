@@ -111,6 +111,12 @@ class Renderer:
             tokenizer.check_can_fit(text, max_tokens, param)
         return RenderedPrompt(tokenizer.encode(text, add_special_tokens=bool(add_special_tokens)), text=text)
 
+    def render_continuation(self, text: str, *, max_tokens: int) -> list[int]:
+        """The tokens of a text that follows other tokens: no special tokens around it, no space put before it."""
+        tokenizer = self._needed_tokenizer("prompt")
+        tokenizer.check_can_fit(text, max_tokens, "prompt")
+        return tokenizer.encode_continuation(text)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._needed_tokenizer("text").encode(text, add_special_tokens=add_special_tokens)
 

@@ -33,6 +33,7 @@ _SAMPLE_SIZE = 256
 _MAX_BYTES_IN_CHARACTER = 4
 # Longer texts take the library's way for batches: it lets other threads run, but costs a short text more.
 _SHORT_CHARACTERS = 2000
+_LINE_END = "\n"
 # Unicode's normal forms compose at most so many characters into one.
 _MAX_COMPOSED = 4
 
@@ -72,6 +73,17 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             # half of a surrogate pair: JSON can carry one, UTF-8 cannot
             raise RequestError("The text holds a lone surrogate, which is no valid Unicode. Remove it.") from error
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """As it stands in the middle of a text. SentencePiece puts a space before the first word, which is not wanted
+        here: then the text is tokenised behind a line end, whose own tokens are taken off again."""
+        if self._decoding is None or self._decoding.treats_first_alike:
+            return self.encode(text, add_special_tokens=False)
+        opening = self.encode(_LINE_END, add_special_tokens=False)
+        whole = self.encode(_LINE_END + text, add_special_tokens=False)
+        if whole[: len(opening)] == opening:
+            return whole[len(opening) :]
+        return self.encode(text, add_special_tokens=False)
 
     def check_can_fit(self, text: str, max_tokens: int, param: str) -> None:
         """Refuses what cannot fit even if each token were the longest: tokenising it may take gigabytes."""

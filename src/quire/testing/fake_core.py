@@ -1,7 +1,8 @@
 """An engine core without a model: the same interface, answers at once, tokens that a test can foretell.
 
 Greedy sequences repeat their prompt token by token; others follow from seed, sequence and position. Ends are found as
-the real core finds them. Sequence k of a request gets k tokens fewer, so that sequences end at different times.
+the real core finds them. Sequence k of a request gets k tokens fewer, so that sequences end at different times. Beams
+are told of in `fake_beams`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from quire.messages import (
     sequence_id_of,
     split_sequence_id,
 )
+from quire.testing.fake_beams import BeamTokens, FakeBeams
 
 MAX_MODEL_LEN = 256
 
@@ -70,6 +72,11 @@ class FakeSequence:
         self.token_ids: list[int] = []
         self.room = max_model_len - len(request.prompt_token_ids)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """What it is said to have found in the prefix cache."""
+        return 0
+
     def next_token(self, vocab_size: int) -> int:
         prompt, position = self.request.prompt_token_ids, len(self.token_ids)
         if self.request.sampling.is_greedy:
@@ -91,9 +98,21 @@ class FakeSequence:
 
 
 class FakeCore:
-    """Every open sequence gets a token in every step."""
+    """Every open sequence gets a token in every step. A test that has the core in its hands may write to
 
-    def __init__(self, *, vocab_size: int, max_model_len: int = MAX_MODEL_LEN, max_num_seqs: int = 256) -> None:
+    refusal     why it refuses every request
+    failures    number of tokens -> why a sequence fails when it has so many
+    hold_at     sequences wait when they have so many tokens
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_model_len: int = MAX_MODEL_LEN,
+        max_num_seqs: int = 256,
+        make_sequence: Callable[[EngineRequest, int, int], FakeSequence] = FakeSequence,
+    ) -> None:
         self.ready = EngineReady(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -104,13 +123,16 @@ class FakeCore:
         self.is_shut_down = False
         self._vocab_size = vocab_size
         self._sequences: dict[int, FakeSequence] = {}
+        self._beams: dict[int, FakeBeams] = {}
         self._events = EngineOutputs(step=0)
         self._num_steps = 0
         self._num_aborted = 0
         self._fails_next_step = False
         self._interrupts_next_step = False
-        # sequences wait when they have so many tokens
-        self._hold_at: float = math.inf
+        self._make_sequence = make_sequence
+        self.refusal: str | None = None
+        self.failures: dict[int, str] = {}
+        self.hold_at: float = math.inf
         self._operations: dict[str, Callable[..., Any]] = {
             "statistics": self.statistics,
             "echo": lambda **args: args,
@@ -123,14 +145,22 @@ class FakeCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._granted()) or not self._events.is_empty
+        return bool(self._granted() or self._granted_beams()) or not self._events.is_empty
 
     def add(self, request: EngineRequest) -> None:
+        refusal = self.refusal
+        if len(request.prompt_token_ids) >= self.ready.max_model_len:
+            refusal = "the prompt is too long"
+        if refusal is None and request.decoding is not None:
+            self._beams[request.request_id] = FakeBeams(request)
+            self._events.starts.append(SequenceStart(sequence_id_of(request.request_id, 0), 0))
+            return
         for index in range(request.sampling.n):
-            sequence = FakeSequence(request, index, self.ready.max_model_len)
-            if len(request.prompt_token_ids) >= self.ready.max_model_len:
-                self._events.ends.append(SequenceEnd(sequence.sequence_id, "error", error="the prompt is too long"))
+            if refusal is not None:
+                sequence_id = sequence_id_of(request.request_id, index)
+                self._events.ends.append(SequenceEnd(sequence_id, "error", error=refusal))
                 continue
+            sequence = self._make_sequence(request, index, self.ready.max_model_len)
             self._sequences[sequence.sequence_id] = sequence
 
     def extend(self, extension: ExtendRequest) -> None:
@@ -144,6 +174,10 @@ class FakeCore:
                 del self._sequences[sequence_id]
                 self._num_aborted += 1
                 self._events.ends.append(SequenceEnd(sequence_id, "abort"))
+        for request_id in aborts.request_ids:
+            if (beams := self._beams.pop(request_id, None)) is not None:
+                self._num_aborted += len(beams.sequence_ids)
+                self._events.ends += [SequenceEnd(sequence_id, "abort") for sequence_id in beams.sequence_ids]
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name not in self._operations:
@@ -151,7 +185,7 @@ class FakeCore:
         return self._operations[name](**args)
 
     def step(self) -> EngineOutputs:
-        if self._fails_next_step and self._sequences:
+        if self._fails_next_step and (self._sequences or self._beams):
             raise RuntimeError("the step was told to fail")
         self._num_steps += 1
         outputs, self._events = self._events, EngineOutputs(step=0)
@@ -161,17 +195,33 @@ class FakeCore:
             self._interrupts_next_step = False
             signal.raise_signal(signal.SIGINT)
         for sequence in self._granted():
+            if (error := self.failures.get(len(sequence.token_ids))) is not None:
+                self._fail(sequence, error, outputs)
+                continue
             token_id = sequence.next_token(self._vocab_size)
             self._report(sequence, token_id, outputs)
             sequence_ids.append(sequence.sequence_id)
             token_ids.append(token_id)
+        for beams in self._granted_beams():
+            for new in beams.step():
+                self._report_beam(beams, new, outputs)
+                sequence_ids += [new.sequence_id] * len(new.token_ids)
+                token_ids += new.token_ids
         outputs.sequence_ids, outputs.token_ids = int_array(sequence_ids), int_array(token_ids)
         return outputs
 
+    @property
+    def running(self) -> set[int]:
+        """Requests with sequences that have not ended."""
+        return {split_sequence_id(sequence_id)[0] for sequence_id in self._sequences} | self._beams.keys()
+
     def statistics(self) -> dict[str, float]:
         return {
+            "num_requests_running": len(self.running),
+            "num_blocks": self.ready.num_blocks,
+            "num_blocks_held": self.ready.num_blocks // 4,
             "steps": self._num_steps,
-            "sequences_running": len(self._sequences),
+            "sequences_running": len(self._sequences) + len(self._beams),
             "sequences_aborted": self._num_aborted,
         }
 
@@ -179,12 +229,24 @@ class FakeCore:
         self.is_shut_down = True
 
     def _granted(self) -> list[FakeSequence]:
-        return [sequence for sequence in self._sequences.values() if len(sequence.token_ids) < self._hold_at]
+        return [sequence for sequence in self._sequences.values() if len(sequence.token_ids) < self.hold_at]
+
+    def _granted_beams(self) -> list[FakeBeams]:
+        return [beams for beams in self._beams.values() if beams.num_settled < self.hold_at]
+
+    def _report_beam(self, beams: FakeBeams, new: BeamTokens, outputs: EngineOutputs) -> None:
+        count = beams.request.sampling.logprobs
+        assert count is not None, "the client asks for the log-probabilities that beams are judged by"
+        positions = [self._logprobs(token_id, count, new.logprob) for token_id in new.token_ids]
+        outputs.logprobs.append(SequenceLogprobs(new.sequence_id, positions))
+        if new.end is not None:
+            outputs.ends.append(new.end)
+            self._beams.pop(beams.request.request_id, None)
 
     def _report(self, sequence: FakeSequence, token_id: int, outputs: EngineOutputs) -> None:
         sampling = sequence.request.sampling
         if not sequence.token_ids:
-            outputs.starts.append(SequenceStart(sequence.sequence_id, 0))
+            outputs.starts.append(SequenceStart(sequence.sequence_id, sequence.num_cached_tokens))
             if sampling.prompt_logprobs is not None and sequence.index == 0:
                 prompt = sequence.request.prompt_token_ids[1:]
                 positions = [self._logprobs(token, sampling.prompt_logprobs) for token in prompt]
@@ -198,16 +260,23 @@ class FakeCore:
             outputs.ends.append(end)
             del self._sequences[sequence.sequence_id]
 
-    def _logprobs(self, token_id: int, count: int) -> TokenLogprobs:
-        """The chosen token with -0.5, which is the best; then its neighbours in the vocabulary."""
+    def _fail(self, sequence: FakeSequence, error: str, outputs: EngineOutputs) -> None:
+        if not sequence.token_ids:
+            # it had begun: a request that never does is one that was refused
+            outputs.starts.append(SequenceStart(sequence.sequence_id, sequence.num_cached_tokens))
+        outputs.ends.append(SequenceEnd(sequence.sequence_id, "error", error=error))
+        del self._sequences[sequence.sequence_id]
+
+    def _logprobs(self, token_id: int, count: int, logprob: float = -0.5) -> TokenLogprobs:
+        """The chosen token, which is the best; then its neighbours in the vocabulary."""
         best = [(token_id + rank) % self._vocab_size for rank in range(count)]
         return TokenLogprobs(
-            [token_id, *best], [-0.5, *(-0.5 - rank for rank in range(count))], [1, *range(1, count + 1)]
+            [token_id, *best], [logprob, *(logprob - rank for rank in range(count))], [1, *range(1, count + 1)]
         )
 
     def _hold(self, at: int | None = None) -> None:
         """Every sequence stands still at so many tokens, so that a test can act in between; None lets them go on."""
-        self._hold_at = math.inf if at is None else at
+        self.hold_at = math.inf if at is None else at
 
     def _fail_next_step(self) -> None:
         self._fails_next_step = True
@@ -218,6 +287,7 @@ class FakeCore:
 
     def _fail_requests(self, error: str) -> None:
         """Every open sequence ends with an error, as after a failure that was traced to its request."""
-        for sequence_id in self._sequences:
+        for sequence_id in [*self._sequences, *(one for beams in self._beams.values() for one in beams.sequence_ids)]:
             self._events.ends.append(SequenceEnd(sequence_id, "error", error=error))
         self._sequences.clear()
+        self._beams.clear()

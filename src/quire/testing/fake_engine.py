@@ -1,9 +1,9 @@
-"""An AsyncLLM without a model: real renderer, real checks, real assembly of text; only the core is a script.
+"""An AsyncLLM without a model: real renderer, real checks, real client, real assembly of text; the core is a script.
 
 Tokens are bytes, so that texts, characters cut in two and counts can be foreseen in a test.
 
-    engine = fake_engine(tmp_path)                      answers with `reply_to(request, index)`
-    engine.fake.hold_after = 3                          every sequence stops there until `release()`
+    engine = await fake_engine(tmp_path)                answers with `reply_to(request, index)`
+    engine.fake.hold(3)                                 every sequence stops there until `release()`
     engine.fake.failures[2] = "..."                     a sequence fails when it has 2 tokens
     engine.fake.aborted                                 numbers of requests that were aborted
 """
@@ -11,18 +11,31 @@ Tokens are bytes, so that texts, characters cut in two and counts can be foresee
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Callable
+import math
+import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from quire.config import EngineConfig, EngineOptions, resolve
-from quire.engine_client import AsyncEngineClient, TokenDelta
+from quire.engine_client import AsyncEngineClient
+from quire.engine_core.driver import CoreDriver
 from quire.errors import EngineDeadError
 from quire.interfaces.async_llm import AsyncLLM
-from quire.messages import EngineReady, EngineRequest, TokenLogprobs
+from quire.messages import (
+    AbortRequests,
+    EngineFailed,
+    EngineRequest,
+    SequenceEnd,
+    ToClient,
+    ToCore,
+    split_sequence_id,
+)
 from quire.renderer import Renderer
+from quire.testing.fake_core import FakeCore, FakeSequence
 
 END = "<|end|>"
 SPECIALS = (END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -83,136 +96,141 @@ def default_reply(request: EngineRequest, index: int) -> str:
     return f"Answer {index} to {len(request.prompt_token_ids)} tokens: gr\u00fc\u00dfe \U0001f600 to all."
 
 
-class FakeEngineClient:
-    """Stands where AsyncEngineClient stands."""
+class ScriptedSequence(FakeSequence):
+    """Says a text, byte by byte, and ends as its length allows."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.ready = EngineReady(
-            max_model_len=config.max_model_len, max_num_seqs=8, num_blocks=64, block_size=16, report=["a fake engine"]
-        )
-        self.failure: str | None = None
-        self.reply_to: Callable[[EngineRequest, int], str] = default_reply
-        self.failures: dict[int, str] = {}
-        self.refusal: str | None = None
-        self.hold_after: int | None = None
-        self.requests: list[EngineRequest] = []
-        self.aborted: list[int] = []
-        self.dropped: list[tuple[int, int]] = []
-        self.running: set[int] = set()
-        self.changed = asyncio.Event()
-        self._released = asyncio.Event()
-
-    @property
-    def num_open(self) -> int:
-        return len(self.running)
-
-    def is_open(self, request_id: int) -> bool:
-        return request_id in self.running
-
-    async def wait_ready(self) -> EngineReady:
-        return self.ready
-
-    def release(self) -> None:
-        self._released.set()
-
-    def die(self, reason: str) -> None:
-        """As if the engine's process were gone."""
-        self.failure = reason
-        self._released.set()
-
-    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
-        number, n = request.request_id, request.sampling.n
-        self.requests.append(request)
-        self.running.add(number)
-        self.changed.set()
-        is_complete = False
-        try:
-            if self.refusal is not None:
-                yield TokenDelta(index=0, finish_reason="error", error=self.refusal)
-            answers = [self._tokens(request, index) for index in range(n)]
-            count = request.sampling.prompt_logprobs
-            if count is not None and len(request.prompt_token_ids) > 1:
-                scores = [self._scores(token, count) for token in request.prompt_token_ids[1:]]
-                yield TokenDelta(index=0, prompt_logprobs=scores)
-            for position in range(max(len(tokens) for tokens, _ in answers)):
-                if position == self.hold_after:
-                    await self._released.wait()
-                await asyncio.sleep(0)
-                if self.failure is not None:
-                    raise EngineDeadError(self.failure)
-                for index, (tokens, reason) in enumerate(answers):
-                    if position < len(tokens) and (number, index) not in self.dropped:
-                        yield self._delta(request, index, position, tokens, reason)
-            is_complete = True
-        finally:
-            self.running.discard(number)
-            if not is_complete:
-                self.aborted.append(number)
-            self.changed.set()
-
-    def _tokens(self, request: EngineRequest, index: int) -> tuple[list[int], str]:
-        tokens = [*self.reply_to(request, index).encode(), *request.eos_token_ids[:1]]
+    def __init__(self, request: EngineRequest, index: int, max_model_len: int, text: str) -> None:
+        super().__init__(request, index, max_model_len)
+        tokens = [*text.encode(), *request.eos_token_ids[:1]]
         limit = request.sampling.max_tokens or 16
         while request.sampling.ignore_eos and len(tokens) < limit:
             tokens += tokens
-        return (tokens, "stop") if len(tokens) <= limit else (tokens[:limit], "length")
+        self._reason = "stop" if len(tokens) <= limit else "length"
+        self._tokens = tokens[:limit]
 
-    def _delta(self, request: EngineRequest, index: int, position: int, tokens: list[int], reason: str) -> TokenDelta:
-        if position in self.failures:
-            return TokenDelta(index=index, num_cached_tokens=0, finish_reason="error", error=self.failures[position])
-        is_last = position == len(tokens) - 1
-        count = request.sampling.logprobs
-        return TokenDelta(
-            index=index,
-            token_ids=[tokens[position]],
-            logprobs=None if count is None else [self._scores(tokens[position], count)],
-            num_cached_tokens=len(request.prompt_token_ids) // 2 if (index, position) == (0, 0) else None,
-            finish_reason=reason if is_last else None,
+    @property
+    def num_cached_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) // 2 if self.index == 0 else 0
+
+    def next_token(self, vocab_size: int) -> int:
+        return self._tokens[len(self.token_ids)]
+
+    def end(self, token_id: int) -> SequenceEnd | None:
+        is_last = len(self.token_ids) == len(self._tokens)
+        return SequenceEnd(self.sequence_id, self._reason) if is_last else None
+
+
+class ScriptedLink:
+    """A link to a fake core that steps on the event loop: no thread, so a test may look at both at any time.
+
+    A bell that the loop hears stands for one step. It is rung for the next one after those were woken who read what
+    this one brought, so what a test sees is not merged.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.reply_to: Callable[[EngineRequest, int], str] = default_reply
+        self.requests: list[EngineRequest] = []
+        # requests that were aborted while they ran, and (request, index) of sequences that ended early
+        self.aborted: list[int] = []
+        self.dropped: list[tuple[int, int]] = []
+        self.changed = asyncio.Event()
+        self.core = FakeCore(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=config.max_model_len,
+            max_num_seqs=8,
+            make_sequence=self._make_sequence,
         )
+        self._driver = CoreDriver(self.core)
+        self._failure: EngineFailed | None = None
+        self._bell_in, self._bell_out = socket.socketpair()
+        self._bell_in.setblocking(False)
+        self._bell_out.setblocking(False)
 
-    @staticmethod
-    def _scores(token: int, count: int) -> TokenLogprobs:
-        """The chosen token is the best one; its neighbours follow."""
-        ids = [(token + step) % 256 if step else token for step in range(max(1, count))]
-        return TokenLogprobs(ids, [-0.5 - step for step in range(len(ids))], [1 + step for step in range(len(ids))])
+    # ------------------------------------------------------------------------------------------ for a test
 
-    def abort(self, request_id: int, index: int | None = None) -> None:
-        self.dropped.append((request_id, index or 0))
+    @property
+    def running(self) -> set[int]:
+        return self.core.running
 
-    async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
-        if self.failure is not None:
-            raise EngineDeadError(self.failure)
-        assert name == "statistics"
-        return {
-            "num_requests_running": len(self.running),
-            "num_blocks": 64,
-            "num_blocks_held": 16,
-            "new_thing_total": 3,
-        }
+    @property
+    def failures(self) -> dict[int, str]:
+        return self.core.failures
+
+    def hold(self, num_tokens: int) -> None:
+        """Every sequence stops when it has so many tokens, until `release`."""
+        self.core.hold_at = num_tokens
+
+    def release(self) -> None:
+        self.core.hold_at = math.inf
+        self._ring()
+
+    def die(self, reason: str) -> None:
+        """As if the engine's process were gone."""
+        self._failure = EngineFailed(kind=EngineDeadError.__name__, error=reason)
+        self._ring()
+
+    # ------------------------------------------------------------------------------------------ for the client
+
+    def send(self, message: ToCore) -> None:
+        if isinstance(message, EngineRequest):
+            self.requests.append(message)
+        elif isinstance(message, AbortRequests):
+            self.aborted += [number for number in message.request_ids if number in self.running]
+            self.dropped += [split_sequence_id(sequence_id) for sequence_id in message.sequence_ids]
+        self._driver.handle(message)
+        self.changed.set()
+        self._ring()
+
+    def receive(self, timeout: float | None = None) -> list[ToClient]:
+        if self._failure is not None:
+            return [self._failure]
+        if self._has_rung():
+            self._driver.step()
+            self.changed.set()
+            if self._driver.has_work:
+                asyncio.get_running_loop().call_soon(self._ring)
+        return self._driver.take()
+
+    def descriptors(self) -> tuple[int, ...]:
+        return (self._bell_out.fileno(),)
 
     def statistics(self) -> dict[str, float]:
-        return {"requests_open": float(len(self.running))}
+        return {}
 
     def close(self) -> None:
-        self._released.set()
+        self._driver.shutdown()
+        self._bell_in.close()
+        self._bell_out.close()
+
+    def _make_sequence(self, request: EngineRequest, index: int, max_model_len: int) -> ScriptedSequence:
+        return ScriptedSequence(request, index, max_model_len, self.reply_to(request, index))
+
+    def _ring(self) -> None:
+        # OSError: the link was closed meanwhile
+        with contextlib.suppress(OSError):
+            self._bell_in.send(b"!")
+
+    def _has_rung(self) -> bool:
+        try:
+            return bool(self._bell_out.recv(4096))
+        except BlockingIOError:
+            return False
 
 
 class FakeAsyncLLM(AsyncLLM):
     """An AsyncLLM whose script is at hand."""
 
-    fake: FakeEngineClient
+    fake: ScriptedLink
 
 
 def unstarted_engine(folder: Path, **checkpoint: Any) -> FakeAsyncLLM:
     """Not started yet. `checkpoint`: max_model_len, generation_config."""
     write_byte_checkpoint(folder, **checkpoint)
     config, _ = resolve(EngineOptions(model=str(folder), served_model_name="byte-model", device="cpu"))
-    client = FakeEngineClient(config)
-    engine = FakeAsyncLLM.from_config(
-        config, renderer=Renderer.from_config(config), client=cast(AsyncEngineClient, client)
-    )
+    link = ScriptedLink(config)
+    engine = FakeAsyncLLM.from_config(config, renderer=Renderer.from_config(config), client=AsyncEngineClient(link))
     assert isinstance(engine, FakeAsyncLLM)
-    engine.fake = client
+    engine.fake = link
     return engine
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from quire.beam_search_params import BeamSearchParams
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -43,7 +44,9 @@ class FakeEngine:
             if self.error is not None:
                 raise self.error
             token_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt.token_ids
-            whole = [CompletionOutput(index=index) for index in range(sampling.n)]
+            is_beams = isinstance(sampling, BeamSearchParams)
+            sums = [-2.0 * (index + 1) if is_beams else None for index in range(sampling.n)]
+            whole = [CompletionOutput(index=index, cumulative_logprob=sums[index]) for index in range(sampling.n)]
             for number, piece in enumerate(self.pieces):
                 if number == self.interrupt_after:
                     os.kill(os.getpid(), signal.SIGINT)

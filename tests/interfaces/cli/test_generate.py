@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from quire.beam_search_params import BeamSearchParams
 from quire.errors import RequestError, RequestFailedError
 from quire.interfaces.cli import main
 
@@ -57,6 +58,54 @@ def test_as_json(engine, capsys):
     entry = json.loads(capsys.readouterr().out)
     answer = {"index": 0, "text": "Hello.", "num_tokens": 2, "finish_reason": "stop", "stop_reason": None}
     assert entry == {"prompt": "één", "num_prompt_tokens": 3, "outputs": [answer]}
+
+
+def test_beams_are_printed_best_first_with_their_scores(engine, capsys):
+    assert main(["generate", "one", "--beam-width", "3", "--max-tokens", "5", "--temperature", "1"]) == 0
+    assert capsys.readouterr().out == "[1] one\n -1.0000  Hello.\n -2.0000  Hello.\n -3.0000  Hello.\n\n"
+    assert engine.sampling == [BeamSearchParams(beam_width=3, max_tokens=5, temperature=1.0)]
+
+
+def test_what_can_be_said_of_beams(engine, capsys):
+    flags = ["--length-penalty", "2", "--early-stopping", "never", "--ignore-eos", "-n", "2"]
+    assert main(["generate", "one", "--beam-width", "4", "--json", *flags]) == 0
+    [params] = engine.sampling
+    assert params == BeamSearchParams(
+        beam_width=4,
+        max_tokens=256,
+        length_penalty=2.0,
+        early_stopping="never",
+        ignore_eos=True,
+        num_return_sequences=2,
+    )
+    answers = json.loads(capsys.readouterr().out)["outputs"]
+    assert [(answer["cumulative_logprob"], answer["score"]) for answer in answers] == [(-2.0, -0.5), (-4.0, -1.0)]
+
+
+def test_a_single_beam_streams(engine, capsys):
+    assert main(["generate", "one", "--beam-width", "2", "-n", "1"]) == 0
+    assert capsys.readouterr().out == "Hello.\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--length-penalty", "2"], "--length-penalty: only with --beam-width"),
+        (["--early-stopping", "true"], "--early-stopping: only with --beam-width"),
+        (["--beam-width", "4", "--top-k", "5"], "--top-k: not with --beam-width"),
+        (["--beam-width", "4", "--stop", "x"], "--stop: not with --beam-width"),
+        (["--beam-width", "4", "--seed", "1"], "--seed: not with --beam-width"),
+        (["--beam-width", "x"], "--beam-width x: must be a whole number"),
+        (["--beam-width", "0"], "beam_width=0: must be"),
+        (["--beam-width", "2", "-n", "3"], "num_return_sequences=3: at most beam_width=2"),
+        (["--beam-width", "2", "--early-stopping", "maybe"], "maybe"),
+        (["-n", "x"], "-n x: must be a whole number"),
+    ],
+)
+def test_beams_and_flags_that_do_not_fit(engine, capsys, flags, words):
+    assert main(["generate", "one", *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not engine.was_opened
 
 
 def test_an_impossible_value_is_said_before_anything_loads(engine, capsys):

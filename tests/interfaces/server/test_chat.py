@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.interfaces.server.beam_search import ONLY_WITH_BEAMS
 from quire.interfaces.server.requests import GenerationFields
 
 
@@ -120,6 +121,7 @@ def test_every_sampling_field_reaches_the_engine(run, served, endpoint):
 
 def test_no_generation_field_is_forgotten_here():
     elsewhere = {"model", "stream", "stream_options", "add_special_tokens", "priority", "cache_salt"}
+    elsewhere |= {"use_beam_search", *ONLY_WITH_BEAMS}
     assert set(GenerationFields.__struct_fields__) - elsewhere == set(SAMPLING)
 
 

@@ -229,7 +229,7 @@ def test_metrics(run, served):
             assert metric(response.text, 'quire:request_success_total{finished_reason="stop"') == 1
             assert metric(response.text, f"quire:num_requests_running{label}") == 0
             assert metric(response.text, f"quire:kv_cache_usage_perc{label}") == 0.25
-            assert metric(response.text, f"quire:engine_new_thing_total{label}") == 3
+            assert metric(response.text, f"quire:engine_sequences_aborted{label}") == 0
             route = 'route="/v1/chat/completions"'
             assert (
                 metric(response.text, f'quire:http_responses_total{{model_name="byte-model",{route},status="400"}}')

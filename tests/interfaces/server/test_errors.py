@@ -38,7 +38,6 @@ CHAT_MISTAKES = {
     "audio": ({"modalities": ["text", "audio"]}, "modalities"),
     "template": ({"chat_template": "{{ 1 }}"}, "chat_template"),
     "best_of": ({"best_of": 2}, "best_of"),
-    "beam search": ({"use_beam_search": True}, "use_beam_search"),
     "no messages": ({"messages": []}, "messages"),
     "messages null": ({"messages": None}, "messages"),
     "message no object": ({"messages": ["Hi"]}, "messages[0]"),
@@ -341,11 +340,11 @@ def test_a_failure_in_the_engine(run, served):
 def test_a_request_that_the_engine_has_no_room_for(run, served):
     async def main():
         async with served() as server:
-            server.fake.refusal = "KV cache: 2 blocks are needed, the engine has 1. Lower max_tokens."
+            server.fake.core.refusal = "KV cache: 2 blocks are needed, the engine has 1. Lower max_tokens."
             for stream in (False, True):
                 response = await server.chat(stream=stream)
                 assert response.status_code == 400
-                assert error_of(response)["message"] == server.fake.refusal
+                assert error_of(response)["message"] == server.fake.core.refusal
             metrics = (await server.http.get("/metrics")).text
             assert 'quire:request_success_total{finished_reason="error",model_name="byte-model"} 2.0' in metrics
             assert 'finished_reason="abort"' not in metrics

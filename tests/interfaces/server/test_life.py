@@ -21,7 +21,8 @@ folder, behaviour, port, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), e
 
 def make(**engine_options):
     engine = unstarted_engine(pathlib.Path(folder))
-    engine.fake.hold_after = 3 if behaviour == "holds" else None
+    if behaviour == "holds":
+        engine.fake.hold(3)
 
     async def start():
         print("starting", flush=True)

@@ -173,6 +173,24 @@ def test_extensions(client):
     assert answer.choices[0].finish_reason == "length"
 
 
+def test_beams(client):
+    body = {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": True}
+    fields = {"model": MODEL, "prompt": PROMPT, "n": 4, "max_tokens": 12, "logprobs": 1, "extra_body": body}
+    whole = client.completions.create(**fields)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert len({tuple(choice.logprobs.tokens) for choice in whole.choices}) == 4
+    scores = [sum(c.logprobs.token_logprobs) / len(c.logprobs.tokens) ** 0.5 for c in whole.choices]
+    assert scores == sorted(scores, reverse=True)
+    assert whole.usage.completion_tokens == sum(len(choice.logprobs.tokens) for choice in whole.choices)
+    texts = ["", "", "", ""]
+    for chunk in client.completions.create(**fields, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**fields, top_p=0.5)
+    assert caught.value.param == "top_p"
+
+
 def test_logit_bias_and_allowed_tokens(client, url):
     (token,) = httpx.post(url + "/tokenize", json={"prompt": "a", "add_special_tokens": False}).json()["tokens"]
     fields = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}

@@ -209,7 +209,7 @@ def test_a_client_that_leaves_frees_its_requests(run, served, on_a_socket, caplo
 
     async def main():
         async with served() as server, on_a_socket(server) as url:
-            server.fake.hold_after = hold_after
+            server.fake.hold(hold_after)
             _, _, host_port = url.partition("://")
             host, _, port = host_port.partition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_frees_its_requests(run, served, on_a_socket, caplo
                 await asyncio.sleep(0)
             assert "Traceback" not in caplog.text
             # and another client is served
-            server.fake.hold_after = None
+            server.fake.release()
             async with httpx.AsyncClient() as other:
                 assert (await other.post(url + path, json={**body, "stream": False})).status_code == 200
 
@@ -239,7 +239,7 @@ def test_a_client_that_leaves_frees_its_requests(run, served, on_a_socket, caplo
 def test_tokens_are_sent_when_they_are_made(run, served, on_a_socket):
     async def main():
         async with served() as server, on_a_socket(server) as url:
-            server.fake.hold_after = 5
+            server.fake.hold(5)
             body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
             async with (
                 httpx.AsyncClient() as client,

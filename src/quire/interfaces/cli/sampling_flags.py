@@ -46,13 +46,14 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     for flag, (field, kind, _) in _FLAGS.items():
         if field in typed:
-            typed[field] = _number(flag, kind, typed[field])
+            typed[field] = number_of(flag, kind, typed[field])
     # what is out of bounds is said before a model loads
     SamplingParams(**typed)
     return typed
 
 
-def _number(flag: str, kind: type, text: str) -> int | float:
+def number_of(flag: str, kind: type, text: str) -> int | float:
+    """A number that was typed."""
     try:
         return int(text) if kind is int else float(text)
     except ValueError:

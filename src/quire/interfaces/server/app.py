@@ -8,7 +8,16 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from quire.errors import QuireError
-from quire.interfaces.server import chat, completions, health, metrics, models, tokenization
+from quire.interfaces.server import (
+    admin_memory,
+    admin_pinned_prefixes,
+    chat,
+    completions,
+    health,
+    metrics,
+    models,
+    tokenization,
+)
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of
 from quire.interfaces.server.middleware import Gate
@@ -16,7 +25,7 @@ from quire.interfaces.server.state import ServerState
 from quire.version import __version__
 
 # One file a family of endpoints: a new one is imported above and entered here.
-_FAMILIES = (health, models, completions, chat, tokenization, metrics)
+_FAMILIES = (health, models, completions, chat, tokenization, metrics, admin_pinned_prefixes, admin_memory)
 
 
 def create_app(
@@ -46,7 +55,10 @@ def create_app(
 
         # added last, so it stands outside the gate: a browser's preflight carries no key
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(allowed_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
         )
     if engine is not None:
         state.attach(engine)

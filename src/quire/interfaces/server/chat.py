@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from quire.beam_search_params import GenerationParams
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.chat_tools import checked_tools
-from quire.interfaces.server.errors import invalid
+from quire.interfaces.server.errors import invalid, renamed
 from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
 from quire.interfaces.server.generation import Answer, Choice, Counts, Work, collect, deltas_of
@@ -31,9 +32,8 @@ from quire.interfaces.server.responses import (
     ChunkEncoder,
     new_id,
 )
-from quire.interfaces.server.sampling import check_length, check_stream_options, renamed, sampling_params
+from quire.interfaces.server.sampling import check_length, check_stream_options, generation_params
 from quire.interfaces.server.state import ServerState, state_of
-from quire.sampling_params import SamplingParams
 
 router = APIRouter()
 RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT})
@@ -54,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def _work_of(body: ChatRequest, state: ServerState) -> Work:
     check_stream_options(body)
-    sampling = _sampling(body, state)
+    params = _params(body, state)
     tools = checked_tools(body.tools, body.tool_choice)
     prompt = await render(
         state,
@@ -68,7 +68,7 @@ async def _work_of(body: ChatRequest, state: ServerState) -> Work:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_length(len(prompt.token_ids), name, _max_tokens(body), state.max_model_len, what="messages")
     return await Work.prepare(
-        state.engine, [prompt.token_ids], sampling, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+        state.engine, [prompt.token_ids], params, priority=body.priority or 0, cache_salt=body.cache_salt or ""
     )
 
 
@@ -89,7 +89,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return older if newer is None else newer
 
 
-def _sampling(body: ChatRequest, state: ServerState) -> SamplingParams:
+def _params(body: ChatRequest, state: ServerState) -> GenerationParams:
     decided: dict[str, int | None] = {"max_tokens": None}
     asked = _max_tokens(body)
     if asked is not None:
@@ -107,7 +107,7 @@ def _sampling(body: ChatRequest, state: ServerState) -> SamplingParams:
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     try:
-        return sampling_params(body, state.defaults, **decided)
+        return generation_params(body, state.defaults, **decided)
     except RequestError as error:
         raise renamed(error, names) from None
 
@@ -121,6 +121,7 @@ class _Chat:
         self._model = body.model or state.model_name
         self._work = work
         self._num_top = body.top_logprobs or 0
+        self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
@@ -137,7 +138,7 @@ class _Chat:
         )
 
     def _prompt_logprobs(self, answer: Answer) -> list[dict[str, Any] | None] | None:
-        if self._work.sampling.prompt_logprobs is None:
+        if not self._shows_prompt_logprobs:
             return None
         return prompt_logprobs_json(answer.prompt_scores.of(0, len(self._work.prompts[0])))
 
@@ -150,7 +151,7 @@ class _Chat:
         return choices
 
     def _logprobs(self, source: Choice | OutputDelta) -> ChatLogprobs | None:
-        if self._work.sampling.logprobs is None:
+        if self._work.params.logprobs is None:
             return None
         return chat_logprobs(self._engine.renderer, list(source.token_ids), source.logprobs or [], self._num_top)
 

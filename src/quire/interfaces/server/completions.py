@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from quire.beam_search_params import GenerationParams
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.event_stream import EventStream
@@ -28,10 +29,9 @@ from quire.interfaces.server.responses import (
     CompletionLogprobs,
     new_id,
 )
-from quire.interfaces.server.sampling import check_length, check_stream_options, sampling_params
+from quire.interfaces.server.sampling import check_length, check_stream_options, generation_params
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.token_ids import check_token_ids
-from quire.sampling_params import SamplingParams
 
 router = APIRouter()
 RULES = FieldRules(CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS})
@@ -73,7 +73,7 @@ def _is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _sampling(body: CompletionRequest, state: ServerState) -> SamplingParams:
+def _params(body: CompletionRequest, state: ServerState) -> GenerationParams:
     decided: dict[str, Any] = {}
     if body.max_tokens == 0 and not body.echo:
         raise invalid(
@@ -88,7 +88,7 @@ def _sampling(body: CompletionRequest, state: ServerState) -> SamplingParams:
         decided["logprobs"] = body.logprobs
         if body.echo and body.prompt_logprobs is None:
             decided["prompt_logprobs"] = body.logprobs
-    return sampling_params(body, state.defaults, **decided)
+    return generation_params(body, state.defaults, **decided)
 
 
 class _Completion:
@@ -112,7 +112,7 @@ class _Completion:
     @classmethod
     async def of(cls, body: CompletionRequest, state: ServerState) -> _Completion:
         check_stream_options(body)
-        sampling = _sampling(body, state)
+        params = _params(body, state)
         prompts: list[list[int]] = []
         texts: list[str] = []
         for prompt in split_prompts(body.prompt):
@@ -121,7 +121,7 @@ class _Completion:
             prompts.append(token_ids)
             texts.append(text)
         work = await Work.prepare(
-            state.engine, prompts, sampling, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+            state.engine, prompts, params, priority=body.priority or 0, cache_salt=body.cache_salt or ""
         )
         return cls(body, work, texts, state)
 
@@ -129,7 +129,7 @@ class _Completion:
         """One a choice, because each counts its own characters."""
         if self._num_top is None:
             return None
-        skip = self._work.sampling.skip_special_tokens
+        skip = self._work.params.skip_special_tokens
         return CompletionLogprobsBuilder(self._engine.renderer, self._num_top, skip_special_tokens=skip)
 
     async def whole(self) -> Completion:
@@ -146,7 +146,7 @@ class _Completion:
 
     def _choice(self, answer: Answer, number: int) -> CompletionChoice:
         one = answer.choices[number]
-        prompt_number = number // self._work.sampling.n
+        prompt_number = number // self._work.params.n
         prompt = self._work.prompts[prompt_number]
         scores = answer.prompt_scores.of(prompt_number, len(prompt))
         text, columns, builder = "", None, self._builder()
@@ -179,7 +179,7 @@ class _Completion:
         async with aclosing(deltas_of(self._engine, self._work, self._metrics, counts)) as deltas:
             async for prompt_number, delta in deltas:
                 scores.add(prompt_number, delta)
-                number = prompt_number * self._work.sampling.n + delta.index
+                number = prompt_number * self._work.params.n + delta.index
                 builder = builders[number]
                 choices = []
                 # the prompt's scores are complete when the first token comes

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from quire.beam_search_params import GenerationParams
 from quire.config import EngineConfig
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.memory_account import MemoryAccount
+from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.messages import EngineReady
 from quire.renderer import Renderer
-from quire.sampling_params import SamplingParams
 
 
 class ServedEngine(Protocol):
@@ -28,10 +30,18 @@ class ServedEngine(Protocol):
     def dead_reason(self) -> str | None: ...
 
     async def prepare(
-        self, prompt: list[int], sampling_params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self, prompt: list[int], sampling_params: GenerationParams, *, priority: int = 0, cache_salt: str = ""
     ) -> Any:
         """Checks a request without starting it; raises RequestError. The result is given to `stream`."""
 
     def stream(self, prompt: Any) -> AsyncIterator[OutputDelta]: ...
+
+    async def pin_prefix(self, prompt: Any, name: str | None = None, *, cache_salt: str = "") -> PinnedPrefix: ...
+
+    async def unpin_prefix(self, name: str) -> None: ...
+
+    async def pinned_prefixes(self) -> list[PinnedPrefix]: ...
+
+    async def memory(self) -> MemoryAccount: ...
 
     async def statistics(self) -> dict[str, float]: ...

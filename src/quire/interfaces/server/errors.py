@@ -7,6 +7,7 @@ traceback, a path or an address; what went wrong inside goes to the log, under t
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -59,6 +60,14 @@ class ClientGoneError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request itself is wrong."""
     return ApiError(400, message, param=param, code=code)
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same error under the name that the client used (`top_logprobs` for `logprobs`)."""
+    if error.param is None or error.param not in names:
+        return error
+    name = names[error.param]
+    return RequestError(re.sub(rf"\b{error.param}\b", name, str(error)), param=name, code=error.code)
 
 
 def unavailable(message: str) -> ApiError:

@@ -28,7 +28,6 @@ class Refused(msgspec.Struct, frozen=True):
 
 _GUIDED = Refused("structured output is not supported yet")
 _LATER_TOOLS = Refused("tool calls are not parsed yet; use tools and read the text of the answer", ([], "none", "auto"))
-_BEAMS = Refused("beam search is not offered by the HTTP server yet", (False,))
 
 REFUSED_BY_BOTH: dict[str, Refused] = {
     "response_format": Refused("only {'type': 'text'} is supported yet", ({"type": "text"},)),
@@ -39,9 +38,6 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
     "guided_grammar": _GUIDED,
     "guided_decoding_backend": _GUIDED,
     "structured_outputs": _GUIDED,
-    "use_beam_search": _BEAMS,
-    "length_penalty": Refused(_BEAMS.reason, (1, 1.0)),
-    "early_stopping": _BEAMS,
     "logits_processors": Refused("code and processors are not taken from requests", ([],)),
     "truncate_prompt_tokens": Refused("prompts are never cut; shorten the prompt"),
     "spaces_between_special_tokens": Refused("special tokens are joined as the tokenizer does it", (True,)),

@@ -13,13 +13,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from quire.beam_search_params import BeamSearchParams, GenerationParams
+from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server import beam_search
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import internal
+from quire.interfaces.server.errors import internal, renamed
 from quire.interfaces.server.responses import Usage, usage_of
 from quire.observability.metrics import RequestObserver, ServerMetrics
 from quire.outputs import Logprobs, PromptLogprobs
-from quire.sampling_params import SamplingParams
 
 logger = logging.getLogger("quire.server")
 
@@ -32,22 +34,25 @@ class Work:
     """What one HTTP request asks of the engine, checked and not started."""
 
     prompts: list[list[int]]
-    sampling: SamplingParams
+    params: GenerationParams
     prepared: list[Any]
 
     @classmethod
     async def prepare(
-        cls, engine: ServedEngine, prompts: list[list[int]], sampling: SamplingParams, *, priority: int, cache_salt: str
+        cls, engine: ServedEngine, prompts: list[list[int]], params: GenerationParams, *, priority: int, cache_salt: str
     ) -> Work:
         """Raises RequestError for what the engine cannot do, before a first byte is sent."""
-        prepared = [
-            await engine.prepare(prompt, sampling, priority=priority, cache_salt=cache_salt) for prompt in prompts
-        ]
-        return cls(prompts, sampling, prepared)
+        try:
+            prepared = [
+                await engine.prepare(prompt, params, priority=priority, cache_salt=cache_salt) for prompt in prompts
+            ]
+        except RequestError as error:
+            raise renamed(error, beam_search.NAMES if isinstance(params, BeamSearchParams) else {}) from None
+        return cls(prompts, params, prepared)
 
     @property
     def num_choices(self) -> int:
-        return len(self.prompts) * self.sampling.n
+        return len(self.prompts) * self.params.n
 
 
 @dataclass(slots=True)
@@ -112,7 +117,7 @@ class Answer:
 async def collect(engine: ServedEngine, work: Work, metrics: ServerMetrics) -> Answer:
     """The whole answer. Choice j of prompt i stands at i * n + j."""
     answer = Answer([Choice() for _ in range(work.num_choices)], PromptScores(), Counts())
-    n = work.sampling.n
+    n = work.params.n
     async with aclosing(deltas_of(engine, work, metrics, answer.counts)) as deltas:
         async for number, delta in deltas:
             answer.prompt_scores.add(number, delta)
@@ -137,7 +142,7 @@ async def _stream_of(
     num_prompt = len(work.prompts[number])
     observer = metrics.observe_request(num_prompt, time.monotonic())
     counts.num_prompt_tokens += num_prompt
-    num_open = work.sampling.n
+    num_open = work.params.n
     stream = cast(AsyncGenerator[OutputDelta, None], engine.stream(work.prepared[number]))
     try:
         async with aclosing(stream) as deltas:

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from quire.interfaces.server.admin_pinned_prefixes import PinPrefixRequest
+from quire.interfaces.server.beam_search import NOT_WITH_BEAMS
 from quire.interfaces.server.chat import RULES as CHAT_RULES
 from quire.interfaces.server.completions import RULES as COMPLETION_RULES
 from quire.interfaces.server.field_rules import IGNORED, FieldRules
 from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields
 from quire.observability.instruments import Counter, Histogram
-from quire.observability.metrics import ENGINE_STATISTICS, ServerMetrics
+from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
 
 
 def tables() -> dict[str, str]:
@@ -25,6 +27,8 @@ def tables() -> dict[str, str]:
         "Fields of both": _implemented(GenerationFields, set()),
         "Fields of /v1/chat/completions": _implemented(ChatRequest, shared),
         "Fields of /v1/completions": _implemented(CompletionRequest, shared),
+        "Fields of /v1/admin/pinned_prefixes": _implemented(PinPrefixRequest, set()),
+        "Refused with use_beam_search": _table(("field", "let through"), _refused_with_beams()),
         "Refused by /v1/chat/completions": _refused(CHAT_RULES),
         "Refused by /v1/completions": _refused(COMPLETION_RULES),
         "Accepted and ignored": _table(("field", "why"), sorted(IGNORED.items())),
@@ -59,9 +63,17 @@ def _kind_of(annotation: object) -> str:
 def _refused(rules: FieldRules) -> str:
     rows = []
     for name, rule in sorted(rules.refused.items()):
-        neutral = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in (None, *rule.neutral))
-        rows.append((name, rule.reason, neutral))
+        rows.append((name, rule.reason, _values(rule.neutral)))
     return _table(("field", "why", "let through"), rows)
+
+
+def _refused_with_beams() -> Iterator[tuple[str, str]]:
+    for name, neutral in sorted(NOT_WITH_BEAMS.items()):
+        yield name, _values(neutral)
+
+
+def _values(neutral: tuple[typing.Any, ...]) -> str:
+    return ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in (None, *neutral))
 
 
 def _front_end_metrics() -> Iterator[tuple[str, str, str]]:
@@ -73,7 +85,13 @@ def _front_end_metrics() -> Iterator[tuple[str, str, str]]:
 
 
 def _engine_metrics() -> Iterator[tuple[str, str, str]]:
-    for name, text in ENGINE_STATISTICS.values():
+    by_name: dict[str, list[EngineMetric]] = {}
+    for metric in ENGINE_STATISTICS.values():
+        by_name.setdefault(metric.name, []).append(metric)
+    for name, metrics in by_name.items():
+        text = metrics[0].help_text
+        for label in metrics[0].labels:
+            text += f" By `{label}`: {', '.join(metric.labels[label] for metric in metrics)}."
         yield name, "counter" if name.endswith("_total") else "gauge", text
 
 

@@ -55,6 +55,15 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     add_special_tokens: Annotated[
         bool | None, Meta(description="vLLM's: whether the tokenizer adds its special tokens to the prompt")
     ] = None
+    use_beam_search: Annotated[
+        bool | None, Meta(description="vLLM's: follow n beams and return all of them, best first")
+    ] = None
+    length_penalty: Annotated[
+        float | None, Meta(description="vLLM's: beams are ordered by their sum of log-probabilities / length ** this")
+    ] = None
+    early_stopping: Annotated[
+        bool | str | None, Meta(description='when a search for beams ends: true, false or "never", as in Transformers')
+    ] = None
     priority: Annotated[
         int | None, Meta(description="vLLM's: the greatest number is preempted first; a policy may order by it")
     ] = None

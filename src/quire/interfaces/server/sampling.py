@@ -1,11 +1,14 @@
-"""From a request's fields to SamplingParams. What the request leaves open comes from generation_config.json."""
+"""From a request's fields to SamplingParams or BeamSearchParams. What the request leaves open comes from
+generation_config.json."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from quire.beam_search_params import GenerationParams
 from quire.config import EngineConfig
-from quire.errors import ContextLengthError, RequestError
+from quire.errors import ContextLengthError
+from quire.interfaces.server.beam_search import beam_search_params, check_fields
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.requests import GenerationFields
 from quire.interfaces.setup import default_sampling_params
@@ -30,23 +33,17 @@ def generation_defaults(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def sampling_params(fields: GenerationFields, defaults: dict[str, Any], **decided: Any) -> SamplingParams:
+def generation_params(fields: GenerationFields, defaults: dict[str, Any], **decided: Any) -> GenerationParams:
     """`decided` holds what the endpoint derives itself (max_tokens, logprobs) and wins over the defaults."""
+    check_fields(fields)
+    if fields.use_beam_search:
+        return beam_search_params(fields, defaults, decided)
     values = dict(defaults)
     for name in _FROM_REQUEST:
         value = getattr(fields, name)
         if value is not None:
             values[name] = value
     return SamplingParams(**{**values, **decided})
-
-
-def renamed(error: RequestError, names: dict[str, str]) -> RequestError:
-    """The same error under the name that the client used (`top_logprobs` for `logprobs`)."""
-    if error.param not in names:
-        return error
-    name = names[error.param]
-    text = str(error)
-    return RequestError(text.replace(error.param, name, 1), param=name, code=error.code)
 
 
 def check_length(num_prompt: int, name: str, max_tokens: int | None, limit: int, *, what: str) -> None:

@@ -1,0 +1,139 @@
+"""What a user may ask of beam search. Names are vLLM's and Transformers'; definitions are Transformers'."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from quire.errors import RequestError
+from quire.messages import DecodingSpec
+from quire.parameter_checks import Bounds, Suggesting, check_bounds, check_token_ids, list_of
+from quire.sampling_params import MAX_N, SamplingParams
+
+_BOUNDS: tuple[Bounds, ...] = (
+    ("beam_width", 1, MAX_N),
+    ("max_tokens", 1, 2**31 - 1),
+    ("temperature", 0.0, 100.0),
+    # wider ones would only overflow: a length is raised to this power
+    ("length_penalty", -10.0, 10.0),
+    ("logprobs", 0, 1024),
+    ("num_return_sequences", 1, MAX_N),
+    ("num_beam_groups", 1, MAX_N),
+    ("diversity_penalty", 0.0, 100.0),
+)
+_OPTIONAL = ("max_tokens", "logprobs", "num_return_sequences")
+
+
+class BeamSearchParams(
+    msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, metaclass=Suggesting
+):
+    """Beam search of one request: the `beam_width` most probable continuations are followed, and nothing is drawn.
+
+    A continuation's score is its cumulative log-probability divided by its length to the power of `length_penalty`; the
+    tokens that it was given count, its end token too. `early_stopping`: True ends the search when as many continuations
+    as beams are complete, False when no beam can be expected to become better, "never" when none can. `temperature` of
+    0 or 1 takes the model's own probabilities. `num_return_sequences=None` returns all beams. With
+    `num_beam_groups` above 1 the groups search one after the other, and a token that an earlier group has chosen in the
+    same step costs `diversity_penalty` (diverse beam search). `max_tokens=None` means up to the model's length.
+    """
+
+    beam_width: int
+    max_tokens: int | None = 16
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: int | None = None
+    num_return_sequences: int | None = None
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self.stop_token_ids = list_of("stop_token_ids", self.stop_token_ids)
+        check_token_ids("stop_token_ids", self.stop_token_ids)
+        check_bounds(self, _BOUNDS, optional=_OPTIONAL)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise RequestError(
+                f'early_stopping={self.early_stopping!r}: must be True, False or "never".', param="early_stopping"
+            )
+        self._check_num_outputs()
+        self._check_groups()
+
+    def _check_num_outputs(self) -> None:
+        if self.n > self.beam_width:
+            raise RequestError(
+                f"num_return_sequences={self.n}: at most beam_width={self.beam_width} are found. Raise beam_width.",
+                param="num_return_sequences",
+            )
+
+    def _check_groups(self) -> None:
+        width, groups, penalty = self.beam_width, self.num_beam_groups, self.diversity_penalty
+        if width % groups:
+            raise RequestError(
+                f"num_beam_groups={groups}: must divide beam_width={width}, because all groups have the same number of "
+                f"beams. Take {_nearest_divisor(width, groups)}, or another width.",
+                param="num_beam_groups",
+            )
+        if groups > 1 and not penalty:
+            raise RequestError(
+                f"num_beam_groups={groups}: without a diversity_penalty all groups would find the same. Set one above "
+                "0, or leave num_beam_groups out.",
+                param="num_beam_groups",
+            )
+        if groups == 1 and penalty:
+            raise RequestError(
+                f"diversity_penalty={penalty}: it sets groups of beams apart, and there is one. Raise num_beam_groups, "
+                "or leave the penalty out.",
+                param="diversity_penalty",
+            )
+
+    @property
+    def n(self) -> int:
+        """Outputs of the request, by the name that SamplingParams gives them."""
+        return self.beam_width if self.num_return_sequences is None else self.num_return_sequences
+
+    def sampling_params(self) -> SamplingParams:
+        """The part that the engine core reads as it does of any request."""
+        return SamplingParams(
+            n=self.n,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature,
+            stop_token_ids=self.stop_token_ids,
+            # Always: the sum over the chosen tokens is what a beam is judged by.
+            logprobs=self.logprobs or 0,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+    def decoding_spec(self) -> DecodingSpec:
+        """The method of the engine core that chooses the tokens."""
+        args: dict[str, Any] = {
+            "width": self.beam_width,
+            "length_penalty": float(self.length_penalty),
+            "early_stopping": self.early_stopping,
+        }
+        if self.num_beam_groups == 1:
+            return DecodingSpec(method="beam_search", args=args)
+        groups = {"num_groups": self.num_beam_groups, "diversity_penalty": float(self.diversity_penalty)}
+        return DecodingSpec(method="diverse_beam_search", args={**args, **groups})
+
+    def score(self, cumulative_logprob: float, num_tokens: int) -> float:
+        """What outputs are ordered by; minus infinity for one that failed before its first token."""
+        return cumulative_logprob / num_tokens**self.length_penalty if num_tokens else -math.inf
+
+    def replace(self, **changes: Any) -> BeamSearchParams:
+        """A copy with some fields changed, validated again."""
+        return msgspec.structs.replace(self, **changes)
+
+
+# whatever says how a request is decoded
+GenerationParams: TypeAlias = SamplingParams | BeamSearchParams
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))

@@ -1,0 +1,114 @@
+"""Sessions of an AsyncLLM: what session.py says, for an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from quire.interfaces.assembly import OutputDelta, OutputGatherer
+from quire.interfaces.prompts import Prompt
+from quire.interfaces.requests import PreparedRequest
+from quire.interfaces.session import Conversation, Turn
+from quire.interfaces.steps import Steps
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.renderer import RenderedPrompt
+
+_T = TypeVar("_T")
+
+
+class AsyncSessionEngine(Protocol):
+    """What an AsyncSession needs of an AsyncLLM."""
+
+    async def perform(self, steps: Steps[_T]) -> _T: ...
+    async def in_text_thread(self, function: Any, *args: Any) -> Any: ...
+    def stream(self, prompt: PreparedRequest) -> AsyncIterator[OutputDelta]: ...
+
+
+class AsyncSession:
+    """A conversation of an AsyncLLM. One turn at a time; closing it gives its memory back."""
+
+    def __init__(self, engine: AsyncSessionEngine, conversation: Conversation) -> None:
+        self._engine = engine
+        self._conversation = conversation
+
+    @property
+    def name(self) -> str:
+        return self._conversation.name
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Everything so far: prompts and outputs."""
+        return self._conversation.token_ids.copy()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._conversation.token_ids)
+
+    async def generate(
+        self, prompt: Prompt | RenderedPrompt, sampling_params: SamplingParams | None = None
+    ) -> RequestOutput:
+        """One turn, whole."""
+        turn = await self._begin(prompt, sampling_params)
+        gatherer = OutputGatherer(str(turn.prepared.request.request_id), turn.prepared)
+        async for delta in self._run(turn):
+            gatherer.add(delta)
+        output = gatherer.gathered()
+        output.prompt_token_ids = turn.added
+        return output
+
+    async def stream(
+        self, prompt: Prompt | RenderedPrompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncIterator[OutputDelta]:
+        """One turn as it grows. One that is left before its end changes nothing."""
+        deltas = self._run(await self._begin(prompt, sampling_params))
+        try:
+            async for delta in deltas:
+                yield delta
+        finally:
+            await deltas.aclose()  # type: ignore[attr-defined]
+
+    async def fork(self, name: str | None = None) -> AsyncSession:
+        """A second session with the same past, from where each goes its own way."""
+        return AsyncSession(self._engine, await self._engine.perform(self._conversation.fork(name)))
+
+    async def rewind(self, num_tokens: int) -> None:
+        """Forgets all but the first `num_tokens` tokens."""
+        await self._engine.perform(self._conversation.rewind(num_tokens))
+
+    async def close(self) -> None:
+        await self._engine.perform(self._conversation.close())
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _begin(self, prompt: Any, sampling_params: SamplingParams | None) -> Turn:
+        kept = self._conversation
+        text, added = await self._engine.in_text_thread(kept.rendered, prompt)
+        return await self._engine.perform(kept.begin(text, added, sampling_params))
+
+    async def _run(self, turn: Turn) -> AsyncIterator[OutputDelta]:
+        kept, so_far, has_ended = self._conversation, CompletionOutput(index=0), False
+        stream = self._engine.stream(turn.prepared)
+        try:
+            async for delta in stream:
+                so_far.token_ids += delta.token_ids
+                so_far.text += delta.text
+                so_far.finish_reason, so_far.stop_reason = delta.finish_reason, delta.stop_reason
+                if so_far.is_finished:
+                    # before it is handed out: the reader may leave with the last one
+                    kept.end(turn, so_far)
+                    has_ended = True
+                yield delta
+        finally:
+            if not has_ended:
+                kept.abandon()
+            await stream.aclose()  # type: ignore[attr-defined]

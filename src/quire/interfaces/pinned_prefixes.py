@@ -1,0 +1,155 @@
+"""Pinned prefixes (3.4.4, shared prefix): beginnings of prompts that are computed once and never evicted.
+
+    llm.pin_prefix("You are a helpful assistant.\n", name="helpful")
+
+Later prompts that begin with these tokens use their blocks by themselves, the partly filled last one included. Owns no
+memory: the core keeps and pins; here are the steps of it, the checks and the names. Used by LLM and AsyncLLM alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EngineConfig
+from quire.errors import OptionError, QuireError, RequestError, suggestion
+from quire.interfaces.handles import PINNED, checked_name, free_name
+from quire.interfaces.prefix_file import read_prefix_file
+from quire.interfaces.prompts import Prompt, render
+from quire.interfaces.requests import RequestMaker
+from quire.interfaces.steps import Compute, Steps, control
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.renderer import RenderedPrompt, Renderer
+
+logger = logging.getLogger(__name__)
+
+NAME_IS_TAKEN = "prefix_exists"
+NOT_FOUND = "prefix_not_found"
+# The prompt pass is all that is wanted: one token more is sampled, and forgotten when the prefix is pinned.
+_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+# Between its computation and its pinning a prefix may lose blocks to other requests; then it is computed again.
+_MOST_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """What a pinned prefix holds, and how often prompts have begun with it."""
+
+    name: str
+    num_tokens: int
+    num_blocks: int
+    num_hits: int
+    num_hit_tokens: int
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> PinnedPrefix:
+        """From an entry of the core's list."""
+        return cls(
+            name=str(entry["handle"]).removeprefix(PINNED),
+            num_tokens=entry["num_tokens"],
+            num_blocks=entry["num_blocks"],
+            num_hits=entry["num_hits"],
+            num_hit_tokens=entry["num_hit_tokens"],
+        )
+
+
+class PinnedPrefixes:
+    """The steps of pinning, for one engine."""
+
+    def __init__(self, config: EngineConfig, maker: RequestMaker, renderer: Renderer) -> None:
+        self._is_possible = config.enable_prefix_caching
+        self._maker = maker
+        self._renderer = renderer
+        # two callers may come at the same time
+        self._names_under_way: set[str] = set()
+
+    def token_ids_of(self, prompt: Prompt | RenderedPrompt | Sequence[Mapping[str, Any]]) -> list[int]:
+        """A text, token ids, or a chat. A chat ends without the assistant's opening, so that further turns fit."""
+        length = self._maker.limits.max_model_len
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+            return self._renderer.render_prompt(prompt, add_generation_prompt=False, max_tokens=length).token_ids
+        return render(prompt, self._renderer, length)[1]
+
+    def pin(self, token_ids: list[int], name: str | None = None, cache_salt: str = "") -> Steps[PinnedPrefix]:
+        """Computes the prefix, keeps it and pins it."""
+        if not self._is_possible:
+            raise RequestError(
+                "enable_prefix_caching=False: prefixes cannot be pinned, because prompts find them in the prefix "
+                "cache. Start the engine without this option."
+            )
+        taken = {prefix.name for prefix in (yield from self.all())} | self._names_under_way
+        name = free_name("prefix", taken) if name is None else checked_name(name, "pinned prefix")
+        if name in taken:
+            raise RequestError(
+                f"name={name!r}: a prefix of this name is pinned already. Unpin it first, or choose another name.",
+                param="name",
+                code=NAME_IS_TAKEN,
+            )
+        self._names_under_way.add(name)
+        try:
+            return (yield from self._compute_and_pin(token_ids, name, cache_salt))
+        finally:
+            self._names_under_way.discard(name)
+
+    def unpin(self, name: str) -> Steps[None]:
+        """Its blocks become cached ones, which may be evicted."""
+        yield from self._check_known(name)
+        yield from control("release_kept", handle=PINNED + name)
+
+    def all(self) -> Steps[list[PinnedPrefix]]:
+        entries = yield from control("list_kept")
+        return [PinnedPrefix.of(entry) for entry in entries if entry["is_pinned"] and _is_ours(entry)]
+
+    def pin_file(self, path: str) -> Steps[None]:
+        """All prefixes of the start-up file; the first that cannot be pinned ends the start."""
+        for spec in read_prefix_file(path):
+            try:
+                pinned = yield from self.pin(self.token_ids_of(spec.prompt), spec.name, spec.cache_salt)
+            except RequestError as error:
+                raise OptionError(f"pinned_prefixes={path}: prefix {spec.name!r} cannot be pinned: {error}") from error
+            logger.info("pinned prefix %s: %d tokens, %d blocks", pinned.name, pinned.num_tokens, pinned.num_blocks)
+
+    def _compute_and_pin(self, token_ids: list[int], name: str, cache_salt: str) -> Steps[PinnedPrefix]:
+        handle, num_tokens = PINNED + name, len(token_ids)
+        try:
+            for attempt in range(1, _MOST_ATTEMPTS + 1):
+                yield Compute(self._maker.make(token_ids, _ONE_TOKEN, cache_salt=cache_salt, keep=handle))
+                try:
+                    return PinnedPrefix.of((yield from control("pin_kept", handle=handle, num_tokens=num_tokens)))
+                except RequestError:
+                    if attempt == _MOST_ATTEMPTS or (yield from self._num_computed(handle)) >= num_tokens:
+                        raise
+            raise AssertionError("the last attempt returns or raises")
+        except QuireError:
+            # nothing stays half done; the engine may be dead, and then the first error counts
+            yield from _release_if_kept(handle)
+            raise
+
+    def _num_computed(self, handle: str) -> Steps[int]:
+        entries = yield from control("list_kept")
+        return next((entry["num_computed_tokens"] for entry in entries if entry["handle"] == handle), 0)
+
+    def _check_known(self, name: str) -> Steps[None]:
+        names = [prefix.name for prefix in (yield from self.all())]
+        if name not in names:
+            shown = str(name)[:64]
+            raise RequestError(
+                f"name={shown!r}: no prefix of this name is pinned.{suggestion(shown, names)}",
+                param="name",
+                code=NOT_FOUND,
+            )
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    return str(entry["handle"]).startswith(PINNED)
+
+
+def _release_if_kept(handle: str) -> Steps[None]:
+    try:
+        yield from control("release_kept", handle=handle)
+    except QuireError:
+        return

@@ -1,0 +1,76 @@
+"""/v1/admin/pinned_prefixes: beginnings of prompts that are computed once and never evicted (3.4.4)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from quire.errors import RequestError
+from quire.interfaces.pinned_prefixes import NAME_IS_TAKEN, NOT_FOUND, PinnedPrefix
+from quire.interfaces.prefix_file import prompt_of
+from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.field_rules import FieldRules
+from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.state import state_of
+
+router = APIRouter()
+_PATH = "/v1/admin/pinned_prefixes"
+_STATUS_BY_CODE = {NAME_IS_TAKEN: 409, NOT_FOUND: 404}
+
+
+class PinPrefixRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/admin/pinned_prefixes: exactly one of text, messages and token_ids."""
+
+    name: Annotated[str | None, Meta(description="1 to 64 letters, digits or . _ : -; by default prefix-N")] = None
+    text: Annotated[str | None, Meta(description="the prefix as a text")] = None
+    messages: Annotated[list[dict[str, Any]] | None, Meta(description="the prefix as the first messages of chats")] = (
+        None
+    )
+    token_ids: Annotated[list[int] | None, Meta(description="the prefix as tokens")] = None
+    cache_salt: Annotated[str | None, Meta(description="only requests of the same salt use it")] = None
+
+
+_RULES = FieldRules(PinPrefixRequest, {})
+
+
+@router.get(_PATH)
+async def list_prefixes(request: Request) -> Response:
+    """All pinned prefixes, with their memory and their use."""
+    prefixes = await state_of(request).engine.pinned_prefixes()
+    return json_answer({"object": "list", "data": [_shown(prefix) for prefix in prefixes]})
+
+
+@router.post(_PATH, openapi_extra=json_schema_of(PinPrefixRequest))
+async def pin_prefix(request: Request) -> Response:
+    """Computes a prefix and pins it; answers when it is there."""
+    state = state_of(request)
+    body = await read_request(request, PinPrefixRequest, _RULES, strict=True)
+    prompt = prompt_of(body.text, body.messages, body.token_ids)
+    try:
+        prefix = await state.engine.pin_prefix(prompt, body.name, cache_salt=body.cache_salt or "")
+    except RequestError as error:
+        raise _answered(error) from error
+    return json_answer(_shown(prefix), status=201)
+
+
+@router.delete(_PATH + "/{name}")
+async def unpin_prefix(request: Request, name: str) -> Response:
+    """Lets its memory be used for others again."""
+    try:
+        await state_of(request).engine.unpin_prefix(name)
+    except RequestError as error:
+        raise _answered(error) from error
+    return json_answer({"name": name, "object": "pinned_prefix.deleted", "deleted": True})
+
+
+def _shown(prefix: PinnedPrefix) -> dict[str, Any]:
+    return {"object": "pinned_prefix", **asdict(prefix)}
+
+
+def _answered(error: RequestError) -> ApiError:
+    return ApiError(_STATUS_BY_CODE.get(error.code or "", 400), str(error), param=error.param, code=error.code)

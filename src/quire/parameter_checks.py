@@ -1,0 +1,63 @@
+"""Checks that SamplingParams and BeamSearchParams share. Each raises RequestError, which names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import msgspec
+
+from quire.errors import RequestError, suggestion
+
+# (field, least, greatest): both inclusive; whole numbers if `least` is one
+Bounds = tuple[str, float, float]
+
+
+class Suggesting(msgspec.StructMeta):
+    """A misspelt parameter is answered with the one that was meant."""
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        known = self.__struct_fields__
+        for name in values:
+            if name not in known:
+                raise RequestError(f"{name}: there is no such parameter.{suggestion(name, known)}", param=name)
+        return super().__call__(*args, **values)
+
+
+def check_bounds(params: msgspec.Struct, bounds: Iterable[Bounds], *, optional: Collection[str] = ()) -> None:
+    """Fields in `optional` may be None."""
+    for name, least, greatest in bounds:
+        value = getattr(params, name)
+        if value is None and name in optional:
+            continue
+        is_integer = isinstance(least, int)
+        if (is_integer and not is_int(value)) or not is_number(value) or not least <= value <= greatest:
+            kind = "a whole number" if is_integer else "a number"
+            raise RequestError(f"{name}={value!r}: must be {kind} between {least} and {greatest}.", param=name)
+
+
+def check_token_ids(name: str, token_ids: Iterable[object]) -> None:
+    for token in token_ids:
+        if not is_int(token) or token < 0:  # type: ignore[operator]
+            raise RequestError(f"{name}={token_ids!r}: must be a list of token ids, 0 or greater.", param=name)
+
+
+def list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
+    """A list of its own; one text stands for a list of one."""
+    if value is None:
+        return []
+    if is_text and isinstance(value, str):
+        return [value]
+    if not isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "tolist"):
+        kind = "a text or a list of texts" if is_text else "a list of token ids"
+        raise RequestError(f"{name}={value!r}: must be {kind}.", param=name)
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
