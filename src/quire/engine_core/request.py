@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quire.engine_core.rows import Rows
 
 Tokens = npt.NDArray[np.int32]
+_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class Status(enum.Enum):
@@ -76,6 +77,7 @@ class Sequence:
         rows.writable_until[row] = 0
         rows.sequence_id[row] = self.sequence_id
         self.row, self._rows = row, rows
+        self._prompt = _NO_TOKENS
 
     def extend_prompt(self, tokens: Tokens) -> None:
         """Streamed input (4.4.4): num_total_tokens grows by what arrived."""

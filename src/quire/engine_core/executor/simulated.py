@@ -90,6 +90,8 @@ class SimulatedExecutor:
         self._rows = SimulatedRows(len(groups), block_size)
         # by group: how many tokens back from a new one, itself included, attention reads
         self._reach = np.array([group.sliding_window or _EVERYTHING for group in groups])
+        # the layers of a group write something of their own: a block of one group is of no use to another
+        self._marks = np.arange(len(groups), dtype=np.uint64)[:, None] << np.uint64(56)
 
     # ------------------------------------------------------------------------------------------ as any executor
 
@@ -153,7 +155,7 @@ class SimulatedExecutor:
         assert (ends <= state.num_total[rows]).all(), "granted more tokens than there are"
         assert ends.max() <= state.slots.shape[2], "a token is computed at a position that has no block"
         which, positions = _spans(rows, starts, num_tokens)
-        self.cache.write(state.slots[:, which, positions], state.hashes[which, positions + 1])
+        self.cache.write(state.slots[:, which, positions], state.hashes[which, positions + 1] ^ self._marks)
         self._check(rows, starts, ends)
         state.num_computed[rows] = ends
         return int(ends.sum())
@@ -163,7 +165,7 @@ class SimulatedExecutor:
         longest = int(ends.max())
         positions = np.arange(longest)
         found = self.cache.read(self._rows.slots[:, rows, :longest])
-        is_wrong = found != self._rows.hashes[rows, 1 : longest + 1]
+        is_wrong = found != self._rows.hashes[rows, 1 : longest + 1] ^ self._marks[:, :, None]
         is_wrong &= positions < ends[:, None]
         is_wrong &= positions > (starts - self._reach[:, None])[:, :, None]
         if is_wrong.any():

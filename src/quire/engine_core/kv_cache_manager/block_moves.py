@@ -33,12 +33,15 @@ class BlockMoves:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._writes: list[tuple[int, int, int, int]] = []
-        self._swapped_out: list[tuple[int, int]] = []
-        self._swapped_in: list[tuple[int, int]] = []
+        # by where it goes: what was on its way to a place that has changed hands since is not needed any more
+        self._block_by_host_block: dict[int, int] = {}
+        self._host_block_by_block: dict[int, int] = {}
         self._source_by_copy: dict[int, int] = {}
         self._num_reads: Counter[int] = Counter()
         # Blocks that are read by a copy of this step must not be handed out again before it has run.
         self.late_releases: list[int] = []
+        self.num_swapped_out = 0
+        self.num_swapped_in = 0
 
     def write(self, group: int, row: int, start: int, blocks: Iterable[int]) -> None:
         """Table entries from `start` on. A block that is not there is never read: 0 stands for it."""
@@ -56,14 +59,14 @@ class BlockMoves:
 
     def swap_out(self, block: int, host_block: int) -> None:
         # read before the copies, hence from the copy's source
-        self._swapped_out.append((self.content_of(block), host_block))
+        self._block_by_host_block[host_block] = self.content_of(block)
 
     def swap_in(self, host_block: int, block: int) -> None:
-        self._swapped_in.append((host_block, block))
+        self._host_block_by_block[block] = host_block
 
     def release(self, blocks: Blocks) -> None:
         """Gives blocks back to the pool, those that a copy still reads only once it has run."""
-        if not self._source_by_copy:
+        if not self._source_by_copy and not self._host_block_by_block:
             self._pool.release(blocks)
             return
         for block in blocks.tolist():
@@ -71,21 +74,25 @@ class BlockMoves:
             if is_last and self._num_reads[block]:
                 self.late_releases.append(block)
                 continue
-            if is_last and block in self._source_by_copy:
-                # nobody will read it, so the copy into it is not needed any more
-                self._num_reads[self._source_by_copy.pop(block)] -= 1
+            if is_last:
+                # nobody will read it, so what would be copied or swapped into it is not needed any more
+                self._host_block_by_block.pop(block, None)
+                if block in self._source_by_copy:
+                    self._num_reads[self._source_by_copy.pop(block)] -= 1
             self._pool.release(int_array([block]))
 
     def take(self) -> TakenMoves:
         """Everything since the last call; it belongs to one step."""
         taken = TakenMoves(
             block_writes=_columns(self._writes, 4),
-            swapped_out=_columns(self._swapped_out, 2),
-            swapped_in=_columns(self._swapped_in, 2),
+            swapped_out=_columns([(block, host) for host, block in self._block_by_host_block.items()], 2),
+            swapped_in=_columns([(host, block) for block, host in self._host_block_by_block.items()], 2),
             block_copies=_columns([(source, target) for target, source in self._source_by_copy.items()], 2),
         )
+        self.num_swapped_out += len(self._block_by_host_block)
+        self.num_swapped_in += len(self._host_block_by_block)
         late = self.late_releases
-        self._writes, self._swapped_out, self._swapped_in = [], [], []
+        self._writes, self._block_by_host_block, self._host_block_by_block = [], {}, {}
         self._source_by_copy, self._num_reads, self.late_releases = {}, Counter(), []
         self._pool.release(int_array(late))
         return taken

@@ -7,7 +7,7 @@ hands out numbers and knows neither sequences nor tokens. Called by the KV cache
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -88,6 +88,18 @@ class BlockPool:
     def find(self, key: BlockKey) -> int | None:
         """A pure look-up: takes no reference."""
         return self._block_by_key.get(key)
+
+    def length_of_chain(self, group: int, contents: Iterable[bytes]) -> int:
+        """How many of these, from the first on, are there."""
+        length = 0
+        for content in contents:
+            if (group, content) not in self._block_by_key:
+                break
+            length += 1
+        return length
+
+    def key_of(self, block: int) -> BlockKey | None:
+        return self._keys[block]
 
     def register(self, block: int, key: BlockKey) -> bool:
         """The block's content is known from now on. False: a second block with the same content stays anonymous."""

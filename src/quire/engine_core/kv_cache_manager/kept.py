@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
+from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, looks_up
@@ -59,8 +60,11 @@ class KeptSequence:
 class KeptSequences:
     """By handle, least recently used first."""
 
-    def __init__(self, pool: BlockPool, groups: list[KVGroup], block_size: int, cache: PrefixCache) -> None:
+    def __init__(
+        self, pool: BlockPool, moves: BlockMoves, groups: list[KVGroup], block_size: int, cache: PrefixCache
+    ) -> None:
         self._pool = pool
+        self._moves = moves
         self._groups = groups
         self._block_size = block_size
         self._cache = cache
@@ -152,6 +156,7 @@ class KeptSequences:
                 "rest of the KV cache belongs to requests that were accepted. Pin less, or give the cache more memory."
             )
         self._rewind(kept, num_tokens)
+        self._free_passed(kept)
         if not kept.is_pinned:
             kept.is_pinned = True
             self._pinned.append(kept)
@@ -218,8 +223,8 @@ class KeptSequences:
                 return True
         return False
 
-    def num_pinned_blocks(self) -> int:
-        return len({block for kept in self._pinned for table in kept.block_tables for block in table.held().tolist()})
+    def pinned_blocks(self) -> set[int]:
+        return {block for kept in self._pinned for table in kept.block_tables for block in table.held().tolist()}
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -235,7 +240,7 @@ class KeptSequences:
 
     def _drop_blocks(self, kept: KeptSequence) -> None:
         for table in kept.block_tables:
-            self._pool.release(table.held()[::-1])
+            self._moves.release(table.held()[::-1])
             table.clear()
         kept.num_computed_tokens = 0
 
@@ -250,8 +255,15 @@ class KeptSequences:
         num_blocks = -(-num_tokens // self._block_size)
         for table in kept.block_tables:
             passed = table.blocks[num_blocks:]
-            self._pool.release(passed[passed != NO_BLOCK][::-1])
+            self._moves.release(passed[passed != NO_BLOCK][::-1])
             table.truncate(num_blocks)
+
+    def _free_passed(self, kept: KeptSequence) -> None:
+        """What its windows have passed it need not hold; it could only be rewound."""
+        for group, table in zip(self._groups, kept.block_tables, strict=True):
+            passed = table.blocks[: group.first_needed_block(kept.num_computed_tokens, self._block_size)]
+            self._moves.release(passed[passed != NO_BLOCK][::-1])
+            passed[:] = NO_BLOCK
 
     def _tables_at(self, kept: KeptSequence, num_tokens: int) -> list[list[int]] | None:
         """The block tables of its first num_tokens; None if a window has passed a block that is needed there."""

@@ -11,28 +11,26 @@ or None. What changed since the last step is collected here and fetched once a s
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from collections.abc import Sequence as Sequence_
-from itertools import islice
-
-import numpy as np
 
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account_for
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves, TakenMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
-from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, PrefixHasher, looks_up
+from quire.engine_core.kv_cache_manager.prefix_cache import (
+    ComputedBlocks,
+    PrefixCache,
+    PrefixHasher,
+    looks_up,
+)
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
 from quire.messages import int_array
-
-# block tables by group, of a sequence or of a prefix
-Tables = Sequence_[list[int] | BlockTable]
 
 
 class KVCacheManager:
@@ -51,14 +49,15 @@ class KVCacheManager:
         self.groups = groups
         self.block_size = block_size
         self.cache = PrefixCache(pool, groups, hasher)
-        self.kept = KeptSequences(pool, groups, block_size, self.cache)
-        self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks))
+        self._moves = BlockMoves(pool)
+        self.kept = KeptSequences(pool, self._moves, groups, block_size, self.cache)
+        self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks), pool)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_copied_blocks = 0
+        self.estimates = Estimates(self)
         self._rows = rows
-        self._moves = BlockMoves(pool)
-        self._has_windows = any(group.sliding_window for group in groups)
+        self.has_windows = any(group.sliding_window for group in groups)
 
     # ------------------------------------------------------------------------------------------ look-up
 
@@ -68,81 +67,6 @@ class KVCacheManager:
         continued = self.kept.continued(sequence)
         # of what it continues, blocks may have been given up and live on in the cache
         return continued if continued is not None and continued.num_tokens > computed.num_tokens else computed
-
-    def num_blocks_to_come(self, request: Request, step_tokens: int, num_more_tokens: int = 0) -> int:
-        """Blocks that leave the pool until all tokens of the request, and so many more a sequence, are computed."""
-        needed = 0
-        revived: set[int] = set()
-        if request.is_swapped:
-            places = self._swap_in_places(request)
-            needed = sum(block is None for block in places.values())
-            revived = {block for block in places.values() if block is not None and self.pool.is_cached(block)}
-        earlier: list[Sequence] = []
-        for sequence in request.sequences.values():
-            if sequence.is_begun or sequence.host_tables:
-                tables: Tables = sequence.host_tables or sequence.block_tables
-                num_full = None
-                # its last block may be shared by then, and is copied before it is written
-                needed += len(self.groups) if num_more_tokens and request.num_sequences > 1 else 0
-            else:
-                computed = self.get_computed_blocks(sequence)
-                revived.update(block for block in computed.held_blocks().tolist() if self.pool.is_cached(block))
-                tables = computed.blocks
-                # one that is partly filled is copied before it is written, and so counts as missing
-                num_full = computed.num_tokens // self.block_size
-            total = min(sequence.num_total_tokens + num_more_tokens, request.max_total)
-            num_shared = self._num_shared(sequence, earlier) if num_full is not None else 0
-            needed += sum(
-                self._num_missing(group, total, step_tokens, islice(table, num_full), num_shared)
-                for group, table in zip(self.groups, tables, strict=True)
-            )
-            earlier.append(sequence)
-        if num_more_tokens:
-            # forks to come: each copies the last block or has its own, and then the next one
-            needed += 2 * len(self.groups) * request.num_reserved_rows
-        # Siblings revive the same blocks, which are taken out of the pool once.
-        return needed + len(revived)
-
-    def most_blocks_of(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int, step_tokens: int) -> int:
-        """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""
-        of_one = sum(group.most_blocks(num_tokens, step_tokens, self.block_size) for group in self.groups)
-        # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
-        of_prompt = 0 if self._has_windows else max(0, num_prompt_tokens - 1) // self.block_size * len(self.groups)
-        return num_sequences * of_one - (num_sequences - 1) * of_prompt
-
-    def num_pinned_hits(self, sequence: Sequence) -> int:
-        """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later."""
-        pinned = {block for kept in self.kept.pinned for table in kept.block_tables for block in table.held().tolist()}
-        computed = self.get_computed_blocks(sequence)
-        num_full = computed.num_tokens // self.block_size
-        return sum(
-            block in pinned
-            for group, table in zip(self.groups, computed.blocks, strict=True)
-            for block in table[:num_full]
-            if not group.sliding_window
-        )
-
-    def _num_missing(
-        self, group: KVGroup, total: int, step_tokens: int, table: Iterable[int], num_shared: int
-    ) -> int:
-        """Blocks that a sequence with this table needs in this group until so many tokens are computed."""
-        blocks = list(table)
-        num_held = sum(block != NO_BLOCK for block in blocks)
-        to_write = -(-total // self.block_size) - max(len(blocks), num_shared)
-        # a window gives back behind what it takes in front
-        return max(0, min(to_write, group.most_blocks(total, step_tokens, self.block_size) - num_held))
-
-    def _num_shared(self, sequence: Sequence, earlier: list[Sequence]) -> int:
-        """Full blocks that it will find computed by its siblings, which begin before it."""
-        if not earlier or self._has_windows:
-            return 0
-        hashes = self.cache.hasher.hashes(sequence, (sequence.num_total_tokens - 1) // self.block_size)
-        best = 0
-        for other in earlier:
-            theirs = self.cache.hasher.hashes(other, other.num_total_tokens // self.block_size)
-            # chained: where two hashes are equal, so are all before them
-            best = max(best, _common_length(hashes, theirs))
-        return best
 
     # ------------------------------------------------------------------------------------------ allocation
 
@@ -222,7 +146,7 @@ class KVCacheManager:
 
     def _free_passed(self, sequence: Sequence) -> None:
         """Blocks that every later token's window has passed go back."""
-        if not self._has_windows:
+        if not self.has_windows:
             return
         for table, group in zip(sequence.block_tables, self.groups, strict=True):
             first_needed = group.first_needed_block(sequence.num_computed_tokens, self.block_size)
@@ -276,30 +200,19 @@ class KVCacheManager:
         """Nobody finds the blocks of this sequence any more; who holds them keeps them."""
         for table in sequence.block_tables:
             for block in table.held().tolist():
-                self.pool.forget(block)
+                key = self.pool.key_of(block)
+                if key is not None:
+                    self.swap.forget(key)
+                    self.pool.forget(block)
         self.kept.name_pinned()  # a pinned prefix was computed long before
 
     def reset_prefix_cache(self) -> None:
         """Only pinned prefixes can still be found."""
         self.pool.forget_all()
+        self.swap.forget_all()
         self.kept.name_pinned()
 
     # ------------------------------------------------------------------------------------------ swap space (3.4.5)
-
-    def what_would_be_lost(self, request: Request) -> tuple[int, int]:
-        """(blocks with computed content, each once; tokens in those that nobody else holds)."""
-        num_blocks = num_lost = 0
-        for number in range(len(self.groups)):
-            tables = [
-                sequence.block_tables[number].blocks[: -(-sequence.num_computed_tokens // self.block_size)]
-                for sequence in request.sequences.values()
-            ]
-            blocks, own_counts = np.unique(np.concatenate(tables), return_counts=True)
-            is_there = blocks != NO_BLOCK
-            num_blocks += int(is_there.sum())
-            lost = self.pool.counts[blocks[is_there]] <= own_counts[is_there]
-            num_lost = max(num_lost, int(lost.sum()))
-        return num_blocks, num_lost * self.block_size
 
     def swap_out(self, request: Request) -> None:
         """Computed blocks go to the host, and all blocks back to the pool. The caller has asked for room."""
@@ -311,9 +224,9 @@ class KVCacheManager:
             self.free(sequence)
             sequence.host_tables = host_tables
 
-    def swap_in(self, request: Request) -> None:
-        """The request comes back, sharing what it shared. What the prefix cache still has is not moved."""
-        places = self._swap_in_places(request)
+    def swap_in(self, request: Request) -> int:
+        """The request comes back, sharing what it shared. How many blocks are moved; the cache may still have some."""
+        places = self.swap_in_places(request)
         found = {host: block for host, block in places.items() if block is not None}
         missing = [host for host, block in places.items() if block is None]
         # Found blocks are held before anything is allocated: an allocation may evict what nobody holds.
@@ -322,13 +235,13 @@ class KVCacheManager:
         allocated = self.pool.allocate(len(missing))
         for host_block, block in zip(missing, allocated, strict=True):
             self._moves.swap_in(host_block, block)
-        self.swap.num_swapped_in += len(missing)
         found.update(zip(missing, allocated, strict=True))
         for sequence in request.sequences.values():
             self._attach_from_host(sequence, found)
             self.swap.free(sequence)
         # each sequence holds its own by now
         self.pool.release(int_array([*held_once.tolist(), *allocated]))
+        return len(missing)
 
     def _attach_from_host(self, sequence: Sequence, block_of: dict[int, int]) -> None:
         for number, host_table in enumerate(sequence.host_tables):
@@ -339,7 +252,7 @@ class KVCacheManager:
         self._set_named(sequence, 0)
         self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
 
-    def _swap_in_places(self, request: Request) -> dict[int, int | None]:
+    def swap_in_places(self, request: Request) -> dict[int, int | None]:
         """For each host block of the request: the block that has its content already, or None."""
         places: dict[int, int | None] = {}
         for sequence in request.sequences.values():
@@ -375,8 +288,8 @@ class KVCacheManager:
             "num_blocks_copied_total": self.num_copied_blocks,
             "num_prefix_queried_tokens_total": self.num_queried_tokens,
             "num_prefix_hit_tokens_total": self.num_hit_tokens,
-            "swapped_out_blocks_total": self.swap.num_swapped_out,
-            "swapped_in_blocks_total": self.swap.num_swapped_in,
+            "swapped_out_blocks_total": self._moves.num_swapped_out,
+            "swapped_in_blocks_total": self._moves.num_swapped_in,
             "num_kept_sequences": len(self.kept),
             "num_pinned_prefixes": len(self.kept.pinned),
         }
@@ -393,8 +306,3 @@ class KVCacheManager:
                 holders.update(table.held().tolist())
         self.pool.check_invariants(dict(holders))
         self.swap.check_invariants(sequences)
-
-
-def _common_length(one: list[bytes], other: list[bytes]) -> int:
-    """How far two chains agree: where two hashes are equal, so are all before them."""
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] != other[index])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -53,12 +54,12 @@ class PrefixHasher:
         self._key = os.urandom(32) if key is None else key
 
     def hashes(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Hashes of the first num_blocks full blocks; earlier results are kept on the sequence."""
+        """Hashes of the first num_blocks full blocks; earlier results are kept on the sequence. Not to be changed."""
         known = sequence.block_hashes
         if len(known) < num_blocks:
             tokens = sequence.token_ids(len(known) * self.block_size, num_blocks * self.block_size)
             known += self.chain(known[-1] if known else self.root(sequence.request.content_key), tokens)
-        return known[:num_blocks]
+        return known if len(known) == num_blocks else known[:num_blocks]
 
     def root(self, content_key: bytes) -> bytes:
         """What the first block's hash is chained to."""
@@ -134,6 +135,8 @@ class PrefixCache:
 
     def _longest(self, hashes: list[bytes], request_id: int) -> int:
         """Blocks of the longest prefix that all groups can serve: one pass over the hashes, for any mix of windows."""
+        if self._is_whole == [True] and not self._promises:
+            return self._pool.length_of_chain(0, hashes)
         run_lengths = [0] * len(self._groups)
         longest = 0
         for index, content in enumerate(hashes):
@@ -161,3 +164,8 @@ class PrefixCache:
 def looks_up(sequence: Sequence) -> bool:
     """Prompt log-probabilities need every position computed, once: by the first sequence."""
     return sequence.request.use_prefix_cache or sequence.index > 0
+
+
+def common_length(one: list[bytes], other: list[bytes]) -> int:
+    """How far two chains agree: where two hashes are equal, so are all before them."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] != other[index])

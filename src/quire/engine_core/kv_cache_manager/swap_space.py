@@ -1,7 +1,8 @@
 """Swap space (3.4.5): blocks in host memory for requests that gave way, with what they share still shared.
 
-Owns the host blocks and their reference counts. A request goes out whole or not at all, each of its blocks once; it
-comes back whole, into whatever blocks the pool has then. Called by the KV cache manager.
+Owns the host blocks, their reference counts and what is known of their content: a prefix that several requests share
+goes out once, also if they leave at different times. A request goes out whole or not at all, and comes back whole, into
+whatever blocks the pool has then. Called by the KV cache manager.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from collections.abc import Iterable
 
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
+from quire.engine_core.kv_cache_manager.block_pool import BlockKey, BlockPool
 from quire.engine_core.request import Request, Sequence
 
 
 class SwapSpace:
-    """Host blocks. Never more than the pool has: a request that is out held as many blocks when it was in."""
+    """Host blocks; at most as many as the pool has (3.4.5)."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, pool: BlockPool) -> None:
         self.num_blocks = num_blocks
-        self.num_swapped_out = 0
-        self.num_swapped_in = 0
+        self._pool = pool
         self._free = list(range(num_blocks - 1, -1, -1))
         self._counts = [0] * num_blocks
+        self._keys: list[BlockKey | None] = [None] * num_blocks
+        # held host blocks by content
+        self._host_block_by_key: dict[BlockKey, int] = {}
 
     @property
     def num_used(self) -> int:
@@ -35,27 +39,36 @@ class SwapSpace:
     def has_room_for(self, num_blocks: int) -> bool:
         return num_blocks <= len(self._free)
 
+    def knows(self, block: int) -> bool:
+        """The block's content is here already."""
+        key = self._pool.key_of(block)
+        return key is not None and key in self._host_block_by_key
+
     def swap_out(self, request: Request, block_size: int, moves: BlockMoves) -> None:
         """Every computed block of the request gets a host block; the caller then frees the device's."""
         host_block_of: dict[int, int] = {}
         for sequence in request.sequences.values():
             num_blocks = -(-sequence.num_computed_tokens // block_size)
             for table in sequence.block_tables:
-                sequence.host_tables.append(
-                    [self._host(block, host_block_of) for block in table.blocks[:num_blocks].tolist()]
-                )
-        for block, host_block in host_block_of.items():
-            moves.swap_out(block, host_block)
-        self.num_swapped_out += len(host_block_of)
+                blocks = table.blocks[:num_blocks].tolist()
+                sequence.host_tables.append([self._hold(block, host_block_of, moves) for block in blocks])
+
+    def forget(self, key: BlockKey) -> None:
+        """Nobody else is to rely on that content."""
+        host_block = self._host_block_by_key.pop(key, None)
+        if host_block is not None:
+            self._keys[host_block] = None
+
+    def forget_all(self) -> None:
+        for key in list(self._host_block_by_key):
+            self.forget(key)
 
     def free(self, sequence: Sequence) -> None:
         """The sequence needs its host blocks no more."""
         for table in sequence.host_tables:
             for host_block in table:
                 if host_block != NO_BLOCK:
-                    self._counts[host_block] -= 1
-                    if self._counts[host_block] == 0:
-                        self._free.append(host_block)
+                    self._release(host_block)
         sequence.host_tables = []
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
@@ -65,12 +78,34 @@ class SwapSpace:
                 holders.update(block for block in table if block != NO_BLOCK)
         assert sorted([*self._free, *holders]) == list(range(self.num_blocks)), "host blocks are lost or held twice"
         assert all(count == holders.get(block, 0) for block, count in enumerate(self._counts))
+        named = {key: block for block, key in enumerate(self._keys) if key is not None}
+        assert named == self._host_block_by_key
+        assert not set(named.values()) & set(self._free), "a free host block is known by content"
 
-    def _host(self, block: int, host_block_of: dict[int, int]) -> int:
+    def _hold(self, block: int, host_block_of: dict[int, int], moves: BlockMoves) -> int:
         if block == NO_BLOCK:
             return NO_BLOCK
         if block not in host_block_of:
-            host_block_of[block] = self._free.pop()
+            host_block_of[block] = self._find_or_move(block, moves)
         host_block = host_block_of[block]
         self._counts[host_block] += 1
         return host_block
+
+    def _find_or_move(self, block: int, moves: BlockMoves) -> int:
+        key = self._pool.key_of(block)
+        if key is not None and key in self._host_block_by_key:
+            return self._host_block_by_key[key]
+        host_block = self._free.pop()
+        moves.swap_out(block, host_block)
+        if key is not None:
+            self._keys[host_block] = key
+            self._host_block_by_key[key] = host_block
+        return host_block
+
+    def _release(self, host_block: int) -> None:
+        self._counts[host_block] -= 1
+        if self._counts[host_block] == 0:
+            key = self._keys[host_block]
+            if key is not None:
+                self.forget(key)
+            self._free.append(host_block)

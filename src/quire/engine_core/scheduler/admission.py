@@ -51,10 +51,10 @@ class Admission:
     def _reason_of_memory(self, request: Request) -> str | None:
         manager, n, total, size = self._manager, request.num_sequences, request.max_total, self._manager.block_size
         needed, there = self.most_blocks(request), manager.pool.num_blocks
-        num_pinned = manager.kept.num_pinned_blocks()
+        num_pinned = len(manager.kept.pinned_blocks())
         if needed > there - num_pinned and num_pinned:
             # what it shares with a pinned prefix it need not have twice
-            needed -= manager.num_pinned_hits(next(iter(request.sequences.values())))
+            needed -= manager.estimates.pinned_hits(next(iter(request.sequences.values())))
         if needed <= there - num_pinned:
             return None
         pinned = f", {num_pinned} of them pinned" if num_pinned else ""
@@ -65,7 +65,7 @@ class Admission:
 
     def most_blocks(self, request: Request) -> int:
         """Most blocks that it can need at once, by the end."""
-        return self._manager.most_blocks_of(
+        return self._manager.estimates.most_blocks(
             request.max_total, request.num_prompt_tokens, request.num_sequences, self._step_tokens
         )
 

@@ -170,7 +170,7 @@ class Lifecycle:
     def fork(self, parent: Sequence, index: int, num_total_tokens: int, num_computed_tokens: int) -> Sequence:
         """A child of the same request: shares blocks, gets a row and a seed of its own."""
         request = parent.request
-        tokens = parent.token_ids(0, num_total_tokens).copy()
+        tokens = parent.token_ids(0, num_total_tokens)
         child = Sequence(request, index, tokens, request.seed_of(index), len(self._manager.groups))
         request.sequences[index] = child
         self._reserve(request, -1)

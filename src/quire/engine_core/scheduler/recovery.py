@@ -49,7 +49,7 @@ class Recovery:
     def num_reserved_blocks(self, running: list[Request], step_tokens: int) -> int:
         """Blocks that resumed requests still need until they may be victims again: not for others to start with."""
         return sum(
-            self._manager.num_blocks_to_come(request, step_tokens, self._manager.block_size)
+            self._manager.estimates.blocks_to_come(request, step_tokens, self._manager.block_size)
             for request in running
             if request.protected_until and not self.may_be_victim(request)
         )
@@ -82,7 +82,7 @@ class Recovery:
             return "recompute"
         if not all(sequence.is_begun for sequence in request.sequences.values()):
             return "recompute"  # half-way in being computed again
-        num_blocks, num_lost_tokens = self._manager.what_would_be_lost(request)
+        num_blocks, num_lost_tokens = self._manager.estimates.what_would_be_lost(request)
         if not self._manager.swap.has_room_for(num_blocks):
             return "recompute"
         if self._mode == "swap":
@@ -94,9 +94,7 @@ class Recovery:
 
     def bring_back(self, request: Request) -> None:
         """From swap space, with all that its sequences share."""
-        before = self._manager.swap.num_swapped_in
-        self._manager.swap_in(request)
-        moved = self._manager.swap.num_swapped_in - before
+        moved = self._manager.swap_in(request)
         self.lost_seconds += 2 * moved * self._costs.seconds_per_block
 
     def begun(self, sequence: Sequence, computed: ComputedBlocks) -> None:

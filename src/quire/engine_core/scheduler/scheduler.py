@@ -33,6 +33,9 @@ from quire.messages import (
     int_array,
 )
 
+# steps after which a request that waits for blocks looks again what it finds computed
+_ASK_AGAIN_AFTER = 16
+
 
 class Scheduler:
     """add_request, schedule, update_from_output; extend and abort in between."""
@@ -61,6 +64,8 @@ class Scheduler:
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
         self._gave_way = False
         self._num_steps = 0
+        # the last request that found too little room: its number, the blocks it needs, the step to look again
+        self._refused = (-1, 0, 0)
 
     def add_request(self, message: EngineRequest) -> None:
         self.lifecycle.add(message)
@@ -75,7 +80,7 @@ class Scheduler:
         """A kept sequence becomes a pinned prefix, if every request that was accepted can still run."""
         largest = max(map(self._admission.most_blocks, self.lifecycle.requests.values()), default=1)
         pool, kept = self.manager.pool, self.manager.kept
-        return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - kept.num_pinned_blocks() - largest)
+        return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - len(kept.pinned_blocks()) - largest)
 
     # ------------------------------------------------------------------------------------------ one step
 
@@ -217,15 +222,24 @@ class Scheduler:
             return False
         # One that was preempted must also get on by a block before it gives way again; alone it need not share.
         num_more = self.manager.block_size if request.was_started and running else 0
+        if running and self._still_too_little(request):
+            return False
         reserved = self.recovery.num_reserved_blocks(running, step_tokens)
-        kept = self.manager.kept
+        pool, kept = self.manager.pool, self.manager.kept
         # Each kept sequence that gives up its blocks changes what is at hand; what the request continues goes last.
-        while (
-            self.manager.num_blocks_to_come(request, step_tokens, num_more) + reserved > self.manager.pool.num_available
-        ):
+        while True:
+            needed = self.manager.estimates.blocks_to_come(request, step_tokens, num_more) + reserved
+            if needed <= pool.num_available:
+                return True
             if not kept.give_up_blocks(request.message.continues) and not kept.give_up_blocks():
+                self._refused = (request.request_id, needed, self._num_steps + _ASK_AGAIN_AFTER)
                 return False
-        return True
+
+    def _still_too_little(self, request: Request) -> bool:
+        """Looking a long prompt up in every step would cost more than the step."""
+        request_id, needed, ask_again = self._refused
+        is_same = request.request_id == request_id and self._num_steps < ask_again
+        return is_same and self.manager.pool.num_available < needed
 
     def _give_up_on_one(self) -> bool:
         """Nobody runs and nobody fits: not expected, each was accepted as one that fits alone. It must not hang."""
@@ -233,7 +247,7 @@ class Scheduler:
         stuck = next((head for head in heads if head is not None), None)
         if self.running.requests or stuck is None:
             return False
-        needed = self.manager.num_blocks_to_come(stuck, self.max_num_batched_tokens)
+        needed = self.manager.estimates.blocks_to_come(stuck, self.max_num_batched_tokens)
         there = self.manager.pool.num_available
         self.lifecycle.end(stuck, "error", f"KV cache: {needed} more blocks are needed, {there} can be had.")
         return True

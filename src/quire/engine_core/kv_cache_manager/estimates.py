@@ -1,0 +1,132 @@
+"""How many blocks something will need: the questions that admission and recovery ask before they decide.
+
+Pure: nothing is taken, nothing is moved. An answer may be too great (a window's peak, a fork that is never made), never
+too small, so that what was admitted on it can also come back after a preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.engine_core.block_table import NO_BLOCK, BlockTable
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.kv_cache_manager.prefix_cache import common_length
+from quire.engine_core.request import Request, Sequence
+
+if TYPE_CHECKING:
+    from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+
+# block tables by group, of a sequence or of a prefix
+Tables = ListOf[list[int] | BlockTable]
+
+
+class Estimates:
+    """Reads the manager's state."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self._manager = manager
+        self._pool = manager.pool
+        self._groups = manager.groups
+        self._block_size = manager.block_size
+
+    def blocks_to_come(self, request: Request, step_tokens: int, num_more_tokens: int = 0) -> int:
+        """Blocks that leave the pool until all tokens of the request, and so many more a sequence, are computed."""
+        needed = 0
+        revived: set[int] = set()
+        if request.is_swapped:
+            places = self._manager.swap_in_places(request)
+            needed = sum(block is None for block in places.values())
+            revived = {block for block in places.values() if block is not None and self._pool.is_cached(block)}
+        earlier: list[Sequence] = []
+        for sequence in request.sequences.values():
+            if sequence.is_begun or sequence.host_tables:
+                tables: Tables = sequence.host_tables or sequence.block_tables
+                num_full = None
+                # its last block may be shared by then, and is copied before it is written
+                needed += len(self._groups) if num_more_tokens and request.num_sequences > 1 else 0
+            else:
+                computed = self._manager.get_computed_blocks(sequence)
+                revived.update(block for block in computed.held_blocks().tolist() if self._pool.is_cached(block))
+                tables = computed.blocks
+                # one that is partly filled is copied before it is written, and so counts as missing
+                num_full = computed.num_tokens // self._block_size
+            total = min(sequence.num_total_tokens + num_more_tokens, request.max_total)
+            num_shared = self._num_shared(sequence, earlier) if num_full is not None else 0
+            needed += sum(
+                self._num_missing(group, total, step_tokens, islice(table, num_full), num_shared)
+                for group, table in zip(self._groups, tables, strict=True)
+            )
+            earlier.append(sequence)
+        if num_more_tokens:
+            # forks to come: each copies the last block or has its own, and then the next one
+            needed += 2 * len(self._groups) * request.num_reserved_rows
+        # Siblings revive the same blocks, which are taken out of the pool once.
+        return needed + len(revived)
+
+    def most_blocks(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int, step_tokens: int) -> int:
+        """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""
+        of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in self._groups)
+        # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
+        of_prompt = (
+            0 if self._manager.has_windows else max(0, num_prompt_tokens - 1) // self._block_size * len(self._groups)
+        )
+        return num_sequences * of_one - (num_sequences - 1) * of_prompt
+
+    def pinned_hits(self, sequence: Sequence) -> int:
+        """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later."""
+        pinned = {
+            block
+            for kept in self._manager.kept.pinned
+            for table in kept.block_tables
+            for block in table.held().tolist()
+        }
+        computed = self._manager.get_computed_blocks(sequence)
+        num_full = computed.num_tokens // self._block_size
+        return sum(
+            block in pinned
+            for group, table in zip(self._groups, computed.blocks, strict=True)
+            for block in table[:num_full]
+            if not group.sliding_window
+        )
+
+    def what_would_be_lost(self, request: Request) -> tuple[int, int]:
+        """(computed blocks that are not in swap space yet, each once; tokens in those that nobody else holds)."""
+        num_blocks = num_tokens = 0
+        for number in range(len(self._groups)):
+            tables, fillings = [], []
+            for sequence in request.sequences.values():
+                num_computed = sequence.num_computed_tokens
+                table = sequence.block_tables[number].blocks[: -(-num_computed // self._block_size)]
+                tables.append(table)
+                fillings.append(np.minimum(num_computed - np.arange(len(table)) * self._block_size, self._block_size))
+            blocks, first, own_counts = np.unique(np.concatenate(tables), return_index=True, return_counts=True)
+            is_there = blocks != NO_BLOCK
+            num_blocks += sum(not self._manager.swap.knows(block) for block in blocks[is_there].tolist())
+            is_lost = is_there & (self._pool.counts[blocks] <= own_counts)
+            num_tokens = max(num_tokens, int(np.concatenate(fillings)[first][is_lost].sum()))
+        return num_blocks, num_tokens
+
+    def _num_missing(self, group: KVGroup, total: int, step_tokens: int, table: Iterable[int], num_shared: int) -> int:
+        """Blocks that a sequence with this table needs in this group until so many tokens are computed."""
+        blocks = list(table)
+        num_held = sum(block != NO_BLOCK for block in blocks)
+        to_write = -(-total // self._block_size) - max(len(blocks), num_shared)
+        # a window gives back behind what it takes in front
+        return max(0, min(to_write, group.most_blocks(total, step_tokens, self._block_size) - num_held))
+
+    def _num_shared(self, sequence: Sequence, earlier: list[Sequence]) -> int:
+        """Full blocks that it will find computed by its siblings, which begin before it."""
+        if not earlier or self._manager.has_windows:
+            return 0
+        hashes = self._manager.cache.hasher.hashes(sequence, (sequence.num_total_tokens - 1) // self._block_size)
+        best = 0
+        for other in earlier:
+            theirs = self._manager.cache.hasher.hashes(other, other.num_total_tokens // self._block_size)
+            # chained: where two hashes are equal, so are all before them
+            best = max(best, common_length(hashes, theirs))
+        return best
