@@ -17,7 +17,7 @@ TASKS: dict[str, tuple[Maker, float]] = {
     "count_items": (counting.count_items, 4),
     "count_up": (counting.count_up, 11),
     "form": (forms.form, 10),
-    "faq": (faq.faq, 16),
+    "faq": (faq.faq, 28),
     "tool_call": (tools.tool_call, 11),
     "tool_two_calls": (tools.two_calls, 2),
     "tool_unneeded": (tools.tool_unneeded, 3),

@@ -1,12 +1,13 @@
 """Trains the embedded model on one core, can be stopped and resumed at any time, and ends decayed at a deadline.
 
-    python -m training.train --work-dir build/embedded --tokens 20300000 --deadline-minutes 120
+    python -m training.train --work-dir build/embedded --tokens 23300000 --deadline-minutes 120
 
 Progress is the larger of tokens spent and time spent, so that a slow machine ends with a cooled-down model as well.
 """
 
 import argparse
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -31,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work-dir", type=Path, default=Path("build/embedded"), help="checkpoint and export")
     parser.add_argument("--tokenizer", type=Path, default=Path("src/quire/embedded/tokenizer.json"))
     parser.add_argument("--log", type=Path, default=Path("training/log.jsonl"))
-    parser.add_argument("--tokens", type=int, default=20_300_000, help="token budget")
+    parser.add_argument("--tokens", type=int, default=23_300_000, help="token budget")
     parser.add_argument(
         "--deadline-minutes", type=float, default=120.0, help="from the first start, or from now with --reset-deadline"
     )
@@ -102,17 +103,16 @@ def main() -> None:
         for optimizer, peak in zip(opts, (args.matrix_rate, args.rate), strict=True):
             for group in optimizer.param_groups:
                 group["peak"] = peak
-        deadline = state["deadline"]
-        state = saved["state"]
-        if args.reset_deadline:
-            state["deadline"] = deadline
+        # The time between the two runs was not spent on training.
+        clock = {name: state[name] for name in ("began", "deadline")}
+        state = saved["state"] | (clock if args.reset_deadline else {})
     body = model.model if args.no_compile else torch.compile(model.model, dynamic=False)
 
     def keep() -> None:
         save(checkpoint, {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "state": state})
         export(args.work_dir / "export", tokenizer, model.shape, model.state_dict())
 
-    last_saved, last_logged, shown = time.time(), time.time(), 0.0
+    last_saved, last_logged, shown = time.time(), time.time(), math.nan
     while True:
         now, step = time.time(), state["step"]
         spent = (now - state["began"]) / max(1.0, state["deadline"] - state["began"])
@@ -131,7 +131,7 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=True)
         state["step"] += 1
         state["tokens"] += data.tokens_BT.numel()
-        shown = loss.item() if step == 0 else 0.9 * shown + 0.1 * loss.item()
+        shown = loss.item() if math.isnan(shown) else 0.9 * shown + 0.1 * loss.item()
         if state["step"] % LOG_EVERY == 0:
             rate = LOG_EVERY * data.tokens_BT.numel() / (time.time() - last_logged)
             last_logged = time.time()
