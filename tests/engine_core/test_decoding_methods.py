@@ -91,10 +91,10 @@ def test_a_method_survives_preemption() -> None:
         ("beam_search", {"width": 2, "depth": 3}, "depth"),
         ("beam_search", {"width": "two"}, "whole number"),
         ("beam_search", {"width": 2, "early_stopping": "sometimes"}, "early_stopping"),
-        ("beam_search", {"width": 2, "length_penalty": "long"}, "could not convert"),
+        ("beam_search", {"width": 2, "length_penalty": "long"}, "length_penalty"),
         ("beam_search", {"width": 99}, "max_num_seqs"),
         ("diverse_beam_search", {"width": 4, "num_groups": 3, "diversity_penalty": 1.0}, "must divide"),
-        ("diverse_beam_search", {"width": 4, "num_groups": 2, "diversity_penalty": None}, "float"),
+        ("diverse_beam_search", {"width": 4, "num_groups": 2, "diversity_penalty": None}, "diversity_penalty"),
     ],
 )
 def test_what_makes_no_sense_ends_one_request(method: str, args: dict[str, Any], complaint: str) -> None:

@@ -133,11 +133,21 @@ class Request:
         self.num_reserved_rows = self.num_sequences - 1
         # 3.4.5: after a preemption it is no victim before one of its sequences has so many tokens
         self.protected_until = 0
+        # when it was last found that too few blocks are free: how many it needs, and the step to look again
+        self.needed_blocks = 0
+        self.look_again_at = 0
         self.sequences: dict[int, Sequence] = {}
 
     @property
     def is_swapped(self) -> bool:
         return any(sequence.host_tables for sequence in self.sequences.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything that has come of its input is computed, and more is to come."""
+        return not self.is_final and all(
+            sequence.num_computed_tokens == sequence.num_total_tokens for sequence in self.sequences.values()
+        )
 
     @property
     def longest(self) -> int:

@@ -18,6 +18,9 @@ from quire.engine_core.request import Request, Sequence
 from quire.errors import RequestError
 from quire.messages import Candidates, EngineRequest
 
+# Of either sign: a length of a million to this power is still a number.
+_MOST = 50
+
 
 class BeamSearch:
     """`width` beams in `num_groups` groups. A token costs more in a group if earlier ones have just taken it."""
@@ -33,7 +36,7 @@ class BeamSearch:
         diversity_penalty: float = 0.0,
     ) -> None:
         sampling = message.sampling
-        _check(width, sampling.n, num_groups, early_stopping)
+        _check(width, sampling.n, num_groups, early_stopping, length_penalty, diversity_penalty)
         eos_ids = frozenset() if sampling.ignore_eos else frozenset(message.eos_token_ids)
         self._rules = Rules(
             stop_ids=eos_ids | frozenset(sampling.stop_token_ids),
@@ -57,6 +60,8 @@ class BeamSearch:
 
     def after_candidates(self, request: Request, answers: Mapping[int, Candidates], verbs: Verbs) -> None:
         self._answers.update(answers)
+        if any(one.num_computed_tokens < one.num_total_tokens for one in request.sequences.values()):
+            return  # some are still to answer, perhaps because all are computed again
         if self._answers.keys() >= request.sequences.keys():
             self._advance(request, verbs)
             self._answers.clear()
@@ -124,7 +129,14 @@ class BeamSearch:
         verbs.emit(request, output, [node.token_id for node in nodes], logprobs)
 
 
-def _check(width: int, num_outputs: int, num_groups: int, early_stopping: object) -> None:
+def _check(
+    width: int,
+    num_outputs: int,
+    num_groups: int,
+    early_stopping: object,
+    length_penalty: object,
+    diversity_penalty: object,
+) -> None:
     if type(width) is not int or not width >= 1:
         raise RequestError(f"beam_width={width!r}: must be a whole number of at least 1.", param="beam_width")
     if num_outputs > width:
@@ -136,6 +148,9 @@ def _check(width: int, num_outputs: int, num_groups: int, early_stopping: object
             f"num_beam_groups={num_groups!r}: must divide beam_width={width}, so that groups are equal.",
             param="num_beam_groups",
         )
+    for name, value, least in (("length_penalty", length_penalty, -_MOST), ("diversity_penalty", diversity_penalty, 0)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= _MOST:
+            raise RequestError(f"{name}={value!r}: must be a number between {least} and {_MOST}.", param=name)
     if early_stopping not in (True, False, "never"):
         raise RequestError(
             f'early_stopping={early_stopping!r}: must be True, False or "never".', param="early_stopping"

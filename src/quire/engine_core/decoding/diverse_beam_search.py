@@ -17,4 +17,4 @@ def diverse_beam_search(
     message: EngineRequest, *, width: int, num_groups: int, diversity_penalty: float, **rules: Any
 ) -> BeamSearch:
     """`width` beams in num_groups groups of equal size."""
-    return BeamSearch(message, width=width, num_groups=num_groups, diversity_penalty=float(diversity_penalty), **rules)
+    return BeamSearch(message, width=width, num_groups=num_groups, diversity_penalty=diversity_penalty, **rules)

@@ -17,7 +17,10 @@ class Verbs(Protocol):
     """What a decoding method may do."""
 
     def fork(self, parent: Sequence, index: int, num_total_tokens: int, num_computed_tokens: int) -> Sequence:
-        """A child that shares the parent's first num_total_tokens tokens and all blocks that they lie in."""
+        """A child that shares the parent's first num_total_tokens tokens and all blocks that they lie in.
+
+        Fork before anything is appended to the parent: the worker copies it as the last step left it.
+        """
 
     def append(self, sequence: Sequence, token_id: int) -> None:
         """The sequence grows by a token that the method chose."""
@@ -33,7 +36,7 @@ class Verbs(Protocol):
 
 
 class DecodingMethod(Shape, Protocol):
-    """How the tokens of one request are chosen."""
+    """How the tokens of one request are chosen. One that raises ends its request."""
 
     def after_token(self, sequence: Sequence, verbs: Verbs) -> bool:
         """Called once a watched sequence got a sampled token, before stop rules. False: watch it no more."""

@@ -26,7 +26,7 @@ _PRIME = 0x100000001B3
 _ODD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 # How far apart the logits of a prefix lie: from nearly equal to one token that stands out.
-_SPREADS = np.array([0.02, 0.2, 1.0, 1.0, 3.0, 3.0, 6.0, 12.0])
+_SPREADS = np.array([0.02, 0.2, 1.0, 1.0, 3.0, 6.0, 12.0, 40.0])
 # one prefix in so many has the end token near the top: where in the spread of the logits
 _END_IS_LIKELY, _END_LEVEL = 5, 0.93
 

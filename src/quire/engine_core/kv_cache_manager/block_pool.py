@@ -109,6 +109,16 @@ class BlockPool:
         self._block_by_key[key] = block
         return True
 
+    def claim(self, block: int, key: BlockKey) -> None:
+        """The block is the one to be found under this key from now on; a twin becomes anonymous."""
+        twin = self._block_by_key.get(key)
+        if twin is not None and twin != block:
+            self.forget(twin)
+            if twin in self._cached:
+                del self._cached[twin]
+                self._free.append(twin)
+        self.register(block, key)
+
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""
         key = self._keys[block]

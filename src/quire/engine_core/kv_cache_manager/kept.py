@@ -10,6 +10,7 @@ control operations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,8 +37,6 @@ class KeptSequence:
         self.num_computed_tokens = num_computed_tokens
         self.user_key = user_key
         self.is_pinned = False
-        # of a pinned prefix: the hashes of its full blocks, behind the root
-        self.hashes: list[bytes] = []
         self.num_hits = 0
         self.num_hit_tokens = 0
 
@@ -87,7 +86,10 @@ class KeptSequences:
     # ------------------------------------------------------------------------------------------ operations
 
     def keep(self, handle: str, sequence: Sequence) -> None:
-        """Holds what a living sequence has computed; the handle's old content goes."""
+        """Holds what a living sequence has computed; the handle's old content goes, unless it was pinned meanwhile."""
+        old = self._by_handle.get(handle)
+        if old is not None and old.is_pinned:
+            return
         # one that gave way has its tokens, but no blocks here
         num_computed = sequence.num_computed_tokens if sequence.is_begun else 0
         num_blocks = -(-num_computed // self._block_size)
@@ -99,7 +101,7 @@ class KeptSequences:
             sequence.request.user_key,
         )
         self._hold(kept)
-        if handle in self._by_handle:
+        if old is not None:
             self.release(handle)
         self._by_handle[handle] = kept
 
@@ -168,11 +170,11 @@ class KeptSequences:
     def name_pinned(self) -> None:
         """Gives the full blocks of pinned prefixes their names, also after the cache was reset."""
         for kept in self._pinned:
-            kept.hashes = self._cache.hasher.chain(self._cache.hasher.root(kept.user_key), kept.tokens)
+            hashes = self._cache.hasher.chain(self._cache.hasher.root(kept.user_key), kept.tokens)
             for number, table in enumerate(kept.block_tables):
-                for block, content in zip(table.blocks.tolist(), kept.hashes, strict=False):
+                for block, content in zip(table.blocks.tolist(), hashes, strict=False):
                     if block != NO_BLOCK:
-                        self._pool.register(block, (number, content))
+                        self._pool.claim(block, (number, content))
 
     # ------------------------------------------------------------------------------------------ for the manager
 
@@ -206,7 +208,7 @@ class KeptSequences:
         kept = computed.source
         if kept is None and self._pinned and computed.num_tokens:
             blocks = set(computed.blocks[0])
-            kept = next((one for one in self._pinned if one.hashes and one.block_tables[0][-1] in blocks), None)
+            kept = next((one for one in self._pinned if self._last_full_block(one) in blocks), None)
         if kept is None:
             return
         kept.num_hits += 1
@@ -214,6 +216,15 @@ class KeptSequences:
         if not kept.is_pinned:
             # move to the end of the order in which blocks are given up
             self._by_handle[kept.handle] = self._by_handle.pop(kept.handle)
+
+    def num_blocks_to_give_up(self) -> int:
+        """Blocks that nobody else holds."""
+        holders: Counter[int] = Counter()
+        for kept in self._by_handle.values():
+            if not kept.is_pinned:
+                for table in kept.block_tables:
+                    holders.update(table.held().tolist())
+        return sum(self._pool.count(block) == count for block, count in holders.items())
 
     def give_up_blocks(self, sparing: str | None = None) -> bool:
         """The least recently used one that is not pinned loses its blocks; False if there is none."""
@@ -257,6 +268,10 @@ class KeptSequences:
             passed = table.blocks[num_blocks:]
             self._moves.release(passed[passed != NO_BLOCK][::-1])
             table.truncate(num_blocks)
+
+    def _last_full_block(self, kept: KeptSequence) -> int | None:
+        num_full = len(kept.tokens) // self._block_size
+        return kept.block_tables[0][num_full - 1] if num_full else None
 
     def _free_passed(self, kept: KeptSequence) -> None:
         """What its windows have passed it need not hold; it could only be rewound."""

@@ -101,6 +101,8 @@ class KVCacheManager:
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
+        if self.pool.num_available + self.kept.num_blocks_to_give_up() < num_blocks:
+            return False
         while self.pool.num_available < num_blocks:
             if not self.kept.give_up_blocks():
                 return False
@@ -214,15 +216,17 @@ class KVCacheManager:
 
     # ------------------------------------------------------------------------------------------ swap space (3.4.5)
 
-    def swap_out(self, request: Request) -> None:
-        """Computed blocks go to the host, and all blocks back to the pool. The caller has asked for room."""
+    def swap_out(self, request: Request) -> int:
+        """Computed blocks go to the host, all blocks back to the pool. How many are moved; there is room for them."""
         for sequence in request.sequences.values():
             self._free_passed(sequence)
+        num_used = self.swap.num_used
         self.swap.swap_out(request, self.block_size, self._moves)
         for sequence in request.sequences.values():
             host_tables, sequence.host_tables = sequence.host_tables, []
             self.free(sequence)
             sequence.host_tables = host_tables
+        return self.swap.num_used - num_used
 
     def swap_in(self, request: Request) -> int:
         """The request comes back, sharing what it shared. How many blocks are moved; the cache may still have some."""

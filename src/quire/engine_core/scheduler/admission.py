@@ -74,6 +74,8 @@ class Admission:
         kept = self._manager.kept
         if message.continues is not None and kept.find(message.continues) is None:
             return f"continues={message.continues!r}: nothing is kept under this handle."
+        if message.continues is not None and message.sampling.prompt_logprobs is not None:
+            return "prompt_logprobs: not together with continues; what was kept is not computed again."
         if message.keep is None:
             return None
         if message.sampling.n > 1 or message.decoding is not None:

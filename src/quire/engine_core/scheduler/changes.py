@@ -19,22 +19,26 @@ class WorkerChanges:
     """For the worker: differences of its persistent rows."""
 
     forked: list[ForkedSequence] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
+    # by row, in order
+    released: dict[int, None] = field(default_factory=dict)
     admitted: list[AdmittedSequence] = field(default_factory=list)
-    progress: list[tuple[int, int]] = field(default_factory=list)
-    appended: list[AppendedTokens] = field(default_factory=list)
+    progress: dict[int, int] = field(default_factory=dict)
+    appended: dict[int, list[AppendedTokens]] = field(default_factory=dict)
 
     def fork(self, fork: ForkedSequence) -> None:
         """Forks come first at the worker. A row that was freed since the last step is overwritten, not released."""
+        assert fork.parent_row not in self.appended, "the worker forks before it appends"
         self.forked.append(fork)
-        if fork.row in self.released:
-            self.released.remove(fork.row)
+        self.released.pop(fork.row, None)
+
+    def append(self, appended: AppendedTokens) -> None:
+        self.appended.setdefault(appended.row, []).append(appended)
 
     def release(self, row: int) -> None:
         """The row is given back; what was still to be said about it is void."""
-        self.released.append(row)
-        self.progress = [entry for entry in self.progress if entry[0] != row]
-        self.appended = [entry for entry in self.appended if entry.row != row]
+        self.released[row] = None
+        self.progress.pop(row, None)
+        self.appended.pop(row, None)
 
 
 @dataclass

@@ -6,7 +6,9 @@ that is the scheduler's. Decoding methods reach it through the verbs of 3.5.2 (`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -35,6 +37,8 @@ from quire.messages import (
     split_sequence_id,
 )
 
+logger = logging.getLogger("quire.scheduler")
+
 
 class Lifecycle:
     """Requests by id, from arrival to end."""
@@ -46,6 +50,7 @@ class Lifecycle:
         self.changes = WorkerChanges()
         self.events = ClientEvents()
         self._methods: dict[int, DecodingMethod] = {}
+        self._blamed: dict[int, str] = {}
         self._manager = manager
         self._rows = rows
         self._admission = admission
@@ -90,7 +95,7 @@ class Lifecycle:
             return
         refusal = self._admission.bad_ids(token_ids)
         if refusal is not None:
-            self.end(request, "error", refusal)
+            self.end_request(request, "error", refusal)
             return
         request.num_prompt_tokens += len(token_ids)
         request.is_final = is_final
@@ -102,7 +107,7 @@ class Lifecycle:
         if sequence.row < 0:
             return
         self._set_limits(sequence)
-        self.changes.appended.append(AppendedTokens(row=sequence.row, token_ids=token_ids, is_final=is_final))
+        self.changes.append(AppendedTokens(row=sequence.row, token_ids=token_ids, is_final=is_final))
         if is_final and sequence.num_computed_tokens == sequence.num_total_tokens:
             # Everything is computed, but nothing was sampled: compute the last token once more. Its block may be
             # shared by now, so it must be asked for again.
@@ -112,7 +117,7 @@ class Lifecycle:
     def abort(self, request_ids: Iterable[int], sequence_ids: Iterable[int]) -> None:
         for request_id in request_ids:
             if request_id in self.requests:
-                self.end(self.requests[request_id], "abort")
+                self.end_request(self.requests[request_id], "abort")
         for sequence_id in sequence_ids:
             request_id, index = split_sequence_id(sequence_id)
             request = self.requests.get(request_id)
@@ -122,7 +127,7 @@ class Lifecycle:
                 self.finish(request, index, "abort")
             elif index in request.sequences:
                 # a stop string, which only the client can see: it may well want to go on from here
-                self.free(request.sequences[index], "abort")
+                self.end_output(request.sequences[index], "abort")
 
     # ------------------------------------------------------------------------------------------ rows
 
@@ -138,7 +143,7 @@ class Lifecycle:
         """Both sides take the same number: the worker learns it as an admission or as progress."""
         self._rows.num_computed[sequence.row] = num_computed_tokens
         if sequence.request.was_started:
-            self.changes.progress.append((sequence.row, num_computed_tokens))
+            self.changes.progress[sequence.row] = num_computed_tokens
         else:
             self.changes.admitted.append(self._admission.message(sequence, num_computed_tokens))
             self.events.starts.append(self._admission.start_event(sequence, num_computed_tokens))
@@ -155,7 +160,9 @@ class Lifecycle:
         """Decoding methods see the new token of each watched row, before any stop rule does."""
         for row in rows[self._rows.is_watched[rows]]:
             sequence = self.running.sequence_at(row)
-            self._rows.is_watched[row] = self._methods[sequence.request.request_id].after_token(sequence, self)
+            method = self._methods[sequence.request.request_id]
+            with self._blaming(sequence.request):
+                self._rows.is_watched[row] = method.after_token(sequence, self)
 
     def show_candidates(self, candidates: dict[int, Candidates]) -> None:
         """Decoding methods choose what the worker does not. Rows are looked up before a choice changes who has them."""
@@ -165,10 +172,30 @@ class Lifecycle:
             if sequence is not None:
                 answers.setdefault(sequence.request.request_id, {})[sequence.index] = found
         for request_id, by_index in answers.items():
-            self._methods[request_id].after_candidates(self.requests[request_id], by_index, self)
+            request = self.requests[request_id]
+            with self._blaming(request):
+                self._methods[request_id].after_candidates(request, by_index, self)
+
+    @contextmanager
+    def _blaming(self, request: Request) -> Iterator[None]:
+        """A method that raises ends its own request, once the step has been looked through."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("the decoding method of request %d failed", request.request_id)
+            self._blamed[request.request_id] = f"its decoding method failed: {type(error).__name__}: {error}"
+
+    def end_blamed(self) -> None:
+        for request_id, reason in self._blamed.items():
+            if request_id in self.requests:
+                self.end_request(self.requests[request_id], "error", reason)
+        self._blamed.clear()
 
     def fork(self, parent: Sequence, index: int, num_total_tokens: int, num_computed_tokens: int) -> Sequence:
-        """A child of the same request: shares blocks, gets a row and a seed of its own."""
+        """A child of the same request: shares blocks, gets a row and a seed of its own.
+
+        The worker forks before it appends, so nothing may have been appended to the parent since the last step.
+        """
         request = parent.request
         tokens = parent.token_ids(0, num_total_tokens)
         child = Sequence(request, index, tokens, request.seed_of(index), len(self._manager.groups))
@@ -192,7 +219,7 @@ class Lifecycle:
 
     def append(self, sequence: Sequence, token_id: int) -> None:
         self._rows.append(int_array([sequence.row]), int_array([token_id]))
-        self.changes.appended.append(AppendedTokens(row=sequence.row, token_ids=[token_id]))
+        self.changes.append(AppendedTokens(row=sequence.row, token_ids=[token_id]))
 
     def drop(self, sequence: Sequence) -> None:
         self._remove(sequence)
@@ -217,11 +244,11 @@ class Lifecycle:
             sequence_id = sequence_id_of(request.request_id, output)
             self.events.ends.append(SequenceEnd(sequence_id, finish_reason, stop_reason, error))
             if not request.open_outputs:
-                self._forget(request)
+                self._close(request)
 
     # ------------------------------------------------------------------------------------------ ends
 
-    def free(self, sequence: Sequence, finish_reason: str, stop_reason: int | None = None) -> None:
+    def end_output(self, sequence: Sequence, finish_reason: str, stop_reason: int | None = None) -> None:
         """A sampled sequence ends, and its output with it; its request with the last one."""
         request = sequence.request
         if sequence.index == 0 and request.message.keep is not None:
@@ -229,9 +256,9 @@ class Lifecycle:
         self._remove(sequence)
         self.finish(request, sequence.index, finish_reason, stop_reason)
         if not request.sequences:
-            self.end(request, finish_reason)  # what was never forked; the client waits for each of them
+            self.end_request(request, finish_reason)  # what was never forked; the client waits for each of them
 
-    def end(self, request: Request, finish_reason: str, error: str | None = None) -> None:
+    def end_request(self, request: Request, finish_reason: str, error: str | None = None) -> None:
         for output in sorted(request.open_outputs):
             self.finish(request, output, finish_reason, error=error)
 
@@ -243,7 +270,7 @@ class Lifecycle:
             self.running.remove(sequence)
             self.changes.release(sequence.row)
 
-    def _forget(self, request: Request) -> None:
+    def _close(self, request: Request) -> None:
         for sequence in list(request.sequences.values()):
             self._remove(sequence)
         self._reserve(request, -request.num_reserved_rows)
@@ -266,7 +293,7 @@ class Lifecycle:
     def _refuse_if_impossible(self, request: Request) -> bool:
         refusal = self._admission.reason_to_refuse(request)
         if refusal is not None:
-            self.end(request, "error", refusal)
+            self.end_request(request, "error", refusal)
         return refusal is not None
 
     def check_invariants(self) -> None:

@@ -50,10 +50,12 @@ class WaitingQueues:
         """
         # streamed input may not have brought a token yet
         waiting = (request for request in self._waiting.values() if request.num_prompt_tokens)
-        if not self._preempted:
+        # one that only waits for input needs nothing until it comes, and stands in nobody's way
+        preempted = [request for request in self._preempted.values() if not request.is_idle]
+        if not preempted:
             yield waiting
             return
-        most_important = min(request.priority for request in self._preempted.values())
+        most_important = min(request.priority for request in preempted)
         if min(self._num_by_priority, default=most_important) < most_important:
             yield (request for request in waiting if request.priority < most_important)
-        yield iter(sorted(self._preempted.values(), key=lambda request: request.arrival))
+        yield iter(sorted(preempted, key=lambda request: request.arrival))

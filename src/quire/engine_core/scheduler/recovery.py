@@ -46,12 +46,19 @@ class Recovery:
         """A resumed request first gets on by a block, unless it waits for input: else two could evict each other."""
         return request.longest >= request.protected_until or not request.is_final
 
-    def num_reserved_blocks(self, running: list[Request], step_tokens: int) -> int:
-        """Blocks that resumed requests still need until they may be victims again: not for others to start with."""
+    def num_reserved_blocks(self, starting: Request, running: list[Request], step_tokens: int) -> int:
+        """Blocks that others need and that it may not start with.
+
+        Resumed requests need some until they may be victims again. One that is about to be resumed cannot be a victim
+        itself for a while, so it leaves to all others what they grow by meanwhile.
+        """
+        num_more = self._manager.block_size
+        if starting.was_started:
+            num_more += -(-starting.longest // step_tokens)
         return sum(
-            self._manager.estimates.blocks_to_come(request, step_tokens, self._manager.block_size)
+            self._manager.estimates.blocks_to_come(request, step_tokens, num_more)
             for request in running
-            if request.protected_until and not self.may_be_victim(request)
+            if starting.was_started or not self.may_be_victim(request)
         )
 
     # ------------------------------------------------------------------------------------------ giving way
@@ -68,7 +75,7 @@ class Recovery:
         )  # fmt: skip
         if choice == "swap":
             self.num_by_swap += 1
-            self._manager.swap_out(request)
+            self.lost_seconds += self._manager.swap_out(request) * self._costs.seconds_per_block
             return
         self.num_by_recompute += 1
         for sequence in request.sequences.values():
@@ -94,8 +101,7 @@ class Recovery:
 
     def bring_back(self, request: Request) -> None:
         """From swap space, with all that its sequences share."""
-        moved = self._manager.swap_in(request)
-        self.lost_seconds += 2 * moved * self._costs.seconds_per_block
+        self.lost_seconds += self._manager.swap_in(request) * self._costs.seconds_per_block
 
     def begun(self, sequence: Sequence, computed: ComputedBlocks) -> None:
         """What had been computed before it gave way, and is not at hand, is computed again."""
@@ -105,7 +111,8 @@ class Recovery:
         self.lost_seconds += again * self._costs.seconds_per_token
 
     def protect(self, request: Request) -> None:
-        request.protected_until = request.longest + self._manager.block_size
+        if request.is_final:
+            request.protected_until = request.longest + self._manager.block_size
 
     def statistics(self) -> dict[str, float]:
         return {

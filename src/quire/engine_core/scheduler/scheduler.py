@@ -34,7 +34,7 @@ from quire.messages import (
 )
 
 # steps after which a request that waits for blocks looks again what it finds computed
-_ASK_AGAIN_AFTER = 16
+_LOOK_AGAIN_AFTER = 16
 
 
 class Scheduler:
@@ -64,8 +64,6 @@ class Scheduler:
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
         self._gave_way = False
         self._num_steps = 0
-        # the last request that found too little room: its number, the blocks it needs, the step to look again
-        self._refused = (-1, 0, 0)
 
     def add_request(self, message: EngineRequest) -> None:
         self.lifecycle.add(message)
@@ -92,7 +90,7 @@ class Scheduler:
             self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
         rows = np.flatnonzero(self._granted)
         if not len(rows):
-            return self.schedule() if self._give_up_on_one() else None
+            return self.schedule() if self._let_somebody_in() else None
         num_tokens = self._granted[rows]
         # 4.6.1: the numbers follow from the decision alone, not from what will be sampled
         self.rows.num_computed[rows] += num_tokens
@@ -109,10 +107,15 @@ class Scheduler:
             logprobs=self._by_sequence(output.logprobs),
             prompt_logprobs=self._by_sequence(output.prompt_logprobs),
         )
+        if output.failures:
+            # First, because a decoding method may give the row of one that ended to another one.
+            self._end_failed(output.failures)
+            is_there = np.array([self.running.find(row) is not None for row in rows.tolist()], dtype=np.bool_)
+            rows, token_ids = rows[is_there], token_ids[is_there]
         self.lifecycle.show_tokens(rows)
         self.lifecycle.show_candidates(output.candidates)
         self._end_finished(rows, token_ids)
-        self._end_failed(output.failures)
+        self.lifecycle.end_blamed()
         self.take_events(result)
         return result
 
@@ -186,14 +189,11 @@ class Scheduler:
         """The policy's choice among those that may give way; who only waits for input goes first."""
         running = self.running.requests
         candidates = [request for request in running if self.recovery.may_be_victim(request)]
-        idle = [request for request in candidates if not request.is_final and self._has_nothing_to_do(request)]
+        idle = [request for request in candidates if request.is_idle]
         if not candidates:
             # Admission set aside what resumed requests need, so this is not expected; progress matters more.
             self.recovery.num_broken_protections += 1
         return self.policy.victim(idle or candidates or running)
-
-    def _has_nothing_to_do(self, request: Request) -> bool:
-        return all(one.num_computed_tokens == one.num_total_tokens for one in request.sequences.values())
 
     def _preempt(self, request: Request, reason: str) -> None:
         """All or nothing, all sequences of a request."""
@@ -222,34 +222,41 @@ class Scheduler:
             return False
         # One that was preempted must also get on by a block before it gives way again; alone it need not share.
         num_more = self.manager.block_size if request.was_started and running else 0
-        if running and self._still_too_little(request):
+        if self._still_too_little(request):
             return False
-        reserved = self.recovery.num_reserved_blocks(running, step_tokens)
+        reserved = self.recovery.num_reserved_blocks(request, running, step_tokens)
         pool, kept = self.manager.pool, self.manager.kept
         # Each kept sequence that gives up its blocks changes what is at hand; what the request continues goes last.
         while True:
             needed = self.manager.estimates.blocks_to_come(request, step_tokens, num_more) + reserved
             if needed <= pool.num_available:
                 return True
-            if not kept.give_up_blocks(request.message.continues) and not kept.give_up_blocks():
-                self._refused = (request.request_id, needed, self._num_steps + _ASK_AGAIN_AFTER)
+            can_be_had = pool.num_available + kept.num_blocks_to_give_up() >= needed
+            if not can_be_had or not (kept.give_up_blocks(request.message.continues) or kept.give_up_blocks()):
+                request.needed_blocks, request.look_again_at = needed, self._num_steps + _LOOK_AGAIN_AFTER
                 return False
 
     def _still_too_little(self, request: Request) -> bool:
         """Looking a long prompt up in every step would cost more than the step."""
-        request_id, needed, ask_again = self._refused
-        is_same = request.request_id == request_id and self._num_steps < ask_again
-        return is_same and self.manager.pool.num_available < needed
+        is_recent = self._num_steps < request.look_again_at and bool(self._granted.any())
+        return is_recent and self.manager.pool.num_available < request.needed_blocks
 
-    def _give_up_on_one(self) -> bool:
-        """Nobody runs and nobody fits: not expected, each was accepted as one that fits alone. It must not hang."""
+    def _let_somebody_in(self) -> bool:
+        """Nothing was granted though somebody waits: whoever only waits for input gives way."""
         heads = [next(self.policy.order(line), None) for line in self.queues.lines()]
         stuck = next((head for head in heads if head is not None), None)
-        if self.running.requests or stuck is None:
+        if stuck is None:
             return False
+        idle = [request for request in self.running.requests if request.is_idle]
+        if idle:
+            self._preempt(self.policy.victim(idle), f"it waits for input, and request {stuck.request_id} for room")
+            return True
         needed = self.manager.estimates.blocks_to_come(stuck, self.max_num_batched_tokens)
         there = self.manager.pool.num_available
-        self.lifecycle.end(stuck, "error", f"KV cache: {needed} more blocks are needed, {there} can be had.")
+        if self.running.requests or needed <= there:
+            return False  # it waits for rows, say
+        # Not expected: each was accepted as one that fits alone. It must not hang.
+        self.lifecycle.end_request(stuck, "error", f"KV cache: {needed} more blocks are needed, {there} can be had.")
         return True
 
     def _start(self, request: Request, budget: int) -> int:
@@ -262,10 +269,8 @@ class Scheduler:
             self.lifecycle.place(sequence)
             num_tokens = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             self._granted[sequence.row] = num_tokens
-            if num_tokens and not self._has_blocks(sequence):
-                # A sibling that found less than was expected waits for its turn among those who run.
-                self._granted[sequence.row] = 0
-                assert sequence.index != 0 or request.was_started, "admission promised blocks that are not there"
+            has_blocks = not num_tokens or self._has_blocks(sequence)
+            assert has_blocks, "admission promised blocks that are not there"
             if self._granted[sequence.row]:
                 self._name_granted(sequence)
             budget -= int(self._granted[sequence.row])
@@ -280,10 +285,10 @@ class Scheduler:
         return SchedulerOutput(
             step=self._num_steps,
             forked=changes.forked,
-            released=changes.released,
+            released=list(changes.released),
             admitted=changes.admitted,
-            progress=changes.progress,
-            appended=changes.appended,
+            progress=list(changes.progress.items()),
+            appended=[entry for entries in changes.appended.values() for entry in entries],
             block_writes=moves.block_writes,
             swapped_out=moves.swapped_out,
             swapped_in=moves.swapped_in,
@@ -304,9 +309,9 @@ class Scheduler:
             token = int(token_ids[position])
             asked_for = token in sequence.request.asked_for_ids
             if is_stop[position]:
-                self.lifecycle.free(sequence, "stop", stop_reason=token if asked_for else None)
+                self.lifecycle.end_output(sequence, "stop", stop_reason=token if asked_for else None)
             else:
-                self.lifecycle.free(sequence, "length")
+                self.lifecycle.end_output(sequence, "length")
 
     def _end_failed(self, failures: dict[int, str]) -> None:
         """A failed row ends its request. What the row has cached may be what failed it, so it is forgotten."""
@@ -314,7 +319,7 @@ class Scheduler:
             sequence = self.running.find(row)
             if sequence is not None:
                 self.manager.forget(sequence)
-                self.lifecycle.end(sequence.request, "error", reason)
+                self.lifecycle.end_request(sequence.request, "error", reason)
 
     def _by_sequence(self, by_row: dict[int, list[TokenLogprobs]]) -> list[SequenceLogprobs]:
         return [SequenceLogprobs(int(self.rows.sequence_id[row]), entries) for row, entries in by_row.items()]
