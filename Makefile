@@ -5,6 +5,7 @@ HOST ?= 127.0.0.1##      serve: the address to listen on
 PORT ?= 8000##           serve: the port
 MODEL ?=##                serve: a folder or a name on the hub; empty: the model that ships with Quire
 ARGS ?=##                 serve, test: further options, passed on as they are
+STEPS ?= 20000000##       nightly: random steps in all
 PYTHON ?=##               setup: the Python to use (3.11 to 3.13); empty: the first that fits
 TORCH_INDEX ?=##          setup: an index of CPU wheels of torch; empty: pip's own choice
 
@@ -34,7 +35,7 @@ $(kernels): $(ready) $(shell find src/quire/csrc -type f 2>/dev/null)
 	fi
 	@touch $@
 
-.PHONY: setup serve test lint format clean help
+.PHONY: setup serve test nightly lint format clean help
 
 setup: $(ready) $(kernels) ## create .venv and install everything; does nothing the second time
 
@@ -46,6 +47,13 @@ test: export OMP_NUM_THREADS = 1
 test: export OMP_WAIT_POLICY = passive
 test: lint ## lint, then the default tests (ARGS="-k scheduler", ARGS="-m nightly")
 	@$(venv)/bin/python -m pytest $(ARGS)
+
+# In pieces: a run that was stopped goes on where it was, and build/soak.json sums them up.
+nightly: export OMP_NUM_THREADS = 1
+nightly: export OMP_WAIT_POLICY = passive
+nightly: setup ## 20 million random steps on the simulator, then the nightly tests (STEPS; ARGS="-k metamorphic")
+	@$(venv)/bin/python -m quire.testing.soak --steps $(STEPS) --state build/soak.json
+	@$(venv)/bin/python -m pytest -m nightly $(ARGS)
 
 lint: setup ## ruff and mypy
 	@$(venv)/bin/ruff check .
