@@ -15,13 +15,13 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from quire.engine_core.executor.simulated import SimulatedExecutor
 from quire.messages import EngineRequest, SchedulerOutput, StepOutput, decode_to_client, encode
 from quire.sampling_params import SamplingParams
-from quire.testing.checking_executor import CheckingExecutor
 from quire.testing.core import CoreUnderTest
 
 
-class InstantExecutor(CheckingExecutor):
+class InstantExecutor(SimulatedExecutor):
     """Every row samples token 7, at once."""
 
     def execute(self, output: SchedulerOutput) -> Future[StepOutput]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from quire.engine_core.engine_core import EngineCore
-from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.greedy import real_core
@@ -20,7 +19,10 @@ Logprobs = dict[int, list[tuple[list[int], list[float]]]]
 
 def run(core: EngineCore, order: list[int]) -> tuple[Logprobs, list[list[int]]]:
     """All log-probabilities of a mixed batch, and the block tables that it used."""
-    core.scheduler.manager.pool = BlockPool(NUM_BLOCKS, order)
+    pool = core.scheduler.manager.pool
+    assert pool.num_held == 0
+    pool.forget_all()
+    pool._free[:] = reversed(order)
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5)
     for number, length in enumerate([1, 7, 16, 33, 70]):
         prompt = [(number * 31 + i * 7) % 250 for i in range(length)]

@@ -17,7 +17,11 @@ PROMPT = [1, 2, 3]
         ([], {}, "the prompt is empty"),
         (list(range(40)), {}, "maximum context length is 40 tokens. However, the prompt has 40 tokens"),
         (PROMPT, {"n": 5}, "n=5: at most max_num_seqs=4"),
-        (PROMPT, {"n": 4, "max_tokens": 30}, "4 x 33 tokens need up to 36 blocks of 4 tokens, the engine has 20 (80 tokens)"),
+        (
+            PROMPT,
+            {"n": 4, "max_tokens": 30},
+            "4 x 33 tokens need up to 36 blocks of 4 tokens, the engine has 20 (80 tokens)",
+        ),
     ],
 )
 def test_what_can_never_run_is_refused(prompt: list[int], sampling: dict[str, int], reason: str) -> None:
@@ -104,3 +108,16 @@ def test_ids_outside_the_vocabulary_end_one_request(prompt: list[int], sampling:
     core.run()
     assert "must be between 0 and 49" in (core.ends[sequence_id_of(2, 0)].error or "")
     assert len(core.tokens[sequence_id_of(1, 0)]) == 3
+
+
+def test_an_open_length_ends_where_pinned_prefixes_begin() -> None:
+    core = CoreUnderTest(num_blocks=16, block_size=4, max_model_len=64)
+    core.add(1, list(range(9)), max_tokens=1, request={"keep": "p"})
+    core.run()
+    core.core.control("pin_kept", {"handle": "p", "num_tokens": 8})
+    core.add(2, [30, 31, 32], max_tokens=None)
+    core.add(3, [30, 31, 32], max_tokens=61)
+    core.run()
+    assert core.ends[sequence_id_of(2, 0)].finish_reason == "length"
+    assert len(core.tokens[sequence_id_of(2, 0)]) == 14 * 4 - 3
+    assert "2 of them pinned" in (core.ends[sequence_id_of(3, 0)].error or "")

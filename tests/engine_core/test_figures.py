@@ -104,7 +104,7 @@ def test_figure_3_9_beam_search_shares_and_frees_blocks() -> None:
     beams.step({(1, 5): [10, 11, 12], (2, 6): [13]})
     beams.hand_out_next({(1, 5, 10): 5, (1, 5, 11): 6, (1, 5, 12): 7, (2, 6, 13): 8})
     shared = beams.step({(1, 5, 11): [20, 21], (1, 5, 12): [22, 23]})
-    # candidates 1 and 2 have two children each, which share all four blocks; 0 and 3 are gone, and blocks 2, 4, 5, 8 free
+    # candidates 1 and 2 have two children each, which share all four blocks; 0 and 3 are gone; blocks 2, 4, 5, 8 free
     assert shared == {
         (1, 5, 11, 20): [0, 1, 3, 6],
         (1, 5, 11, 21): [0, 1, 3, 6],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.request import Sequence
-from quire.engine_core.executor.checking_model import expected_tokens
 from quire.testing.core import CoreUnderTest
 
 

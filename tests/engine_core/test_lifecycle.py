@@ -76,7 +76,7 @@ def test_siblings_that_are_computed_again_share_what_they_have_in_common(prefix_
     core.manager.reset_prefix_cache()
     assert core.pool.num_held == 0
     # ten blocks of the prompt once, and one for each of the four
-    assert core.manager.num_blocks_to_come(request, 64) == 10 + 4
+    assert core.manager.estimates.blocks_to_come(request, 64) == 10 + 4
     core.step()
     assert core.pool.num_held == 10 + 4
     core.run()

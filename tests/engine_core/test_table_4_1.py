@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.request import Sequence
 from quire.messages import ExtendRequest
-from quire.engine_core.executor.checking_model import expected_tokens
 from quire.testing.core import CoreUnderTest
 
 PROMPT = list(range(10, 21))

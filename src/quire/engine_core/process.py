@@ -17,15 +17,30 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
+import msgspec
 import zmq
 
 from quire.engine_core.driver import CoreDriver, failure_at_start
 from quire.engine_core.launch_document import LaunchDocument
-from quire.messages import EngineFailed, Message, decode_to_core, encode
+from quire.messages import (
+    ControlCall,
+    ControlReply,
+    EngineFailed,
+    EngineOutputs,
+    EngineRequest,
+    Message,
+    SequenceEnd,
+    decode_to_core,
+    encode,
+    sequence_id_of,
+)
+from quire.sampling_params import MAX_N
 
 _PR_SET_PDEATHSIG = 1
 # Time for the last message to reach a parent that is there.
 _LINGER_MILLISECONDS = 1000
+# the greatest whose sequences have numbers of 64 bits
+_MOST_REQUEST_ID = 2**53 - 1
 logger = logging.getLogger(__name__)
 
 
@@ -48,7 +63,7 @@ class Signals:
 
 
 class CoreSocket:
-    """The core's end of the socket. A frame that is no message is logged and dropped."""
+    """The core's end of the socket. A frame that is no message is logged, and answered if it says what waits for it."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -80,13 +95,49 @@ class CoreSocket:
                 message = decode_to_core(frame)
             except Exception as error:
                 # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
-                logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
+                self._refuse(frame, error)
                 continue
             driver.handle(message)
+
+    def _refuse(self, frame: bytes, error: Exception) -> None:
+        answer = answer_to_no_message(frame, error)
+        what = "dropped" if answer is None else "answered with an error"
+        logger.warning("%s a frame of %d bytes that is no message: %s", what, len(frame), error)
+        if answer is not None:
+            self.send(answer)
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+
+
+def answer_to_no_message(frame: bytes, error: Exception) -> EngineOutputs | ControlReply | None:
+    """The end of the request or of the call that the frame names, so that nobody waits for ever; None: it names none.
+
+    Only a new request: what extends one that runs leaves it as it is.
+    """
+    try:
+        content = msgspec.msgpack.decode(frame)
+    except Exception:
+        return None
+    if not isinstance(content, dict):
+        return None
+    text = f"The engine core cannot read this message: {error}."
+    request_id, call_id = content.get("request_id"), content.get("call_id")
+    if content.get("type") == ControlCall.__name__ and type(call_id) is int:
+        return ControlReply(call_id=call_id, error=text)
+    if content.get("type") != EngineRequest.__name__ or type(request_id) is not int:
+        return None
+    if not 0 <= request_id <= _MOST_REQUEST_ID:
+        return None
+    ids = (sequence_id_of(request_id, index) for index in range(_num_outputs(content.get("sampling"))))
+    return EngineOutputs(step=0, ends=[SequenceEnd(number, "error", error=text) for number in ids])
+
+
+def _num_outputs(sampling: object) -> int:
+    """Of a request that cannot be read; the default is left out on the wire."""
+    count = sampling.get("n", 1) if isinstance(sampling, dict) else 1
+    return count if type(count) is int and 1 <= count <= MAX_N else 1
 
 
 def serve(driver: CoreDriver, link: CoreSocket, signals: Signals) -> None:

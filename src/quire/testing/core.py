@@ -1,11 +1,13 @@
-"""A real engine core on a checking executor: scheduler, manager and messages in milliseconds, without a model."""
+"""A real engine core on the simulated executor: scheduler, manager and messages in milliseconds, without a model."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from quire.engine_core.engine_core import EngineCore
+from quire.engine_core.executor.simulated import SimulatedExecutor, StepCosts
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -13,10 +15,10 @@ from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
-from quire.messages import EngineOutputs, EngineReady, EngineRequest, SequenceEnd
+from quire.messages import DecodingSpec, EngineOutputs, EngineReady, EngineRequest, SequenceEnd
 from quire.sampling_params import SamplingParams
-from quire.testing.checking_executor import CheckingExecutor
 
 FULL = KVGroup(("layer",))
 
@@ -34,19 +36,30 @@ class CoreUnderTest:
         max_model_len: int = 128,
         groups: Sequence[KVGroup] = (FULL,),
         prefix_caching: bool = True,
+        num_host_blocks: int = 0,
+        preemption_mode: str = "auto",
+        costs: StepCosts | None = None,
         policy: str | SchedulingPolicy = "fifo",
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
+        check_invariants: bool = True,
     ) -> None:
-        self.executor = CheckingExecutor(list(groups), num_blocks, block_size, vocab_size)
+        costs = costs or StepCosts()
+        self.max_model_len = max_model_len
+        self.executor = SimulatedExecutor(
+            groups, num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, costs=costs
+        )
+        self.clock = self.executor.clock
         self.rows = Rows(max_num_seqs, max_model_len)
-        hasher = PrefixHasher(block_size, key=b"a key for tests") if prefix_caching else None
-        self.pool = BlockPool(num_blocks, free_order)
-        self.manager = KVCacheManager(self.pool, list(groups), block_size, self.rows, hasher)
+        self.pool = BlockPool(num_blocks, free_order, keeps_contents=prefix_caching)
+        hasher = PrefixHasher(block_size, key=b"a key for tests")
+        self.manager = KVCacheManager(self.pool, list(groups), block_size, self.rows, hasher, num_host_blocks)
+        prices = RecoveryCosts(costs.seconds_per_token, costs.seconds_per_swapped_block)
         self.scheduler = Scheduler(
             self.manager,
             self.rows,
             make_policy(policy) if isinstance(policy, str) else policy,
+            Recovery(self.manager, self.rows, preemption_mode, prices),
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
@@ -54,18 +67,47 @@ class CoreUnderTest:
         ready = EngineReady(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=block_size
         )
-        self.core = EngineCore(self.scheduler, self.executor, ready, check_invariants=True)
+        self.core = EngineCore(self.scheduler, self.executor, ready, check_invariants=check_invariants)
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, SequenceEnd] = {}
         self.cached: dict[int, int] = {}
 
     def add(
-        self, request_id: int, prompt: list[int], *, seed: int = 0, is_final: bool = True, **sampling: object
+        self,
+        request_id: int,
+        prompt: list[int],
+        *,
+        seed: int = 0,
+        is_final: bool = True,
+        request: dict[str, Any] | None = None,
+        **sampling: Any,
     ) -> None:
-        params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+        """`sampling` are SamplingParams (greedy unless they say so), `request` further fields of EngineRequest."""
+        params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})
         self.core.add(
-            EngineRequest(request_id=request_id, prompt_token_ids=prompt, sampling=params, seed=seed, is_final=is_final)
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                sampling=params,
+                seed=seed,
+                is_final=is_final,
+                **(request or {}),
+            )
         )
+
+    def beam(
+        self,
+        request_id: int,
+        prompt: list[int],
+        width: int,
+        *,
+        args: dict[str, Any] | None = None,
+        request: dict[str, Any] | None = None,
+        **sampling: Any,
+    ) -> None:
+        """Beam search; all beams are asked for unless `n` says otherwise. `args` are further ones of the method."""
+        decoding = DecodingSpec(method="beam_search", args={"width": width, **(args or {})})
+        self.add(request_id, prompt, request={"decoding": decoding, **(request or {})}, **{"n": width, **sampling})
 
     def step(self) -> EngineOutputs:
         outputs = self.core.step()
@@ -86,3 +128,21 @@ class CoreUnderTest:
                 return
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps")
+
+    def poison_free_blocks(self) -> None:
+        """After a step: whoever reads what is free from now on is wrong."""
+        self.executor.poison(self.pool.free_blocks, self.manager.swap.free_blocks)
+
+    def assert_empty(self) -> None:
+        """Nothing is held by anybody, on the device, in swap space or in the rows; the counters agree."""
+        assert self.pool.num_held == 0, f"{self.pool.num_held} blocks are still held"
+        assert self.rows.num_free == self.rows.num_rows, "rows are still taken"
+        assert not self.scheduler.lifecycle.requests, "requests are still known"
+        memory = self.core.control("memory", {})
+        assert memory["slots"]["cached"] + memory["slots"]["free"] == self.pool.num_blocks * self.manager.block_size
+        assert memory["host_slots"]["swapped"] == 0, "blocks are still in swap space"
+        statistics, work = self.core.statistics(), self.executor.work
+        assert statistics["num_requests_running"] == statistics["num_requests_waiting"] == 0
+        assert statistics["swapped_out_blocks_total"] == work.num_swapped_out_blocks
+        assert statistics["swapped_in_blocks_total"] == work.num_swapped_in_blocks
+        assert statistics["num_blocks_copied_total"] >= work.num_copied_blocks

@@ -1,122 +1,270 @@
-"""Random workloads for a core under test, which know what every request must produce."""
+"""Random workloads for a core on the simulated executor. A seed decides everything: sizes, options, what arrives when.
+
+    python -m quire.testing.soak --seed 17        runs one of them
+
+Pools are so small that requests are in each other's way all the time, and few different tokens begin the prompts, so
+that they share.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+from quire.engine_core.executor.checking_model import END_TOKEN
+from quire.engine_core.executor.simulated import StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
-from quire.messages import AbortRequests, ExtendRequest, sequence_id_of, split_sequence_id
-from quire.testing.checking_executor import expected_tokens
+from quire.messages import DecodingSpec, EngineRequest
+from quire.sampling_params import SamplingParams
+from quire.testing.checked_core import CheckedCore
 from quire.testing.core import FULL, CoreUnderTest
 
 VOCAB = 50
+_MOST_REQUESTS = 8
+_HANDLES = ["a", "b", "c", "d"]
+_SALTS = ["", "", "", "blue"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one workload. Lengths follow from how many tokens the pool holds."""
+
+    block_size: int
+    num_tokens: int
+    windows: tuple[int, ...]
+    budget: int
+    max_num_seqs: int
+    prefix_caching: bool
+    preemption_mode: str
+    host_share: float
+
+    @property
+    def num_blocks_a_group(self) -> int:
+        return max(2, self.num_tokens // self.block_size)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_blocks_a_group * len(self.windows)
+
+    @property
+    def max_model_len(self) -> int:
+        return min(48, self.num_tokens)
+
+    @property
+    def groups(self) -> list[KVGroup]:
+        if self.windows == (0,):
+            return [FULL]
+        return [KVGroup((f"layer{i}",), window) for i, window in enumerate(self.windows)]
+
+
+def random_sizes(pick: random.Random) -> Sizes:
+    block_size = pick.choice([1, 2, 4, 4, 16])
+    return Sizes(
+        block_size=block_size,
+        num_tokens=pick.choice([12, 24, 36, 48, 64]) * (2 if block_size == 16 else 1),
+        windows=pick.choice([(0,), (0,), (0,), (5,), (0, 7), (9, 0, 9)]),
+        budget=pick.choice([1, 3, 8, 17, 64]),
+        max_num_seqs=pick.choice([2, 4, 9]),
+        prefix_caching=pick.random() < 0.7,
+        preemption_mode=pick.choice(["recompute", "swap", "swap", "auto"]),
+        host_share=pick.choice([0.0, 0.3, 1.0, 1.0]),
+    )
 
 
 class Workload:
-    """Adds, extends and aborts requests at random and knows what each must produce."""
+    """Adds, extends, gives up, keeps, pins and fails at random, a step at a time."""
 
     def __init__(self, seed: int, policy: str | SchedulingPolicy = "fifo") -> None:
+        self.seed = seed
         self.random = random.Random(seed)
-        pick = self.random.choice
-        block_size = pick([1, 2, 4, 16])
-        windows = pick([(0,), (0,), (5,), (0, 7), (9, 0, 9)])
+        self.sizes = sizes = random_sizes(self.random)
+        pick = self.random
         self.core = CoreUnderTest(
-            num_blocks=pick([8, 12, 20, 48]) * len(windows) * (4 if block_size < 4 else 1),
-            block_size=block_size,
-            budget=pick([1, 3, 8, 17, 64]),
-            max_num_seqs=pick([2, 4, 9]),
-            max_model_len=60,
-            groups=[KVGroup((f"layer{i}",), window) for i, window in enumerate(windows)] if windows != (0,) else [FULL],
-            prefix_caching=pick([True, True, False]),
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            budget=sizes.budget,
+            max_num_seqs=sizes.max_num_seqs,
+            max_model_len=sizes.max_model_len,
+            groups=sizes.groups,
+            prefix_caching=sizes.prefix_caching,
+            num_host_blocks=int(sizes.num_blocks * sizes.host_share),
+            preemption_mode=sizes.preemption_mode,
+            # sometimes swapping is cheap, sometimes dear: `auto` has something to choose
+            costs=StepCosts(seconds_per_swapped_block=pick.choice([1e-6, 1e-4])),
             vocab_size=VOCAB,
             policy=policy,
         )
-        self.prompts: dict[int, list[int]] = {}
-        self.params: dict[int, tuple[int, bool, int]] = {}  # max_tokens, is_greedy, seed
-        self.open: dict[int, list[int]] = {}  # what has not been streamed yet
-        self.aborted: set[int] = set()
-        self.stems = [[self.random.randrange(VOCAB) for _ in range(30)] for _ in range(3)]
+        self.checked = CheckedCore(self.core)
+        self._num_requests = 0
+        self._stems = [[pick.randrange(VOCAB) for _ in range(48)] for _ in range(2)]
+        # how busy it is, what is asked for most, and which events there are besides
+        self._arrival_rate = pick.choice([0.1, 0.3, 0.6])
+        self._kinds = pick.choice([["one"], ["one", "several"], ["one", "beams"], ["one", "one", "several", "beams"]])
+        self._handle_rate = pick.choice([0.0, 0.15, 0.15, 0.6])
+        self._pin_rate = pick.choice([0.0, 0.0, 0.1]) if sizes.prefix_caching and self._handle_rate else 0.0
+        events = [self._abort, self._abort_and_reuse, self._handle_kept, self._fail]
+        self._events: list[Callable[[], None]] = pick.sample(events, pick.randrange(len(events) + 1))
 
-    def act(self) -> None:
-        """Perhaps something arrives, grows or is given up before the next step."""
-        chance = self.random.random()
-        if chance < 0.25 and len(self.core.scheduler.lifecycle.requests) < 12:
-            self.add()
-        elif chance < 0.45 and self.open:
-            self.extend(self.random.choice(sorted(self.open)))
-        elif chance < 0.48 and self.prompts:
-            self.abort(self.random.choice(sorted(self.prompts)))
+    # ------------------------------------------------------------------------------------------ running
 
-    def abort(self, victim: int) -> None:
-        """The whole request, or one of its sequences."""
-        self.aborted.add(victim)
-        index = self.random.choice([None, 0, 1])
-        if index != 1:
-            self.open.pop(victim, None)  # while input is open there is no second sequence yet
-        if index is None:
-            self.core.core.abort(AbortRequests(request_ids=[victim]))
-        else:
-            self.core.core.abort(AbortRequests(sequence_ids=[sequence_id_of(victim, index)]))
+    def step(self) -> list[int]:
+        """Perhaps something happens, then one step of the core. Returns whose tokens it brought."""
+        self._act()
+        return self.checked.step().sequence_ids.tolist()
 
-    def add(self) -> None:
-        number = len(self.prompts)
-        stem = self.random.choice(self.stems)[: self.random.randrange(1, 30)]
-        prompt = stem + [self.random.randrange(VOCAB) for _ in range(self.random.randrange(6))]
-        n = self.random.choice([1, 1, 1, 2])
-        max_tokens = self.random.randrange(1, 25)
-        is_greedy, seed = self.random.random() < 0.5, self.random.randrange(1000)
-        self.prompts[number] = prompt
-        self.params[number] = (max_tokens, is_greedy, seed)
-        first = self.random.randrange(len(prompt)) if self.random.random() < 0.2 else len(prompt)  # may be 0
-        if first < len(prompt):
-            self.open[number] = prompt[first:]
-        temperature = 0.0 if is_greedy else 1.0
-        self.core.add(
-            number,
-            prompt[:first],
-            is_final=first == len(prompt),
-            n=n,
-            max_tokens=max_tokens,
-            seed=seed,
-            temperature=temperature,
-        )
-
-    def extend(self, number: int) -> None:
-        rest = self.open.pop(number)
-        count = self.random.randrange(len(rest) + 1)
-        is_final = count == len(rest)
-        if not is_final:
-            self.open[number] = rest[count:]
-        self.core.core.extend(ExtendRequest(request_id=number, token_ids=rest[:count], is_final=is_final))
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.step()
 
     def finish(self) -> None:
-        """Everything that was begun is brought to its end."""
-        for number in sorted(self.open):
-            self.core.core.extend(ExtendRequest(request_id=number, token_ids=self.open.pop(number), is_final=True))
-        self.core.run()
+        """Everything that was begun is brought to its end, and nothing is held afterwards."""
+        self.checked.drain()
 
-    def check(self) -> None:
-        """Every request ended once, with the tokens that it had to have, and nothing is held."""
-        core = self.core
-        assert core.pool.num_held == 0, "blocks are still held at the end"
-        assert core.rows.num_free == core.rows.num_rows
-        assert not core.scheduler.lifecycle.requests
-        for sequence_id, end in core.ends.items():
-            number, index = split_sequence_id(sequence_id)
-            max_tokens, is_greedy, seed = self.params[number]
-            tokens = core.tokens[sequence_id]
-            own_seed = seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
-            expected = expected_tokens(
-                self.prompts[number], max_tokens, vocab_size=VOCAB, seed=own_seed, is_greedy=is_greedy
-            )
-            if end.finish_reason == "length":
-                assert tokens == expected[: min(max_tokens, 60 - len(self.prompts[number]))]
-            else:
-                assert end.finish_reason in {"abort", "error"}
-                assert tokens == expected[: len(tokens)]
-                assert number in self.aborted or end.error
-        assert {number for number, _ in map(split_sequence_id, core.ends)} == set(self.prompts), "a request never ended"
+    def _act(self) -> None:
+        plans = self.checked.plans
+        while len(plans) < _MOST_REQUESTS and self.random.random() < self._arrival_rate:
+            self._add()
+        if self._events and self.random.random() < 0.06:
+            self.random.choice(self._events)()
+        if self.random.random() < self._pin_rate:
+            self._pin()
+        open_plans = [number for number, plan in plans.items() if plan.is_open]
+        if open_plans and self.random.random() < 0.3:
+            self._extend(self.random.choice(open_plans))
+
+    # ------------------------------------------------------------------------------------------ arrivals
+
+    def _add(self, number: int | None = None) -> None:
+        pick = self.random
+        if number is None:
+            number = self._num_requests
+            self._num_requests += 1
+        continues = self._handle_to_continue() if pick.random() < self._handle_rate else None
+        kind = pick.choice(self._kinds)
+        count = 1 if kind == "one" else pick.randrange(2, 7 if kind == "beams" else 5)
+        # Mostly it fits, even if nothing is shared; some must be refused.
+        if pick.random() < 0.95:
+            count = min(count, self.sizes.max_num_seqs, self.sizes.num_blocks_a_group)
+        share = self.sizes.num_blocks_a_group // count * self.sizes.block_size
+        if self._pin_rate:
+            share = max(2, share // 2)  # room for what is pinned
+        room = min(self.sizes.max_model_len, share + pick.choice([-4, -2, 0, 0, 0, 2]))
+        room = max(2, room - len(self.checked.kept.tokens_of(continues) or []))
+        max_tokens = pick.randrange(1, max(2, room // 2))
+        prompt = self._prompt(pick.randrange(1, max(2, room - max_tokens)))
+        num_sent = pick.randrange(len(prompt) + 1) if pick.random() < 0.15 else len(prompt)
+        request = EngineRequest(
+            request_id=number,
+            prompt_token_ids=prompt[:num_sent],
+            seed=pick.randrange(1000),
+            eos_token_ids=pick.choice([[], [END_TOKEN], [END_TOKEN, 2]]),
+            priority=pick.choice([0, 0, 1]),
+            cache_salt=pick.choice(_SALTS),
+            is_final=num_sent == len(prompt) and pick.random() < 0.95,
+            continues=continues,
+            **self._asked(kind, count, max_tokens),
+        )
+        self.checked.add(request, prompt[num_sent:])
+
+    def _handle_to_continue(self) -> str | None:
+        """One that leaves room for more; now and then one that may not be there."""
+        half = self.sizes.max_model_len // 2
+        kept = self.checked.kept.by_handle
+        if self.random.random() < 0.05:
+            return self.random.choice(_HANDLES)
+        fitting = [one for one in kept if len(kept[one].tokens) <= half]
+        return self.random.choice(fitting) if fitting else None
+
+    def _prompt(self, length: int) -> list[int]:
+        """One of few beginnings (also what another request has asked and got), and mostly an end of its own."""
+        pinned = [plan.tokens for plan in self.checked.kept.by_handle.values() if plan.is_pinned]
+        stem = self.random.choice([*self._stems, *self.checked.recent, *pinned])[:length]
+        length = min(length, len(stem) + 8)
+        own = max(length - len(stem), min(length, self.random.choice([0, 1, 3, 8])))
+        return stem[: length - own] + [self.random.randrange(VOCAB) for _ in range(own)]
+
+    def _asked(self, kind: str, count: int, max_tokens: int) -> dict[str, Any]:
+        """One sequence, several, or beams; and whether it is kept."""
+        pick = self.random
+        sampling: dict[str, Any] = {
+            "n": count if kind != "beams" else pick.randrange(1, count + 1),
+            "max_tokens": max_tokens,
+            "temperature": pick.choice([0.0, 1.0]),
+            "ignore_eos": pick.random() < 0.3,
+            "stop_token_ids": pick.choice([[], [3], [3, 4]]),
+        }
+        if kind == "beams":
+            sampling["temperature"] = pick.choice([0.0, 1.0, 0.5])
+            return {"sampling": SamplingParams(**sampling), "decoding": self._decoding(count)}
+        if pick.random() < 0.2:
+            sampling["min_tokens"] = pick.randrange(max_tokens + 1)
+        keep = pick.choice(_HANDLES) if kind == "one" and pick.random() < 2 * self._handle_rate else None
+        return {"sampling": SamplingParams(**sampling), "keep": keep}
+
+    def _decoding(self, width: int) -> DecodingSpec:
+        pick = self.random
+        args: dict[str, Any] = {
+            "width": width,
+            "length_penalty": pick.choice([0.0, 1.0, 1.0, 2.0, -1.0]),
+            "early_stopping": pick.choice([True, False, "never"]),
+        }
+        if width % 2 or pick.random() < 0.7:
+            return DecodingSpec(method="beam_search", args=args)
+        args |= {"num_groups": pick.choice([2, width]), "diversity_penalty": pick.choice([0.1, 1.0])}
+        return DecodingSpec(method="diverse_beam_search", args=args)
+
+    def _extend(self, number: int) -> None:
+        left = len(self.checked.plans[number].unsent)
+        count = self.random.randrange(left + 1)
+        self.checked.extend(number, None if count == left and self.random.random() < 0.8 else count)
+
+    # ------------------------------------------------------------------------------------------ events
+
+    def _abort(self) -> None:
+        """The whole request, or one of its outputs; sometimes twice, sometimes one that is long gone."""
+        if not self._num_requests:
+            return
+        living = sorted(self.checked.plans)
+        number = self.random.choice(living) if living else self.random.randrange(self._num_requests)
+        index = self.random.choice([None, None, 0, 1])
+        for _ in range(self.random.choice([1, 1, 2])):
+            self.checked.abort(number, index)
+
+    def _abort_and_reuse(self) -> None:
+        """The same id again, before the core has said that the first one ended."""
+        if self.checked.plans:
+            number = self.random.choice(sorted(self.checked.plans))
+            self.checked.abort(number)
+            self._add(number)
+
+    def _handle_kept(self) -> None:
+        pick, kept = self.random, self.checked.kept
+        handle = pick.choice(_HANDLES)
+        operation = pick.choice(["fork", "rewind", "release"])
+        if operation == "fork":
+            kept.fork(handle, pick.choice(_HANDLES))
+        elif operation == "rewind":
+            kept.rewind(handle, pick.randrange(self.sizes.max_model_len))
+        else:
+            kept.release(handle)
+
+    def _pin(self) -> None:
+        """Something that has its blocks, or the end of one that is pinned."""
+        by_handle = self.checked.kept.by_handle
+        pinned = [handle for handle, plan in by_handle.items() if plan.is_pinned]
+        computed = [handle for handle, plan in by_handle.items() if plan.num_computed and not plan.is_pinned]
+        if pinned and (not computed or self.random.random() < 0.5):
+            self.checked.kept.release(self.random.choice(pinned))
+        elif computed:
+            handle = self.random.choice(computed)
+            most = min(by_handle[handle].num_computed + 1, self.sizes.max_model_len // 3)
+            self.checked.kept.pin(handle, self.random.randrange(1, most + 1))
+
+    def _fail(self) -> None:
+        self.checked.fail_row(self.random.randrange(16))
 
 
 def check_policy(policy: SchedulingPolicy, *, num_seeds: int = 6, num_steps: int = 150) -> None:
@@ -128,11 +276,6 @@ def check_policy(policy: SchedulingPolicy, *, num_seeds: int = 6, num_steps: int
         logs = []
         for _ in range(2):
             workload = Workload(seed, policy)
-            log = []
-            for _ in range(num_steps):
-                workload.act()
-                log.append(workload.core.step().sequence_ids.tolist())
+            logs.append([workload.step() for _ in range(num_steps)])
             workload.finish()
-            workload.check()
-            logs.append(log)
-        assert logs[0] == logs[1], f"seed {seed}: the same calls gave another schedule"
+        assert logs[0] == logs[1], f"seed {seed}: the same calls gave another schedule"  # I16

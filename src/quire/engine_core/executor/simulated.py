@@ -90,6 +90,7 @@ class SimulatedExecutor:
         self._rows = SimulatedRows(len(groups), block_size)
         # by group: how many tokens back from a new one, itself included, attention reads
         self._reach = np.array([group.sliding_window or _EVERYTHING for group in groups])
+        self._has_windows = any(group.sliding_window for group in groups)
         # the layers of a group write something of their own: a block of one group is of no use to another
         self._marks = np.arange(len(groups), dtype=np.uint64)[:, None] << np.uint64(56)
 
@@ -167,7 +168,8 @@ class SimulatedExecutor:
         found = self.cache.read(self._rows.slots[:, rows, :longest])
         is_wrong = found != self._rows.hashes[rows, 1 : longest + 1] ^ self._marks[:, :, None]
         is_wrong &= positions < ends[:, None]
-        is_wrong &= positions > (starts - self._reach[:, None])[:, :, None]
+        if self._has_windows:
+            is_wrong &= positions > (starts - self._reach[:, None])[:, :, None]
         if is_wrong.any():
             group, position_in_step, _ = np.argwhere(is_wrong)[0]
             wrong = np.flatnonzero(is_wrong[group, position_in_step]).tolist()

@@ -65,8 +65,11 @@ class Admission:
 
     def most_blocks(self, request: Request) -> int:
         """Most blocks that it can need at once, by the end."""
+        return self._most_blocks(request, request.max_total)
+
+    def _most_blocks(self, request: Request, num_tokens: int) -> int:
         return self._manager.estimates.most_blocks(
-            request.max_total, request.num_prompt_tokens, request.num_sequences, self._step_tokens
+            num_tokens, request.num_prompt_tokens, request.num_sequences, self._step_tokens
         )
 
     def bad_handle(self, message: EngineRequest) -> str | None:
@@ -86,7 +89,15 @@ class Admission:
         return None
 
     def max_total_tokens(self, request: Request) -> int:
-        return request.max_total_tokens(self._max_model_len)
+        """The greatest length; where the user left it open, what fits beside pinned prefixes."""
+        most = request.max_total_tokens(self._max_model_len)
+        if request.sampling.max_tokens is not None:
+            return most
+        there = self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks())
+        least = max(request.num_prompt_tokens + 1, request.num_prompt_tokens + request.sampling.min_tokens)
+        while most - self._manager.block_size >= least and self._most_blocks(request, most) > there:
+            most -= self._manager.block_size
+        return most
 
     def message(self, sequence: Sequence, num_computed_tokens: int) -> AdmittedSequence:
         request = sequence.request

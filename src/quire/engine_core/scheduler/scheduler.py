@@ -252,7 +252,7 @@ class Scheduler:
             self._preempt(self.policy.victim(idle), f"it waits for input, and request {stuck.request_id} for room")
             return True
         needed = self.manager.estimates.blocks_to_come(stuck, self.max_num_batched_tokens)
-        there = self.manager.pool.num_available
+        there = self.manager.pool.num_available + self.manager.kept.num_blocks_to_give_up()
         if self.running.requests or needed <= there:
             return False  # it waits for rows, say
         # Not expected: each was accepted as one that fits alone. It must not hang.

@@ -1,0 +1,325 @@
+"""A core on the simulated executor whose every answer is held against what it must be, at the step in which it comes.
+
+Whoever drives it (a random workload, a Hypothesis machine, a person at a prompt) only adds, extends, aborts and steps;
+a broken rule is an AssertionError. The numbers I1 to I20 are those of docs/simulator.md. Those that the core checks
+itself after each step (I1, I2, I3, I8) are not repeated here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict, deque
+
+from quire.engine_core.request import Status
+from quire.messages import (
+    AbortRequests,
+    EngineOutputs,
+    EngineRequest,
+    ExtendRequest,
+    SequenceEnd,
+    SequenceStart,
+    sequence_id_of,
+    split_sequence_id,
+)
+from quire.testing.core import CoreUnderTest
+from quire.testing.decision_checks import DecisionChecks
+from quire.testing.kept_plans import KeptPlans
+from quire.testing.plans import Plan
+
+# Steps in which nothing happens although something could, before that counts as standing still (I9).
+_MOST_EMPTY_STEPS = 3
+# Counting every slot takes as long as a step; what is kept changes seldom.
+_STEPS_BETWEEN_ACCOUNTS = 50
+_STEPS_BETWEEN_REPORTS = 4
+
+
+class CheckedCore:
+    """Plans of the living requests, and how much of each has arrived."""
+
+    def __init__(self, core: CoreUnderTest) -> None:
+        self.core = core
+        self.plans: dict[int, Plan] = {}
+        self.kept = KeptPlans(core)
+        self.decisions = DecisionChecks(core)
+        self.counts: Counter[str] = Counter()
+        # prompts and outputs of requests that have ended: what a conversation would go on from
+        self.recent: deque[list[int]] = deque(maxlen=2)
+        self._num_received: Counter[int] = Counter()
+        self._open_outputs: dict[int, set[int]] = {}
+        # outputs whose "abort" must come with the next step
+        self._due_ends: list[int] = []
+        self._plans_by_salt: dict[str, list[Plan]] = defaultdict(list)
+        self._num_empty_steps = 0
+        self._failing: int | None = None
+
+    # ------------------------------------------------------------------------------------------ what a driver does
+
+    def add(self, request: EngineRequest, rest_of_prompt: list[int] | None = None) -> Plan:
+        """`rest_of_prompt` follows by `extend`, if the request is not final."""
+        kept = self.kept.tokens_of(request.continues)
+        unsent = list(rest_of_prompt or [])
+        plan = Plan(
+            request,
+            [*(kept or []), *request.prompt_token_ids, *unsent],
+            self.core.executor.vocab_size,
+            self.core.max_model_len,
+            unsent,
+            must_fail=request.continues is not None and kept is None,
+        )
+        plan.must_fail |= self._never_fits(plan) or not self.kept.may_keep(plan)
+        plan.may_be_refused = not self._surely_fits(plan)
+        number = request.request_id
+        is_repeated = number in self.plans
+        self.core.core.add(request)
+        if not is_repeated:  # I5: a repeated id gets the outputs of the first
+            self.counts["requests"] += 1
+            self.counts["kept sequences continued"] += kept is not None
+            self.plans[number] = plan
+            self._open_outputs[number] = set(range(plan.num_outputs))
+            self._plans_by_salt[request.cache_salt].append(plan)
+        return plan
+
+    def extend(self, number: int, count: int | None = None) -> None:
+        """The next `count` tokens of an open prompt; without a count all that is left, which ends it."""
+        plan = self.plans[number]
+        plan.is_complete = count is None
+        plan.may_be_refused |= not self._surely_fits(plan)
+        count = len(plan.unsent) if count is None else count
+        tokens, plan.unsent = plan.unsent[:count], plan.unsent[count:]
+        self.core.core.extend(ExtendRequest(request_id=number, token_ids=tokens, is_final=plan.is_complete))
+        self.counts["extensions"] += 1
+
+    def abort(self, number: int, index: int | None = None) -> None:
+        """The whole request, or one of its outputs; unknown ones and a second time are no mistake."""
+        self._keep_what_is_there(number, index)
+        if index is None:
+            self.core.core.abort(AbortRequests(request_ids=[number]))
+        else:
+            self.core.core.abort(AbortRequests(sequence_ids=[sequence_id_of(number, index)]))
+        plan = self.plans.get(number)
+        if plan is None:
+            return
+        given_up = set(self._open_outputs[number])
+        if index is not None and (plan.has_output or plan.request.decoding):
+            given_up &= {index}
+        elif index is not None and index > 0:
+            given_up = set()  # it is forked from the first one, later
+        for one in sorted(given_up):
+            self._due_ends.append(sequence_id_of(number, one))
+            self._close(number, one)
+        self.counts["aborts"] += 1
+
+    def fail_row(self, pick: int) -> None:
+        """One of the rows that run fails in the next step, if it computes anything in it."""
+        self._failing = pick
+
+    # ------------------------------------------------------------------------------------------ one step
+
+    def step(self) -> EngineOutputs:
+        failing = self._choose_failing_row()
+        num_steps = self.core.executor.work.num_steps
+        outputs = self.core.core.step()
+        has_run = self.core.executor.work.num_steps > num_steps
+        failed = {number for row, number in failing.items() if row not in self.core.executor.failing_rows}
+        self.core.executor.failing_rows.clear()
+        for number in failed & self.plans.keys():
+            self.plans[number].may_fail = True
+        ends = self._without_due_ends(outputs.ends)
+        for start in outputs.starts:
+            self._check_start(start)
+        self._check_tokens(outputs)
+        for end in ends:
+            self._check_end(end)
+        assert not failed & self.plans.keys(), "a request goes on although one of its rows has failed"
+        self._check_tables()
+        self._check_liveness(has_run)
+        if self.kept.by_handle and self.core.executor.work.num_steps % _STEPS_BETWEEN_REPORTS == 0:
+            self.kept.check()
+        if has_run:
+            self.core.poison_free_blocks()
+            if self.core.executor.work.num_steps % _STEPS_BETWEEN_ACCOUNTS == 0:
+                self.check_account()
+        return outputs
+
+    def drain(self, max_steps: int = 3000) -> None:
+        """Everything that was begun is brought to its end (I9), handles are released, and nothing is held (I11)."""
+        for number in [number for number, plan in self.plans.items() if plan.is_open]:
+            self.extend(number)
+        for _ in range(max_steps):
+            if not self.core.core.has_work:
+                break
+            self.step()
+        assert not self.core.core.has_work, f"still at work after {max_steps} steps"  # I9
+        assert not self.plans, f"requests {sorted(self.plans)} never ended"  # I5, I9
+        self.kept.check()
+        for handle in list(self.kept.by_handle):
+            self.kept.release(handle)
+        self.core.assert_empty()  # I11, I20
+
+    # ------------------------------------------------------------------------------------------ checks of outputs
+
+    def _check_start(self, start: SequenceStart) -> None:
+        number, _ = split_sequence_id(start.sequence_id)
+        plan = self.plans[number]
+        cached = start.num_cached_tokens
+        # I15: at least one token is computed, and what is found are whole blocks, unless a handle has kept the rest
+        assert 0 <= cached < max(1, len(plan.prompt)), f"request {number}: {cached} cached tokens"
+        if not self.kept.by_handle and plan.request.continues is None:
+            assert cached % self.core.manager.block_size == 0, f"request {number}: {cached} cached tokens"
+        if cached:
+            self.counts["prefix hits"] += 1
+            assert self._was_seen(plan, cached), f"request {number}: {cached} tokens of another tenant"  # I17
+
+    def _keep_what_is_there(self, number: int, index: int | None) -> None:
+        """One output that is given up (its text has met a stop string) is kept as far as it came."""
+        plan = self.plans.get(number)
+        if plan is None or plan.request.keep is None or index != 0:
+            return
+        if number in self.core.scheduler.lifecycle.requests:  # it was not refused
+            sent = plan.prompt[: len(plan.prompt) - len(plan.unsent)]
+            received = self._num_received[sequence_id_of(number, 0)]
+            output = plan.outcomes[0].tokens[:received] if received else []
+            self.kept.keep(plan.request.keep, [*sent, *output], plan.request.cache_salt)
+
+    def _was_seen(self, plan: Plan, count: int) -> bool:
+        """Whether somebody with the same salt can have computed the first `count` tokens of this prompt."""
+        wanted = plan.prompt[:count]
+        others = (other for other in self._plans_by_salt[plan.request.cache_salt] if other is not plan)
+        return any(_may_have_computed(other, wanted) for other in others) or self._is_kept(plan, wanted)
+
+    def _is_kept(self, plan: Plan, wanted: list[int]) -> bool:
+        kept = self.kept.by_handle.values()
+        return any(one.salt == plan.request.cache_salt and one.tokens[: len(wanted)] == wanted for one in kept)
+
+    def _check_tokens(self, outputs: EngineOutputs) -> None:
+        """I6, I12: each token in its turn is the one that the model says, whatever the scheduler did."""
+        new: Counter[int] = Counter()
+        for sequence_id, token in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=True):
+            number, index = split_sequence_id(sequence_id)
+            # I5, I14
+            assert index in self._open_outputs.get(number, ()), f"request {number}: a token of what has ended"
+            expected = self.plans[number].outcomes[index].tokens
+            position = self._num_received[sequence_id] + new[sequence_id]
+            new[sequence_id] += 1
+            self.plans[number].has_output = True
+            assert position < len(expected), f"request {number}, output {index}: a token more than there are"
+            assert token == expected[position], (
+                f"request {number}, output {index}: token {position} is {token}, not {expected[position]}"
+            )
+        self._check_logprobs(outputs, new)
+        self._num_received.update(new)
+
+    def _check_logprobs(self, outputs: EngineOutputs, new: Counter[int]) -> None:
+        """Every token of a beam comes with what it cost."""
+        listed: dict[int, list[float]] = defaultdict(list)
+        for entry in outputs.logprobs:
+            listed[entry.sequence_id] += [position.logprobs[0] for position in entry.positions]
+        for sequence_id, count in new.items():
+            number, index = split_sequence_id(sequence_id)
+            costs = self.plans[number].outcomes[index].logprobs
+            if costs:
+                start = self._num_received[sequence_id]
+                pairs = zip(listed[sequence_id], costs[start : start + count], strict=True)
+                assert all(math.isclose(a, b, abs_tol=1e-9) for a, b in pairs), "log-probabilities of a beam"
+
+    def _check_end(self, end: SequenceEnd) -> None:
+        """I5: once, with the one reason that fits."""
+        number, index = split_sequence_id(end.sequence_id)
+        assert index in self._open_outputs.get(number, ()), f"request {number}, output {index}: ended twice"
+        plan = self.plans[number]
+        if end.finish_reason == "error":
+            assert plan.may_fail or plan.must_fail or plan.may_be_refused, f"request {number}: {end.error}"
+            # I9: the core's way out when nobody can run, which must not be needed
+            assert "more blocks are needed" not in (end.error or ""), f"request {number}: {end.error}"
+            self.counts["failures" if plan.may_fail else "refusals"] += 1
+        else:
+            outcome = plan.outcomes[index]
+            assert not plan.must_fail, f"request {number}: must have been refused"  # I10
+            assert self._num_received[end.sequence_id] == len(outcome.tokens), f"request {number}: ended too early"
+            assert (end.finish_reason, end.stop_reason) == (outcome.finish_reason, outcome.stop_reason)
+            self.recent.append([*plan.prompt, *outcome.tokens])
+            if index == 0 and plan.request.keep is not None:
+                self.kept.keep(plan.request.keep, [*plan.prompt, *outcome.tokens], plan.request.cache_salt)
+        self._close(number, index)
+
+    def _without_due_ends(self, ends: list[SequenceEnd]) -> list[SequenceEnd]:
+        """I13: what was aborted ends with the next step; an id may be used again at once."""
+        others = []
+        for end in ends:
+            # refused before it was aborted
+            if end.sequence_id in self._due_ends and end.finish_reason in {"abort", "error"}:
+                self._due_ends.remove(end.sequence_id)
+            else:
+                others.append(end)
+        assert not self._due_ends, f"aborted, but not ended: {self._due_ends}"
+        return others
+
+    def _close(self, number: int, index: int) -> None:
+        self._open_outputs[number].discard(index)
+        del self._num_received[sequence_id_of(number, index)]
+        if not self._open_outputs[number]:
+            del self.plans[number], self._open_outputs[number]
+
+    # ------------------------------------------------------------------------------------------ checks of the state
+
+    def _check_tables(self) -> None:
+        """I5: the core remembers exactly the requests that have not ended."""
+        assert self.core.scheduler.lifecycle.requests.keys() == self.plans.keys(), "requests live on, or were lost"
+
+    def check_account(self) -> None:
+        """I20: every slot is accounted for, once."""
+        memory = self.core.scheduler.memory()
+        assert sum(memory["slots"].values()) == memory["num_blocks"] * memory["block_size"], memory["slots"]
+        assert sum(memory["host_slots"].values()) == memory["num_host_blocks"] * memory["block_size"]
+        assert min(memory["slots"].values()) >= 0, memory["slots"]
+
+    def _check_liveness(self, has_run: bool) -> None:
+        """I9: the core stops only when everybody waits for input, or for the rows of somebody who does."""
+        is_waiting = all(plan.is_open for plan in self.plans.values()) or self._waits_for_rows()
+        self._num_empty_steps = 0 if has_run or is_waiting else self._num_empty_steps + 1
+        assert self._num_empty_steps <= _MOST_EMPTY_STEPS, "nothing runs although something could"
+
+    def _waits_for_rows(self) -> bool:
+        scheduler = self.core.scheduler
+        requests = scheduler.lifecycle.requests.values()
+        num_free = scheduler.rows.num_free - scheduler.running.num_reserved_rows
+        wants = [one.num_rows for one in requests if not one.was_started and not one.is_idle]
+        return any(one.is_idle and one.was_started for one in requests) and bool(wants) and max(wants) > num_free
+
+    def _choose_failing_row(self) -> dict[int, int]:
+        """Chosen when nothing can change its owner any more; returns the request of the row."""
+        if self._failing is None:
+            return {}
+        living = self.core.scheduler.running.living_sequences()
+        running = [one for one in living if one.request.status is Status.RUNNING]
+        pick, self._failing = self._failing, None
+        if not running:
+            return {}
+        sequence = running[pick % len(running)]
+        self.core.executor.failing_rows[sequence.row] = "a failure that was asked for"
+        return {sequence.row: sequence.request.request_id}
+
+    def _never_fits(self, plan: Plan) -> bool:
+        """I10: such a request must be refused, and not wait for ever."""
+        is_empty = plan.request.is_final and not plan.prompt
+        too_long = len(plan.prompt) >= self.core.max_model_len
+        return is_empty or too_long or plan.num_sequences > self.core.rows.num_rows
+
+    def _surely_fits(self, plan: Plan) -> bool:
+        """Such a request must not be refused: without sharing anything it fits beside what is pinned."""
+        block_size = self.core.manager.block_size
+        pinned = sum(-(-len(one.tokens) // block_size) for one in self.kept.by_handle.values() if one.is_pinned)
+        of_one = -(-(len(plan.prompt) + plan.max_tokens) // block_size)
+        num_groups = len(self.core.manager.groups)
+        return (plan.num_sequences * of_one + pinned) * num_groups <= self.core.pool.num_blocks
+
+
+def _may_have_computed(other: Plan, wanted: list[int]) -> bool:
+    """Whether a request's prompt and outputs begin like this. What beams tried and dropped is not known."""
+    prompt = other.prompt
+    if prompt[: len(wanted)] != wanted[: len(prompt)]:
+        return False
+    rest = wanted[len(prompt) :]
+    if not rest or other.request.decoding:
+        return True
+    return not other.must_fail and any(outcome.tokens[: len(rest)] == rest for outcome in other.outcomes)

@@ -1,0 +1,342 @@
+"""The workloads notice a broken manager: each of these breaks one rule, and is caught within a few seeds.
+
+What is put in place of a method stands in one table, with a sentence. The unbroken core passes the same seeds. A
+workload that lets one of these pass would let the same mistake pass in a change of tomorrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.engine_core.block_table import NO_BLOCK
+from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.kv_cache_manager.kept import KeptSequences
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
+from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
+from quire.engine_core.scheduler.lifecycle import Lifecycle
+from quire.engine_core.scheduler.queues import WaitingQueues
+from quire.engine_core.scheduler.recovery import Recovery
+from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.messages import no_ints
+from quire.testing.soak import run_seed
+
+MOST_SEEDS = 60
+
+Method = Callable[..., Any]
+# name -> (what is wrong, class, method, what takes its place: a function of the method)
+Breakage = tuple[str, type, str, Callable[[Method], Method]]
+
+
+def nothing(method: Method) -> Method:
+    return lambda *_, **__: None
+
+
+# ---- references
+
+
+def fork_takes_no_reference(fork: Method) -> Method:
+    def broken(self: KVCacheManager, parent: Any, child: Any) -> None:
+        fork(self, parent, child)
+        for table in child.block_tables:
+            self.pool.release(table.held())
+
+    return broken
+
+
+def free_twice(free: Method) -> Method:
+    def broken(self: KVCacheManager, sequence: Any) -> None:
+        blocks = sequence.block_tables[0].held()[:1].copy()
+        free(self, sequence)
+        self.pool.release(blocks)
+
+    return broken
+
+
+def write_without_asking_after_a_fork(fork: Method) -> Method:
+    def broken(self: KVCacheManager, parent: Any, child: Any) -> None:
+        before = self._rows.writable_until[parent.row]
+        fork(self, parent, child)
+        self._rows.writable_until[parent.row] = before
+
+    return broken
+
+
+def no_copy_on_write(_: Method) -> Method:
+    return lambda *_, **__: []
+
+
+# ---- what the worker is told
+
+
+def moves_late(names: tuple[str, ...]) -> Callable[[Method], Method]:
+    """Columns of one step are sent with the next one."""
+
+    def breaking(take: Method) -> Method:
+        def broken(self: BlockMoves) -> Any:
+            taken = take(self)
+            late = getattr(self, "late", None) or taken
+            self.late = taken  # type: ignore[attr-defined]
+            return replace(taken, **{name: getattr(late, name) for name in names})
+
+        return broken
+
+    return breaking
+
+
+def moves_dropped(name: str) -> Callable[[Method], Method]:
+    return lambda take: lambda self: replace(take(self), **{name: no_ints().reshape(2, 0)})
+
+
+def swapped_into_each_others_blocks(take: Method) -> Method:
+    def broken(self: BlockMoves) -> Any:
+        taken = take(self)
+        hosts, blocks = taken.swapped_in
+        return replace(taken, swapped_in=np.stack([hosts, blocks[::-1]]))
+
+    return broken
+
+
+def releases_late(output: Method) -> Method:
+    def broken(self: Scheduler, *args: Any) -> Any:
+        found = output(self, *args)
+        late = getattr(self, "late", [])
+        self.late, found.released = found.released, late  # type: ignore[attr-defined]
+        return found
+
+    return broken
+
+
+def progress_untold(set_progress: Method) -> Method:
+    def broken(self: Lifecycle, sequence: Any, num_computed: int) -> None:
+        set_progress(self, sequence, num_computed)
+        self.changes.progress.clear()
+
+    return broken
+
+
+# ---- names of contents
+
+
+def named_by_all_tokens(free: Method) -> Method:
+    """At the end, a block counts as full with the last token, which nobody has computed."""
+
+    def broken(self: KVCacheManager, sequence: Any) -> None:
+        there = min(len(table) for table in sequence.block_tables) * self.block_size
+        self.cache.name_blocks(sequence, min(there, sequence.num_total_tokens), is_promise=False)
+        free(self, sequence)
+
+    return broken
+
+
+def key_without_salt(_: Method) -> Method:
+    return lambda self, content_key: self._digest(b"")
+
+
+def key_without_parent(chain: Method) -> Method:
+    def broken(self: PrefixHasher, parent: bytes, tokens: Any) -> list[bytes]:
+        size = self.block_size
+        return [chain(self, b"", tokens[start : start + size])[0] for start in range(0, len(tokens) - size + 1, size)]
+
+    return broken
+
+
+def key_without_group(method: Method) -> Method:
+    return lambda self, *args: method(self, *(_without_group(one) for one in args))
+
+
+def _without_group(value: Any) -> Any:
+    return (0, value[1]) if isinstance(value, tuple) else value
+
+
+def evicted_but_still_named(_: Method) -> Method:
+    return lambda self: self._cached.popitem(last=False)[0]
+
+
+def another_tenant_may_continue(_: Method) -> Method:
+    def broken(self: KeptSequences, sequence: Any) -> Any:
+        kept = self._by_handle.get(sequence.request.message.continues or "")
+        before = kept.user_key if kept else b""
+        if kept:
+            kept.user_key = sequence.request.user_key
+        found = _(self, sequence)
+        if kept:
+            kept.user_key = before
+        return found
+
+    return broken
+
+
+# ---- giving way
+
+
+def preempted_keeps_its_blocks(give_up: Method) -> Method:
+    def broken(self: Recovery, request: Any, reason: str) -> None:
+        tables = [[table.blocks.copy() for table in one.block_tables] for one in request.sequences.values()]
+        give_up(self, request, reason)
+        for sequence, blocks in zip(request.sequences.values(), tables, strict=True):
+            for table, old in zip(sequence.block_tables, blocks, strict=True):
+                table.extend(old)
+                self._manager.pool.counts[old[old != NO_BLOCK]] += 1
+
+    return broken
+
+
+def resumes_where_it_was(set_progress: Method) -> Method:
+    """The number of computed tokens stays what it was before it gave way, though its blocks are new."""
+
+    def broken(self: Lifecycle, sequence: Any, num_computed: int) -> None:
+        is_resumed = sequence.request.was_started and sequence.request.protected_until > 0
+        before = sequence.num_total_tokens - 1 if is_resumed else 0
+        set_progress(self, sequence, max(before, num_computed))
+
+    return broken
+
+
+def reused_while_it_is_held(find_or_move: Method) -> Method:
+    def broken(self: SwapSpace, block: int, moves: BlockMoves) -> int:
+        host_block: int = find_or_move(self, block, moves)
+        if host_block not in self._free:
+            self._free.insert(0, host_block)
+        return host_block
+
+    return broken
+
+
+def host_content_not_forgotten(_: Method) -> Method:
+    """The host block goes back and keeps the name of what it held."""
+
+    def broken(self: SwapSpace, host_block: int) -> None:
+        self._counts[host_block] -= 1
+        if self._counts[host_block] == 0:
+            self._free.append(host_block)
+
+    return broken
+
+
+def host_block_freed_twice(free: Method) -> Method:
+    def broken(self: SwapSpace, sequence: Any) -> None:
+        tables = [list(table) for table in sequence.host_tables]
+        free(self, sequence)
+        self._free += [block for table in tables for block in table[:1] if block != NO_BLOCK]
+
+    return broken
+
+
+def always_a_victim(_: Method) -> Method:
+    return staticmethod(lambda request: True)
+
+
+def newcomers_overtake(_: Method) -> Method:
+    return lambda self: iter([iter([*self._waiting.values(), *self._preempted.values()])])
+
+
+def window_passes_early(first_needed: Method) -> Method:
+    def broken(self: KVGroup, num_computed: int, block_size: int) -> int:
+        first = first_needed(self, num_computed, block_size)
+        return first + 1 if first else 0
+
+    return broken
+
+
+def pinned_gives_up_blocks(give_up: Method) -> Method:
+    def broken(self: KeptSequences) -> bool:
+        for kept in self._by_handle.values():
+            if kept.num_computed_tokens:
+                self._drop_blocks(kept)
+                return True
+        return False
+
+    return broken
+
+
+BREAKAGES: dict[str, Breakage] = {
+    "missed reference": ("a fork does not count as a holder", KVCacheManager, "fork", fork_takes_no_reference),
+    "double free": ("the first block is given back twice", KVCacheManager, "free", free_twice),
+    "writable after a fork": (
+        "the parent writes on into the block that it shares now",
+        KVCacheManager,
+        "fork",
+        write_without_asking_after_a_fork,
+    ),
+    "copy-on-write skipped": ("a shared block is written", KVCacheManager, "_shared_at", no_copy_on_write),
+    "copy after write": ("copies run a step late", BlockMoves, "take", moves_late(("block_copies",))),
+    "copy dropped": ("copies are not sent", BlockMoves, "take", moves_dropped("block_copies")),
+    "table entries late": ("block tables are a step behind", BlockMoves, "take", moves_late(("block_writes",))),
+    "swap-out dropped": ("nothing is written to swap space", BlockMoves, "take", moves_dropped("swapped_out")),
+    "swap-in to a wrong block": (
+        "blocks come back in each other's place",
+        BlockMoves,
+        "take",
+        swapped_into_each_others_blocks,
+    ),
+    "row released late": ("the worker hears of the end a step late", Scheduler, "_output", releases_late),
+    "num_computed not reset": ("who comes back counts as computed", Lifecycle, "set_progress", resumes_where_it_was),
+    "progress untold": (
+        "the worker is not told where a resumed one begins",
+        Lifecycle,
+        "set_progress",
+        progress_untold,
+    ),
+    "hit before write": ("a block is named before it is full", KVCacheManager, "free", named_by_all_tokens),
+    "key without salt": ("tenants find each other's blocks", PrefixHasher, "root", key_without_salt),
+    "key without parent": ("equal blocks behind other prefixes are one", PrefixHasher, "chain", key_without_parent),
+    "key without group": ("groups find each other's blocks", BlockPool, "find", key_without_group),
+    "stale hit": ("an evicted block keeps its name", BlockPool, "_evict", evicted_but_still_named),
+    "kept by another tenant": (
+        "a handle is continued under another salt",
+        KeptSequences,
+        "continued",
+        another_tenant_may_continue,
+    ),
+    "not freed on preemption": ("who gives way keeps blocks", Recovery, "give_up", preempted_keeps_its_blocks),
+    "not freed at the end": ("who ends keeps blocks", KVCacheManager, "free", nothing),
+    "host block reused early": (
+        "it is free while a block lies in it",
+        SwapSpace,
+        "_find_or_move",
+        reused_while_it_is_held,
+    ),
+    "host content stale": ("a free host block keeps its name", SwapSpace, "_release", host_content_not_forgotten),
+    "host block freed twice": ("it is free twice", SwapSpace, "free", host_block_freed_twice),
+    "no protection": ("who came back is a victim at once", Recovery, "may_be_victim", always_a_victim),
+    "overtaking": ("newcomers start before who gave way", WaitingQueues, "lines", newcomers_overtake),
+    "window too short": (
+        "a block is freed that a window still reads",
+        KVGroup,
+        "first_needed_block",
+        window_passes_early,
+    ),
+    "pinned evicted": ("a pinned prefix gives up its blocks", KeptSequences, "give_up_blocks", pinned_gives_up_blocks),
+}
+
+
+@pytest.fixture(scope="module")
+def seeds_that_caught() -> set[int]:
+    return set()
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_broken_manager_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, seeds_that_caught: set[int]) -> None:
+    sentence, owner, method, breaking = BREAKAGES[name]
+    monkeypatch.setattr(owner, method, breaking(getattr(owner, method)))
+    for seed in range(MOST_SEEDS):
+        try:
+            run_seed(seed)
+        except Exception:  # whatever notices it: a rule of the harness, of the core, or the model that reads memory
+            seeds_that_caught.add(seed)
+            return
+    pytest.fail(f"{name} ({sentence}) passed {MOST_SEEDS} workloads")
+
+
+def test_the_unbroken_manager_passes_the_same_workloads(seeds_that_caught: set[int]) -> None:
+    """test_random_schedules.py runs all the others as well."""
+    for seed in seeds_that_caught or range(10):
+        run_seed(seed)

@@ -1,0 +1,138 @@
+"""What random workloads have found, as short calls: each of these once broke a rule.
+
+The pools are as small as the mistake allows. CheckedCore holds every answer against what it must be.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.errors import UserError
+from quire.messages import DecodingSpec, EngineRequest, sequence_id_of
+from quire.sampling_params import SamplingParams
+from quire.testing.checked_core import CheckedCore
+from quire.testing.core import CoreUnderTest
+
+
+def request(number: int, prompt: list[int], max_tokens: int, **fields: object) -> EngineRequest:
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
+    return EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_kept_sequence_that_cannot_be_used_does_not_stand_in_the_way(prefix_caching: bool) -> None:
+    checked = CheckedCore(CoreUnderTest(num_blocks=12, block_size=1, max_model_len=12, prefix_caching=prefix_caching))
+    checked.add(request(1, list(range(5)), 2, keep="c"))
+    for _ in range(3):
+        checked.step()
+    checked.add(request(2, list(range(4)), 1, continues="c", cache_salt="another tenant"))
+    checked.drain()
+
+
+def test_a_pin_that_is_refused_changes_nothing() -> None:
+    core = CoreUnderTest(num_blocks=64, block_size=1, groups=[KVGroup(("a",)), KVGroup(("b",), 9)])
+    core.add(1, list(range(20)), max_tokens=2, request={"keep": "c"})
+    core.run()
+    before = core.core.control("list_kept", {})
+    with pytest.raises(UserError, match="sliding window"):
+        core.core.control("pin_kept", {"handle": "c", "num_tokens": 3})
+    assert core.core.control("list_kept", {}) == before
+
+
+def test_blocks_that_a_kept_sequence_gives_up_are_counted_where_they_are_used() -> None:
+    checked = CheckedCore(CoreUnderTest(num_blocks=15, block_size=1, max_model_len=12))
+    checked.add(request(1, list(range(6)), 1, keep="c"))
+    checked.step()
+    checked.step()
+    checked.add(request(2, list(range(20, 27)), 4))
+    checked.step()
+    checked.add(request(3, [*range(6), 40, 41, 42], 1))
+    checked.drain()
+
+
+def test_a_copy_reads_its_source_before_that_is_handed_out_again() -> None:
+    checked = CheckedCore(CoreUnderTest(num_blocks=8, block_size=4, max_model_len=24))
+    for number, handle in ((1, "c"), (2, "d")):
+        checked.add(request(number, list(range(20 * number, 20 * number + 5)), 2, keep=handle))
+        for _ in range(3):
+            checked.step()
+    checked.add(request(3, [30], 1, continues="c"))
+    checked.add(request(5, [40] * 11, 1))
+    checked.add(request(4, [31], 1, continues="d"))
+    checked.drain()
+
+
+def test_what_is_kept_of_a_request_that_gave_way_has_no_blocks() -> None:
+    core = CoreUnderTest(num_blocks=6, block_size=4, max_model_len=24, num_host_blocks=6, preemption_mode="swap")
+    core.add(1, list(range(10)), max_tokens=12)
+    core.add(2, list(range(20, 28)), max_tokens=12, request={"keep": "c"})
+    while not core.scheduler.queues.num_preempted:
+        core.step()
+    core.scheduler.abort([], [sequence_id_of(2, 0)])
+    (kept,) = core.core.control("list_kept", {})
+    assert kept["num_computed_tokens"] == kept["num_blocks"] == 0
+    assert kept["num_tokens"] >= 8
+
+
+def test_beams_that_answered_before_they_gave_way_are_asked_again() -> None:
+    """Two of three beams have answered, all give way, and all answer in one step later."""
+    checked = CheckedCore(CoreUnderTest(num_blocks=64, block_size=4, budget=2, max_num_seqs=4))
+    args = {"width": 3, "early_stopping": "never"}
+    sampling = SamplingParams(n=3, temperature=0.0, max_tokens=6)
+    checked.add(
+        EngineRequest(
+            request_id=1,
+            prompt_token_ids=[6, 13, 43],
+            sampling=sampling,
+            decoding=DecodingSpec(method="beam_search", args=args),
+        )
+    )
+    scheduler = checked.core.scheduler
+    for _ in range(5):
+        while not has_answered_in_part(checked.core):
+            checked.step()
+        # one budget for all of them, once they are back
+        scheduler._preempt(scheduler.lifecycle.requests[1], "asked for")
+        scheduler.max_num_batched_tokens = 64
+        checked.step()
+        scheduler.max_num_batched_tokens = 2
+        checked.step()
+        if not checked.plans:
+            break
+    checked.drain()
+    assert checked.core.scheduler.recovery.num_by_recompute > 0
+
+
+def has_answered_in_part(core: CoreUnderTest) -> bool:
+    sequences = core.scheduler.running.living_sequences()
+    return len({sequence.num_computed_tokens == sequence.num_total_tokens for sequence in sequences}) == 2
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_blocks_that_a_window_has_passed_are_not_brought_back(mode: str) -> None:
+    """A block that came back and was passed in the same step was handed out twice in it."""
+    groups = [KVGroup(("a",), 9), KVGroup(("b",)), KVGroup(("c",), 9)]
+    num_preemptions = 0.0
+    for num_blocks in range(27, 37):
+        options = {"num_blocks": num_blocks, "num_host_blocks": num_blocks, "preemption_mode": mode}
+        checked = CheckedCore(CoreUnderTest(block_size=4, groups=groups, max_model_len=36, **options))
+        for number in range(4):
+            checked.add(request(number, list(range(number * 7, number * 7 + 11)), 20))
+        checked.drain()
+        num_preemptions += checked.core.core.statistics()[f"num_preemptions_by_{mode}_total"]
+    assert num_preemptions > 10
+
+
+def test_a_group_that_gave_way_before_it_forked_gets_blocks_for_its_forks() -> None:
+    """Else it would take them from somebody who has just come back (I18)."""
+    for num_blocks in range(9, 16):
+        checked = CheckedCore(CoreUnderTest(num_blocks=num_blocks, block_size=4, max_model_len=36))
+        checked.add(request(1, list(range(24)), 9))
+        sampling = SamplingParams(n=3, temperature=1.0, max_tokens=6)
+        checked.add(EngineRequest(request_id=2, prompt_token_ids=[30, 31, 32], sampling=sampling, priority=1))
+        checked.step()
+        for one in list(checked.core.scheduler.running.requests):
+            checked.core.scheduler._preempt(one, "asked for")
+        checked.drain()
+        assert checked.core.scheduler.recovery.num_broken_protections == 0
