@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from quire import BeamSearchParams, RequestError
@@ -17,6 +18,7 @@ from quire.messages import DecodingSpec, EngineRequest, decode_to_core, encode
         ("length_penalty", float("inf")), ("early_stopping", "always"), ("early_stopping", 1), ("early_stopping", None),
         ("stop_token_ids", [-1]), ("stop_token_ids", 5), ("logprobs", -1), ("num_return_sequences", 0),
         ("num_return_sequences", 5), ("num_beam_groups", 3), ("num_beam_groups", 8), ("num_beam_groups", 0),
+        ("ignore_eos", None), ("ignore_eos", 1), ("skip_special_tokens", "x"), ("early_stopping", np.array([1, 2])),
         ("num_beam_groups", 2), ("diversity_penalty", -1), ("diversity_penalty", 0.5),
     ],
 )  # fmt: skip
@@ -86,3 +88,13 @@ def test_the_score_is_the_sum_over_a_power_of_the_length():
     assert BeamSearchParams(beam_width=2, length_penalty=2.0).score(-8.0, 4) == -0.5
     assert BeamSearchParams(beam_width=2, length_penalty=-1.0).score(-2.0, 4) == -8.0
     assert BeamSearchParams(beam_width=2).score(0.0, 0) == -math.inf
+
+
+def test_values_of_numpy_become_pythons_own():
+    given = BeamSearchParams(
+        beam_width=np.int64(2), length_penalty=np.float64(0.5), early_stopping=np.bool_(True), ignore_eos=np.bool_(True)
+    )
+    plain = BeamSearchParams(beam_width=2, length_penalty=0.5, early_stopping=True, ignore_eos=True)
+    assert repr(given) == repr(plain)
+    assert repr(given.decoding_spec()) == repr(plain.decoding_spec())
+    assert repr(BeamSearchParams(beam_width=2, early_stopping=np.str_("never")).early_stopping) == "'never'"

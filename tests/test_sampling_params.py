@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quire.errors import RequestError
@@ -18,7 +19,10 @@ from quire.sampling_params import SamplingParams
         ("stop", [""]), ("stop", ["a"] * 17), ("stop_token_ids", 5), ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),
         ("bad_words", 5), ("allowed_token_ids", []), ("allowed_token_ids", 5), ("logit_bias", [1]),
-        ("logit_bias", {1: 101}), ("logit_bias", {"a": 1}),
+        ("logit_bias", {1: 101}), ("logit_bias", {"a": 1}), ("logit_bias", {1: 10**400}), ("temperature", 10**400),
+        ("ignore_eos", None), ("ignore_eos", 1), ("skip_special_tokens", "x"), ("include_stop_str_in_output", 0),
+        ("detokenize", None), ("detokenize", np.int64(1)), ("stop", "a\ud800"), ("bad_words", ["\udfff"]),
+        ("stop_token_ids", np.int64(3)), ("stop_token_ids", [[1]]), ("n", np.array([1, 2])), ("n", np.bool_(True)),
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_field(name: str, value: object) -> None:
@@ -40,3 +44,26 @@ def test_it_crosses_a_socket_unchanged() -> None:
     sampling = SamplingParams(n=3, stop=["a"], logit_bias={4: -1.5}, seed=-7, max_tokens=None)
     message = EngineRequest(request_id=1, prompt_token_ids=[1], sampling=sampling)
     assert decode_to_core(encode(message)) == message
+
+
+def test_values_of_numpy_become_pythons_own() -> None:
+    given = SamplingParams(
+        n=np.int64(2),
+        temperature=np.float32(0.5),
+        top_p=np.float64(0.5),
+        seed=np.uint64(7),
+        stop=np.str_("a"),
+        bad_words=[np.str_("b")],
+        stop_token_ids=np.array([1, 2]),
+        allowed_token_ids=[np.int32(3)],
+        logit_bias={np.int64(4): np.float64(1.5)},
+        ignore_eos=np.bool_(True),
+        detokenize=np.bool_(True),
+    )
+    plain = SamplingParams(
+        n=2, temperature=0.5, top_p=0.5, seed=7, stop=["a"], bad_words=["b"], stop_token_ids=[1, 2],
+        allowed_token_ids=[3], logit_bias={4: 1.5}, ignore_eos=True,
+    )  # fmt: skip
+    assert repr(given) == repr(plain)
+    message = EngineRequest(request_id=1, prompt_token_ids=[1], sampling=given)
+    assert decode_to_core(encode(message)).sampling == plain

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.errors import RequestError
 from quire.messages import DecodingSpec
-from quire.parameter_checks import Bounds, Suggesting, check_bounds, check_token_ids, list_of
+from quire.parameter_checks import Bounds, Suggesting, check_bounds, check_flags, check_token_ids, list_of, make_plain
 from quire.sampling_params import MAX_N, SamplingParams
 
 _BOUNDS: tuple[Bounds, ...] = (
@@ -24,6 +24,7 @@ _BOUNDS: tuple[Bounds, ...] = (
     ("diversity_penalty", 0.0, 100.0),
 )
 _OPTIONAL = ("max_tokens", "logprobs", "num_return_sequences")
+_FLAGS = ("ignore_eos", "skip_special_tokens")
 
 
 class BeamSearchParams(
@@ -53,10 +54,13 @@ class BeamSearchParams(
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        make_plain(self)
         self.stop_token_ids = list_of("stop_token_ids", self.stop_token_ids)
         check_token_ids("stop_token_ids", self.stop_token_ids)
         check_bounds(self, _BOUNDS, optional=_OPTIONAL)
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+        check_flags(self, _FLAGS)
+        stopping = self.early_stopping
+        if not isinstance(stopping, bool) and not (isinstance(stopping, str) and stopping == "never"):
             raise RequestError(
                 f'early_stopping={self.early_stopping!r}: must be True, False or "never".', param="early_stopping"
             )

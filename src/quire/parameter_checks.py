@@ -12,6 +12,7 @@ from quire.errors import RequestError, suggestion
 
 # (field, least, greatest): both inclusive; whole numbers if `least` is one
 Bounds = tuple[str, float, float]
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 class Suggesting(msgspec.StructMeta):
@@ -23,6 +24,48 @@ class Suggesting(msgspec.StructMeta):
             if name not in known:
                 raise RequestError(f"{name}: there is no such parameter.{suggestion(name, known)}", param=name)
         return super().__call__(*args, **values)
+
+
+def make_plain(params: msgspec.Struct) -> None:
+    """Every field as Python's own type, in lists and dictionaries too: nothing else crosses a socket."""
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        if type(value) not in _PLAIN:
+            setattr(params, name, plain(value))
+
+
+def plain(value: Any) -> Any:
+    """Numbers, truth values and texts of other kinds, such as numpy's, as Python's own; anything else as it is."""
+    if type(value) in _PLAIN:
+        return value
+    if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0:
+        value = value.tolist()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__int__(value)
+    if isinstance(value, dict):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    return value
+
+
+def check_flags(params: msgspec.Struct, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(params, name)
+        if not isinstance(value, bool):
+            raise RequestError(f"{name}={value!r}: must be True or False.", param=name)
+
+
+def check_encodable(name: str, text: str) -> None:
+    """Half of a surrogate pair is no Unicode and cannot be sent anywhere."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"{name}={text!r}: holds a lone surrogate, which is no valid Unicode. Remove it.", param=name
+        ) from None
 
 
 def check_bounds(params: msgspec.Struct, bounds: Iterable[Bounds], *, optional: Collection[str] = ()) -> None:
@@ -45,6 +88,7 @@ def check_token_ids(name: str, token_ids: Iterable[object]) -> None:
 
 def list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
     """A list of its own; one text stands for a list of one."""
+    value = plain(value)
     if value is None:
         return []
     if is_text and isinstance(value, str):
@@ -52,7 +96,7 @@ def list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
     if not isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "tolist"):
         kind = "a text or a list of texts" if is_text else "a list of token ids"
         raise RequestError(f"{name}={value!r}: must be {kind}.", param=name)
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+    return [plain(entry) for entry in (value.tolist() if hasattr(value, "tolist") else value)]
 
 
 def is_int(value: object) -> bool:
@@ -60,4 +104,4 @@ def is_int(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_int(value) or (isinstance(value, float) and math.isfinite(value))

@@ -11,10 +11,13 @@ from quire.parameter_checks import (
     Bounds,
     Suggesting,
     check_bounds,
+    check_encodable,
+    check_flags,
     check_token_ids,
     is_int,
     is_number,
     list_of,
+    make_plain,
 )
 
 MAX_N = 128
@@ -33,6 +36,7 @@ _BOUNDS: tuple[Bounds, ...] = (
     ("seed", -(2**63), 2**64 - 1),
 )
 _OPTIONAL = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
+_FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
 
 
 class SamplingParams(
@@ -68,12 +72,14 @@ class SamplingParams(
     allowed_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         self.stop = list_of("stop", self.stop, is_text=True)
         self.bad_words = list_of("bad_words", self.bad_words, is_text=True)
         self.stop_token_ids = list_of("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = list_of("allowed_token_ids", self.allowed_token_ids)
         check_bounds(self, _BOUNDS, optional=_OPTIONAL)
+        check_flags(self, _FLAGS)
         self._check_open_ranges()
         self._check_lists()
         self._check_together()
@@ -97,6 +103,8 @@ class SamplingParams(
         for name in ("stop", "bad_words"):
             if not all(isinstance(text, str) and text for text in getattr(self, name)):
                 raise RequestError(f"{name}={getattr(self, name)!r}: must be non-empty strings.", param=name)
+            for text in getattr(self, name):
+                check_encodable(name, text)
         for name in ("stop_token_ids", "allowed_token_ids"):
             check_token_ids(name, getattr(self, name) or ())
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

@@ -1,5 +1,7 @@
 """Options of preemption, swap space and pinned prefixes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from quire.config import EngineOptions, resolve
@@ -37,11 +39,19 @@ def test_the_folder_of_the_swap_file_must_be_there(tmp_path):
         resolved(swap_directory=str(tmp_path / "missing"))
 
 
+def test_the_folder_of_the_swap_file_must_have_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(OptionError, match="0 bytes are free there"):
+        resolved(swap_directory=str(tmp_path), preemption_mode="swap")
+    resolved(swap_directory=str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"preemption_mode": "swop"}, 'Did you mean "swap"'),
         ({"preemption_mode": "swap", "swap_space": 0}, "room for at least one block"),
+        ({"preemption_mode": "swap", "swap_space": 1e-12}, "swap_space=1e-12: swapping needs room for at least one"),
         ({"swap_space": -1}, "between 0 and"),
         ({"swap_space": float("nan")}, "between 0 and"),
         ({"swap_space": float("inf")}, "between 0 and"),

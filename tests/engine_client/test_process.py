@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from hypothesis import given
@@ -17,8 +18,17 @@ from quire.engine_client import AsyncEngineClient, SyncEngineClient
 from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.socket_link import SocketLink, _fresh_folder
 from quire.engine_core.launch_document import LaunchDocument
+from quire.engine_core.process import answer_to_no_message
 from quire.errors import EngineDeadError
-from quire.messages import ControlCall, EngineOutputs, EngineRequest, decode_to_client, encode
+from quire.messages import (
+    ControlCall,
+    ControlReply,
+    EngineOutputs,
+    EngineRequest,
+    decode_to_client,
+    encode,
+    split_sequence_id,
+)
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_llm import fake_config, fake_link
 
@@ -191,6 +201,55 @@ def test_frames_that_are_no_messages_do_not_hurt_the_core(capfd):
     finally:
         client.close()
     assert capfd.readouterr().err.count("no message") == len(FRAMES)
+
+
+@pytest.mark.parametrize("num_outputs", [1, 3])
+def test_a_request_that_the_core_cannot_read_ends_with_an_error(num_outputs: int, capfd):
+    client = SyncEngineClient(fake_link(own_process=True, is_async=False))
+    broken = request(number=7, n=num_outputs, max_tokens=5)
+    broken.sampling.ignore_eos = None  # type: ignore[assignment]
+    try:
+        client.add(broken)
+        ends: dict[int, str] = {}
+        while len(ends) < num_outputs:
+            for number, delta in client.receive():
+                assert (number, delta.finish_reason) == (7, "error")
+                ends[delta.index] = str(delta.error)
+        assert set(ends) == set(range(num_outputs))
+        assert all("cannot read" in text and "ignore_eos" in text for text in ends.values())
+        assert client.control("echo", {"still": "here"}) == {"still": "here"}
+    finally:
+        client.close()
+    assert "answered with an error a frame of" in capfd.readouterr().err
+
+
+def test_a_call_that_the_core_cannot_read_fails():
+    client = SyncEngineClient(fake_link(own_process=True, is_async=False))
+    try:
+        with pytest.raises(Exception, match="cannot read"):
+            client.control(5)  # type: ignore[arg-type]
+        assert client.control("echo") == {}
+    finally:
+        client.close()
+
+
+def test_what_a_frame_that_is_no_message_is_answered_with():
+    def answer(**content):
+        return answer_to_no_message(msgspec.msgpack.encode(content), ValueError("no"))
+
+    def indices(**content):
+        return [split_sequence_id(end.sequence_id) for end in answer(**content).ends]
+
+    assert indices(type="EngineRequest", request_id=4, sampling={"n": 2}) == [(4, 0), (4, 1)]
+    assert indices(request_id=4, sampling={}) == [(4, 0)]
+    # who does not say how many gets the end of as many as there may be
+    assert len(indices(type="ExtendRequest", request_id=4)) == len(indices(request_id=4, sampling={"n": "x"})) == 128
+    assert answer(call_id=3, name=None) == ControlReply(
+        call_id=3, error="The engine core cannot read this message: no."
+    )
+    for request_id in (-1, 2**60, True, "1", None):
+        assert answer(request_id=request_id) is None
+    assert answer_to_no_message(b"\x01", ValueError("no")) is None
 
 
 def test_frames_that_are_no_messages_do_not_hurt_the_client():

@@ -74,9 +74,12 @@ def test_only_prompts_of_the_same_salt_use_it():
         (PREFIX, "a b", "name='a b': the name of a pinned prefix"),
         (PREFIX, "x" * 65, "1 to 64 letters"),
         (PREFIX, 7, "name=7"),
-        ("", "new", "it has no tokens"),
-        ([], "new", "it has no tokens"),
-        ([-1], "new", r"prompt_token_ids\[0\]=-1"),
+        (PREFIX, "", "name=''"),
+        (PREFIX, ".", "name='.'"),
+        (PREFIX, "..", "name='..'"),
+        ("", "new", "^text: it has no tokens"),
+        ([], "new", "^token_ids: it has no tokens"),
+        ([-1], "new", r"^token_ids\[0\]=-1"),
         ([[{"role": "user"}]], "new", "prompt"),
     ],
 )
@@ -108,7 +111,7 @@ def test_a_prefix_that_lost_its_blocks_is_computed_again(llm):
     assert llm.pin_prefix(PREFIX).num_blocks == 1
     assert llm.statistics()["tokens_computed_total"] == 3 * len(tokens(PREFIX))
     llm.control("evict_next", {"count": 3})
-    with pytest.raises(RequestError, match="only 0 are computed"):
+    with pytest.raises(RequestError, match="computed 3 times, and each time running requests"):
         llm.pin_prefix(PREFIX)
     assert llm.statistics()["num_kept_sequences"] == 1
 
@@ -156,6 +159,44 @@ def test_two_at_once_do_not_get_one_name():
             assert {(await first).name, (await second).name} == {"one", "prefix-1"}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("rounds", range(0, 40, 3))
+@pytest.mark.parametrize("own_process", [False, True], ids=["thread", "socket"])
+def test_a_cancelled_pin_leaves_nothing(own_process: bool, rounds: int):
+    async def main() -> None:
+        async with fake_async_llm(core=KEEPING_CORE, own_process=own_process) as engine:
+            pin = asyncio.create_task(engine.pin_prefix(PREFIX, "one"))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            pin.cancel()
+            try:
+                await pin
+                await engine.unpin_prefix("one")
+            except asyncio.CancelledError:
+                pass
+            assert await engine.control("list_kept") == []
+            assert (await engine.pin_prefix(PREFIX, "one")).name == "one"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("operation", ["pin_kept", "list_kept"])
+def test_an_interrupted_pin_leaves_nothing(llm, monkeypatch, operation: str):
+    control = llm.control
+
+    def interrupted(name, args=None):
+        result = control(name, args)
+        if name == operation:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(llm, "control", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.pin_prefix(PREFIX, "one")
+    assert llm.control("list_kept") == []
+    llm.pin_prefix(PREFIX, "one")
 
 
 # ---------------------------------------------------------------------------------------------- the start-up file

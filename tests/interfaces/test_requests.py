@@ -45,6 +45,9 @@ BAD = [
     ([1], {}, {"priority": -(2**31) - 1}, "priority", "whole number"),
     ([1], {}, {"priority": 1.5}, "priority", "whole number"),
     ([1], {}, {"priority": True}, "priority", "whole number"),
+    ([1], {}, {"cache_salt": 5}, "cache_salt", "cache_salt=5: must be a text"),
+    ([1], {}, {"cache_salt": b"x"}, "cache_salt", "must be a text"),
+    ([1], {}, {"cache_salt": "\ud800"}, "cache_salt", "lone surrogate"),
     ([1], {}, {"media": ["a picture"]}, "media", "takes text only"),
     ([1], {}, {"adapter": "mine"}, "adapter", "no adapters"),
 ]
@@ -111,6 +114,11 @@ def test_beams_that_look_through_too_much_are_refused():
     # nobody looks through more than there is
     small = Limits(vocab_size=500, max_model_len=32, max_logprobs=5, max_num_seqs=128)
     RequestMaker(small, bad_words_token_ids=lambda words: []).make([1], most.replace(stop_token_ids=list(range(500))))
+
+
+def test_no_salt_is_none():
+    assert maker().make([1], SamplingParams(), cache_salt=None).cache_salt == ""
+    assert type(maker().make([1], SamplingParams(), cache_salt=np.str_("a")).cache_salt) is str
 
 
 def test_parameters_of_another_kind_are_refused():

@@ -1,6 +1,7 @@
 """Sessions over a core without a model that keeps what it is told to keep; greedy sequences repeat their prompt."""
 
 import asyncio
+import contextlib
 import signal
 
 import pytest
@@ -25,7 +26,7 @@ def text_of(token_ids: list[int]) -> str:
 
 
 def kept_in(llm) -> dict[str, int]:
-    return {entry["handle"]: entry["num_tokens"] for entry in llm.control("list_kept")}
+    return {entry["handle"].partition("#")[0]: entry["num_tokens"] for entry in llm.control("list_kept")}
 
 
 @pytest.fixture
@@ -246,7 +247,8 @@ def test_the_whole_session_must_fit_the_model(llm, session):
 def test_a_failed_turn_changes_nothing(llm, session):
     session.generate("one two", GREEDY)
     ids = session.token_ids
-    llm.control("release_kept", {"handle": "kept:s"})
+    [entry] = llm.control("list_kept")
+    llm.control("release_kept", {"handle": entry["handle"]})
     output = session.generate(" three", GREEDY).outputs[0]
     assert (output.finish_reason, output.stop_reason) == ("error", "nothing is kept there")
     assert session.token_ids == ids
@@ -315,7 +317,7 @@ def test_a_stream_that_is_left_changes_nothing():
         with pytest.raises(RequestError, match="in the middle of a turn"):
             await session.generate(" five", GREEDY)
         with pytest.raises(RequestError, match="in the middle of a turn"):
-            await session.close()
+            await session.fork()
         await stream.aclose()
         await engine.control("hold")
         assert session.token_ids == ids
@@ -360,3 +362,89 @@ def test_the_death_of_the_engine_is_said(llm, session):
     llm.control("fail_next_step")
     with pytest.raises(EngineDeadError):
         session.generate(" two", GREEDY)
+
+
+def test_closing_ends_the_turn_in_flight():
+    async def scenario(engine) -> None:
+        async def leave() -> None:
+            async with await engine.open_session("left") as session:
+                await session.generate("one", GREEDY)
+                await engine.control("hold", {"at": 2})
+                async for _ in session.stream(" two", GREEDY):
+                    raise ValueError("mine")
+
+        with pytest.raises(ValueError, match="mine"):
+            await leave()
+        async with await engine.open_session("left") as session:
+            async for _ in session.stream(" two", GREEDY):
+                break
+        session = await engine.open_session("left")
+        turn = asyncio.create_task(session.generate(" two", GREEDY))
+        while not engine.num_open_requests:
+            await asyncio.sleep(0)
+        await session.close()
+        assert (await turn).outputs[0].finish_reason == "abort"
+        await engine.control("hold")
+        assert (await engine.control("list_kept"), engine.num_open_requests) == ([], 0)
+        with pytest.raises(RequestError, match="is closed"):
+            await session.generate("one", GREEDY)
+
+    run(scenario)
+
+
+def test_an_error_of_closing_does_not_replace_another():
+    async def scenario(engine) -> None:
+        async def fails() -> None:
+            raise RequestError("not now")
+
+        async def leave() -> None:
+            async with await engine.open_session("s") as session:
+                session._close = fails
+                raise ValueError("mine")
+
+        with pytest.raises(ValueError, match="mine") as caught:
+            await leave()
+        assert caught.value.__notes__ == ["Closing session 's' failed as well: not now"]
+
+    run(scenario)
+
+
+def test_forks_at_the_same_time():
+    async def scenario(engine) -> None:
+        session = await engine.open_session()
+        await session.generate("one two", GREEDY)
+        *forks, _ = await asyncio.gather(*(session.fork() for _ in range(4)), session.rewind(2))
+        assert [fork.num_tokens for fork in forks] == [len(tokens("one two")) + 4] * 4
+        assert len({fork.name for fork in forks}) == 4
+        await asyncio.gather(*(fork.close() for fork in forks), session.close(), session.close())
+        assert await engine.control("list_kept") == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("own_process", [False, True], ids=["thread", "socket"])
+def test_a_cancelled_fork_leaves_nothing(own_process: bool):
+    async def scenario(engine) -> None:
+        session = await engine.open_session("s")
+        await session.generate("one", GREEDY)
+        for rounds in range(6):
+            fork = asyncio.create_task(session.fork("child"))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            fork.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await fork).close()
+            assert len(await engine.control("list_kept")) == 1
+        child = await session.fork("child")
+        await child.generate(" two", GREEDY)
+
+    run(scenario, own_process)
+
+
+def test_handles_are_not_used_twice(llm):
+    seen = set()
+    for _ in range(3):
+        with llm.open_session("s") as session:
+            session.generate("one", GREEDY)
+            seen |= {entry["handle"] for entry in llm.control("list_kept")}
+    assert len(seen) == 3

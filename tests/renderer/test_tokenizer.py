@@ -161,6 +161,11 @@ def test_limits_from_training_are_lifted(make_folder):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
 
 
+def test_what_is_no_text_is_a_users_mistake(folders):
+    with pytest.raises(RequestError, match="text: int given, must be one text"):
+        load(folders["byte_level"]).encode(5, add_special_tokens=False)
+
+
 def test_a_lone_surrogate_is_a_users_mistake(folders):
     with pytest.raises(RequestError, match="surrogate"):
         load(folders["byte_level"]).encode("half \ud83d", add_special_tokens=False)

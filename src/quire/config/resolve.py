@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 from quire.config.engine_config import EngineConfig, WorkerConfig
@@ -161,12 +162,19 @@ def _swap_space(options: EngineOptions) -> tuple[int | None, tuple[object, str]]
         return 0, (0, "preemption_mode=recompute swaps nothing")
     if options.swap_space is None:
         return None, (None, "chosen at start: as much as the KV cache, at most 4 GiB and a quarter of free memory")
-    if options.swap_space == 0 and options.preemption_mode == "swap":
+    num_bytes = int(options.swap_space * 2**30)
+    if num_bytes < _least_block_bytes(options) and options.preemption_mode == "swap":
         raise OptionError(
-            "preemption_mode=swap, swap_space=0: swapping needs room for at least one block. "
+            f"preemption_mode=swap, swap_space={options.swap_space:g}: swapping needs room for at least one block of "
+            f"{options.block_size} tokens, this is {num_bytes} bytes. "
             "Give swap_space in GiB, leave it out, or set preemption_mode=recompute."
         )
-    return int(options.swap_space * 2**30), (options.swap_space, "as asked, in GiB")
+    return num_bytes, (options.swap_space, "as asked, in GiB")
+
+
+def _least_block_bytes(options: EngineOptions) -> int:
+    """Of any model: a key and a value of a byte each."""
+    return 2 * options.block_size
 
 
 def _check_swap_directory(options: EngineOptions) -> None:
@@ -176,6 +184,13 @@ def _check_swap_directory(options: EngineOptions) -> None:
             f"swap_directory={folder}: must be a folder that this program may write into, because the file of "
             "swapped blocks is made there. Create it, or leave swap_directory out to swap to memory."
         )
+    if folder is not None and options.preemption_mode == "swap":
+        num_free = shutil.disk_usage(folder).free
+        if num_free < _least_block_bytes(options):
+            raise OptionError(
+                f"preemption_mode=swap, swap_directory={folder}: swapping needs room for at least one block, {num_free} "
+                "bytes are free there. Make room, leave swap_directory out, or set preemption_mode=recompute."
+            )
 
 
 def _check_pinned_prefixes(options: EngineOptions) -> None:

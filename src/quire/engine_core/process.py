@@ -23,16 +23,16 @@ import zmq
 from quire.engine_core.driver import CoreDriver, failure_at_start
 from quire.engine_core.launch_document import LaunchDocument
 from quire.messages import (
-    ControlCall,
+    AbortRequests,
     ControlReply,
     EngineFailed,
     EngineOutputs,
-    EngineRequest,
     Message,
     SequenceEnd,
     decode_to_core,
     encode,
     sequence_id_of,
+    split_sequence_id,
 )
 from quire.sampling_params import MAX_N
 
@@ -63,7 +63,7 @@ class Signals:
 
 
 class CoreSocket:
-    """The core's end of the socket. A frame that is no message is logged, and answered if it says what waits for it."""
+    """The core's end of the socket. A frame that is no message is logged, and answered if it says whom it is for."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -95,16 +95,20 @@ class CoreSocket:
                 message = decode_to_core(frame)
             except Exception as error:
                 # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
-                self._refuse(frame, error)
+                self._refuse(frame, error, driver)
                 continue
             driver.handle(message)
 
-    def _refuse(self, frame: bytes, error: Exception) -> None:
+    def _refuse(self, frame: bytes, error: Exception, driver: CoreDriver) -> None:
         answer = answer_to_no_message(frame, error)
         what = "dropped" if answer is None else "answered with an error"
         logger.warning("%s a frame of %d bytes that is no message: %s", what, len(frame), error)
-        if answer is not None:
-            self.send(answer)
+        if answer is None:
+            return
+        self.send(answer)
+        if isinstance(answer, EngineOutputs):
+            # It may be running, if the frame was to extend it. Its reader has heard the last of it.
+            driver.handle(AbortRequests(request_ids=[split_sequence_id(answer.ends[0].sequence_id)[0]]))
 
     def close(self) -> None:
         self._socket.close()
@@ -112,10 +116,7 @@ class CoreSocket:
 
 
 def answer_to_no_message(frame: bytes, error: Exception) -> EngineOutputs | ControlReply | None:
-    """The end of the request or of the call that the frame names, so that nobody waits for ever; None: it names none.
-
-    Only a new request: what extends one that runs leaves it as it is.
-    """
+    """The end of the request or of the call that the frame names, or None: nobody may wait for ever."""
     try:
         content = msgspec.msgpack.decode(frame)
     except Exception:
@@ -124,20 +125,19 @@ def answer_to_no_message(frame: bytes, error: Exception) -> EngineOutputs | Cont
         return None
     text = f"The engine core cannot read this message: {error}."
     request_id, call_id = content.get("request_id"), content.get("call_id")
-    if content.get("type") == ControlCall.__name__ and type(call_id) is int:
+    if type(call_id) is int:
         return ControlReply(call_id=call_id, error=text)
-    if content.get("type") != EngineRequest.__name__ or type(request_id) is not int:
-        return None
-    if not 0 <= request_id <= _MOST_REQUEST_ID:
+    if type(request_id) is not int or not 0 <= request_id <= _MOST_REQUEST_ID:
         return None
     ids = (sequence_id_of(request_id, index) for index in range(_num_outputs(content.get("sampling"))))
     return EngineOutputs(step=0, ends=[SequenceEnd(number, "error", error=text) for number in ids])
 
 
 def _num_outputs(sampling: object) -> int:
-    """Of a request that cannot be read; the default is left out on the wire."""
-    count = sampling.get("n", 1) if isinstance(sampling, dict) else 1
-    return count if type(count) is int and 1 <= count <= MAX_N else 1
+    """Of a request that cannot be read; the default is left out on the wire. Where it is not said, as many as any
+    request may have: a client drops what it does not wait for."""
+    count = sampling.get("n", 1) if isinstance(sampling, dict) else MAX_N
+    return count if type(count) is int and 1 <= count <= MAX_N else MAX_N
 
 
 def serve(driver: CoreDriver, link: CoreSocket, signals: Signals) -> None:

@@ -25,7 +25,7 @@ from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from quire.interfaces.prompts import Prompt, render, text_of
-from quire.interfaces.requests import PreparedRequest, RequestMaker
+from quire.interfaces.requests import PreparedRequest, RequestMaker, checked_cache_salt
 from quire.interfaces.session import Conversations
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
 from quire.interfaces.steps import Control, Step, Steps, perform_async
@@ -179,7 +179,7 @@ class AsyncLLM:
         sampling_params: GenerationParams | None = None,
         *,
         priority: int = 0,
-        cache_salt: str = "",
+        cache_salt: str | None = None,
     ) -> PreparedRequest:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
         await self.start()
@@ -284,13 +284,13 @@ class AsyncLLM:
     # ------------------------------------------------------------------------------------------ keeping
 
     async def pin_prefix(
-        self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, *, cache_salt: str = ""
+        self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, *, cache_salt: str | None = None
     ) -> PinnedPrefix:
         """Computes the beginning of later prompts once and keeps it for good; see LLM.pin_prefix."""
         await self.start()
         assert self._prefixes is not None
         token_ids = await self.in_text_thread(self._prefixes.token_ids_of, prompt)
-        return await self.perform(self._prefixes.pin(token_ids, name, cache_salt))
+        return await self.perform(self._prefixes.pin(token_ids, name, checked_cache_salt(cache_salt)))
 
     async def unpin_prefix(self, name: str) -> None:
         await self.start()
@@ -303,11 +303,11 @@ class AsyncLLM:
         assert self._prefixes is not None
         return await self.perform(self._prefixes.all())
 
-    async def open_session(self, name: str | None = None, *, cache_salt: str = "") -> AsyncSession:
+    async def open_session(self, name: str | None = None, *, cache_salt: str | None = None) -> AsyncSession:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
         await self.start()
         assert self._conversations is not None
-        return AsyncSession(self, self._conversations.open(name, cache_salt))
+        return AsyncSession(self, self._conversations.open(name, checked_cache_salt(cache_salt)))
 
     async def perform(self, steps: Steps[_T]) -> _T:
         """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""

@@ -18,7 +18,7 @@ def check_beams(params: BeamSearchParams | Sequence[BeamSearchParams]) -> None:
     for one in params if isinstance(params, list | tuple) else (params,):
         if not isinstance(one, BeamSearchParams):
             raise RequestError(
-                f"params={one!r}: must be BeamSearchParams, because beam search draws nothing. Give "
+                f"params: {type(one).__name__} given, must be BeamSearchParams: beam search draws nothing. Give "
                 "BeamSearchParams(beam_width=4), or call generate to sample.",
                 param="params",
             )

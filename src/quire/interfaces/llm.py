@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
@@ -25,7 +25,7 @@ from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from quire.interfaces.progress import Progress, UseTqdm
 from quire.interfaces.prompts import Prompt, as_list, render
-from quire.interfaces.requests import PreparedRequest
+from quire.interfaces.requests import PreparedRequest, checked_cache_salt
 from quire.interfaces.session import Conversations, Session
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
 from quire.interfaces.steps import Control, Step, Steps, perform
@@ -88,10 +88,7 @@ class LLM:
         on.
         """
         given = as_list(prompts)
-        jobs: list[_Job] = []
-        for prompt, params in zip(given, self._each_of(sampling_params, len(given)), strict=True):
-            jobs.append(self._job(prompt, params, len(jobs)))
-        return self._run(jobs, use_tqdm)
+        return self._generate(given, self._each_of(sampling_params, len(given), "sampling_params"), use_tqdm)
 
     def beam_search(
         self,
@@ -102,8 +99,9 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The best continuations of each prompt, best first: what `generate` finds with them, in vLLM's shape."""
         check_beams(params)
-        outputs = self.generate(prompts, params, use_tqdm=use_tqdm)
-        each = params if isinstance(params, list | tuple) else [params] * len(outputs)
+        given = as_list(prompts)
+        each = cast("Sequence[BeamSearchParams]", self._each_of(params, len(given), "params"))
+        outputs = self._generate(given, each, use_tqdm)
         return [beam_search_output(output, one, self.renderer) for output, one in zip(outputs, each, strict=True)]
 
     def chat(
@@ -139,12 +137,15 @@ class LLM:
 
     # ------------------------------------------------------------------------------------------ keeping
 
-    def pin_prefix(self, prompt: Prompt | Messages, name: str | None = None, *, cache_salt: str = "") -> PinnedPrefix:
+    def pin_prefix(
+        self, prompt: Prompt | Messages, name: str | None = None, *, cache_salt: str | None = None
+    ) -> PinnedPrefix:
         """Computes the beginning of later prompts once and keeps it for good: a text, token ids or a chat.
 
         Prompts that begin with its tokens, and are sent with the same cache_salt, use it by themselves.
         """
-        return self.perform(self._prefixes.pin(self._prefixes.token_ids_of(prompt), name, cache_salt))
+        salt = checked_cache_salt(cache_salt)
+        return self.perform(self._prefixes.pin(self._prefixes.token_ids_of(prompt), name, salt))
 
     def unpin_prefix(self, name: str) -> None:
         """Its memory may be used for others again."""
@@ -154,9 +155,9 @@ class LLM:
         """What is pinned, with its size and its use so far."""
         return self.perform(self._prefixes.all())
 
-    def open_session(self, name: str | None = None, *, cache_salt: str = "") -> Session:
+    def open_session(self, name: str | None = None, *, cache_salt: str | None = None) -> Session:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
-        return Session(self, self._conversations.open(name, cache_salt))
+        return Session(self, self._conversations.open(name, checked_cache_salt(cache_salt)))
 
     def perform(self, steps: Steps[_T]) -> _T:
         """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""
@@ -222,16 +223,24 @@ class LLM:
             raise RequestError(str(output.outputs[0].stop_reason))
         return output
 
+    def _generate(
+        self, prompts: Sequence[object], each: Sequence[GenerationParams], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
+        jobs: list[_Job] = []
+        for prompt, params in zip(prompts, each, strict=True):
+            jobs.append(self._job(prompt, params, len(jobs)))
+        return self._run(jobs, use_tqdm)
+
     def _each_of(
-        self, given: GenerationParams | Sequence[GenerationParams] | None, count: int
+        self, given: GenerationParams | Sequence[GenerationParams] | None, count: int, name: str
     ) -> Sequence[GenerationParams]:
         if given is None:
             return [self._defaults] * count
         if isinstance(given, list | tuple):
             if len(given) != count:
                 raise RequestError(
-                    f"sampling_params: {len(given)} given for {count} prompts. Give one for all, or one for each.",
-                    param="sampling_params",
+                    f"{name}: {len(given)} given for {count} prompts. Give one for all, or one for each.",
+                    param=name,
                 )
             return given
         return [given] * count  # type: ignore[list-item]

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
-from quire.errors import OptionError, QuireError, RequestError, suggestion
+from quire.errors import OptionError, RequestError, suggestion
 from quire.interfaces.handles import PINNED, checked_name, free_name
 from quire.interfaces.prefix_file import read_prefix_file
 from quire.interfaces.prompts import Prompt, render
 from quire.interfaces.requests import RequestMaker
-from quire.interfaces.steps import Compute, Steps, control
+from quire.interfaces.steps import Compute, Steps, control, release_if_kept
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ NOT_FOUND = "prefix_not_found"
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 # Between its computation and its pinning a prefix may lose blocks to other requests; then it is computed again.
 _MOST_ATTEMPTS = 3
+_MORE_MEMORY = "unpin something or give the KV cache more memory."
+# What the core says of a request or of a handle, and what it means for a prefix.
+_ADVICE_OF_CORE = (
+    "Lower max_tokens or n, or give the KV cache more memory.",
+    "Pin less, or give the cache more memory.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,22 @@ class PinnedPrefixes:
 
     def token_ids_of(self, prompt: Prompt | RenderedPrompt | Sequence[Mapping[str, Any]]) -> list[int]:
         """A text, token ids, or a chat. A chat ends without the assistant's opening, so that further turns fit."""
+        field = _field_of(prompt)
+        try:
+            token_ids = self._rendered(prompt)
+            # refused here, where it is known how they were given
+            self._maker.make(token_ids, _ONE_TOKEN)
+        except RequestError as error:
+            if error.param == "prompt":
+                text = str(error).replace("prompt_token_ids", "token_ids").replace("Shorten the prompt", "Shorten it")
+                error.args = (field + text.removeprefix("prompt") if text.startswith("prompt:") else text,)
+                error.param = field
+            raise
+        return token_ids
+
+    def _rendered(self, prompt: Any) -> list[int]:
         length = self._maker.limits.max_model_len
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+        if _is_chat(prompt):
             return self._renderer.render_prompt(prompt, add_generation_prompt=False, max_tokens=length).token_ids
         return render(prompt, self._renderer, length)[1]
 
@@ -114,20 +134,34 @@ class PinnedPrefixes:
             logger.info("pinned prefix %s: %d tokens, %d blocks", pinned.name, pinned.num_tokens, pinned.num_blocks)
 
     def _compute_and_pin(self, token_ids: list[int], name: str, cache_salt: str) -> Steps[PinnedPrefix]:
-        handle, num_tokens = PINNED + name, len(token_ids)
+        handle = PINNED + name
         try:
-            for attempt in range(1, _MOST_ATTEMPTS + 1):
-                yield Compute(self._maker.make(token_ids, _ONE_TOKEN, cache_salt=cache_salt, keep=handle))
-                try:
-                    return PinnedPrefix.of((yield from control("pin_kept", handle=handle, num_tokens=num_tokens)))
-                except RequestError:
-                    if attempt == _MOST_ATTEMPTS or (yield from self._num_computed(handle)) >= num_tokens:
-                        raise
-            raise AssertionError("the last attempt returns or raises")
-        except QuireError:
-            # nothing stays half done; the engine may be dead, and then the first error counts
-            yield from _release_if_kept(handle)
+            return (yield from self._attempts(handle, token_ids, cache_salt))
+        except GeneratorExit:
+            raise  # nobody is left to carry steps out
+        except RequestError as error:
+            yield from release_if_kept(handle)
+            error.args = ((yield from _for_the_caller(str(error), handle)),)
             raise
+        except BaseException:
+            # Nothing stays half done. Interrupted, the request is aborted before this is asked; and the engine may be
+            # dead, but then the first error counts.
+            yield from release_if_kept(handle)
+            raise
+
+    def _attempts(self, handle: str, token_ids: list[int], cache_salt: str) -> Steps[PinnedPrefix]:
+        for _ in range(_MOST_ATTEMPTS):
+            yield Compute(self._maker.make(token_ids, _ONE_TOKEN, cache_salt=cache_salt, keep=handle))
+            try:
+                return PinnedPrefix.of((yield from control("pin_kept", handle=handle, num_tokens=len(token_ids))))
+            except RequestError:
+                if (yield from self._num_computed(handle)) >= len(token_ids):
+                    raise
+        raise RequestError(
+            f"name={handle.removeprefix(PINNED)!r}: the prefix was computed {_MOST_ATTEMPTS} times, and each time "
+            "running requests took its blocks before it was pinned. Wait until they have ended, or "
+            f"{_MORE_MEMORY}"
+        )
 
     def _num_computed(self, handle: str) -> Steps[int]:
         entries = yield from control("list_kept")
@@ -148,8 +182,28 @@ def _is_ours(entry: Mapping[str, Any]) -> bool:
     return str(entry["handle"]).startswith(PINNED)
 
 
-def _release_if_kept(handle: str) -> Steps[None]:
-    try:
-        yield from control("release_kept", handle=handle)
-    except QuireError:
-        return
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _field_of(prompt: object) -> str:
+    """The field of a request to pin that holds such a prompt."""
+    if _is_chat(prompt):
+        return "messages"
+    has_tokens = isinstance(prompt, list | tuple) or (isinstance(prompt, Mapping) and "prompt_token_ids" in prompt)
+    return "token_ids" if has_tokens else "text"
+
+
+def _for_the_caller(reason: str, handle: str) -> Steps[str]:
+    """The core's reason, in the words of whoever asked for the prefix."""
+    reason = reason.replace(f"handle {handle!r}", f"name={handle.removeprefix(PINNED)!r}").replace(PINNED, "")
+    for advice in _ADVICE_OF_CORE:
+        if advice in reason:
+            state = yield from control("statistics")
+            is_busy = any(state.get(name) for name in ("num_requests_running", "num_requests_waiting"))
+            better = f"Wait until running requests have ended, or {_MORE_MEMORY}" if is_busy else _MORE_MEMORY
+            if not is_busy:
+                # nobody was accepted
+                reason = reason.replace("belongs to requests that were accepted", "is pinned, or free for a request")
+            reason = reason.replace(advice, better[0].upper() + better[1:])
+    return reason

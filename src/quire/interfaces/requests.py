@@ -15,6 +15,7 @@ from typing import Any
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
 from quire.messages import EngineRequest
+from quire.parameter_checks import check_encodable, plain
 from quire.sampling_params import SamplingParams
 
 # What one request may cost before it runs: most entries of a field.
@@ -46,6 +47,7 @@ class Asked:
     media: list[Any]
     adapter: str | None
     priority: int = 0
+    cache_salt: str = ""
     # kept by the core under the handle that the request continues; its prompt comes after them
     num_kept_tokens: int = 0
     # what `sampling` was made from, if beams were asked for
@@ -171,6 +173,23 @@ def _check_priority(asked: Asked, limits: Limits) -> None:
         )
 
 
+def _check_cache_salt(asked: Asked, limits: Limits) -> None:
+    checked_cache_salt(asked.cache_salt)
+
+
+def checked_cache_salt(cache_salt: Any) -> str:
+    """As a plain text; None means none. A session asks before its first request."""
+    cache_salt = "" if cache_salt is None else plain(cache_salt)
+    if not isinstance(cache_salt, str):
+        raise RequestError(
+            f"cache_salt={cache_salt!r}: must be a text; only requests of the same one share the prefix cache. Leave "
+            "it out to share with all that have none.",
+            param="cache_salt",
+        )
+    check_encodable("cache_salt", cache_salt)
+    return cache_salt
+
+
 def _check_media(asked: Asked, limits: Limits) -> None:
     if asked.media:
         raise RequestError(
@@ -195,6 +214,7 @@ CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_logprobs,
     _check_num_sequences,
     _check_priority,
+    _check_cache_salt,
     _check_sizes,
     _check_sampling_ids,
     _check_candidates,
@@ -224,7 +244,7 @@ class RequestMaker:
         params: GenerationParams,
         *,
         priority: int = 0,
-        cache_salt: str = "",
+        cache_salt: str | None = "",
         media: list[Any] | None = None,
         adapter: str | None = None,
         keep: str | None = None,
@@ -236,12 +256,14 @@ class RequestMaker:
         sampling = _sampling_of(params)
         eos_token_ids = [] if sampling.ignore_eos else self._eos_token_ids
         prompt_token_ids = _as_ints(prompt_token_ids)
+        cache_salt = "" if cache_salt is None else plain(cache_salt)
         asked = Asked(
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
             media=media or [],
             adapter=adapter,
             priority=priority,
+            cache_salt=cache_salt,
             num_kept_tokens=num_kept_tokens,
             beams=beams,
             eos_token_ids=eos_token_ids,

@@ -11,17 +11,17 @@ far as full blocks go: so after a stop string, which the core does not know of. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from quire.errors import EngineDeadError, RequestError
+from quire.errors import RequestError
 from quire.interfaces.handles import KEPT, checked_name, free_name
 from quire.interfaces.prompts import Prompt, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
-from quire.interfaces.steps import Steps, control
+from quire.interfaces.steps import Steps, control, release_if_kept
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -47,6 +47,7 @@ class Conversations:
         self.renderer = renderer
         self.defaults = defaults
         self.names: set[str] = set()
+        self._numbers = itertools.count(1)
 
     def open(self, name: str | None, cache_salt: str = "") -> Conversation:
         name = free_name("session", self.names) if name is None else checked_name(name, "session")
@@ -55,14 +56,16 @@ class Conversations:
                 f"name={name!r}: a session of this name is open. Close it first, or choose another name.", param="name"
             )
         self.names.add(name)
-        return Conversation(self, name, cache_salt)
+        return Conversation(self, name, cache_salt, f"{KEPT}{name}#{next(self._numbers)}")
 
 
 class Conversation:
     """What is kept of one session, and the steps that change it. Knows nothing of waiting."""
 
-    def __init__(self, house: Conversations, name: str, cache_salt: str) -> None:
+    def __init__(self, house: Conversations, name: str, cache_salt: str, handle: str) -> None:
         self.name = name
+        # No two conversations have the same, also one after the other: what an interrupted one has left meets nobody.
+        self.handle = handle
         self.token_ids: list[int] = []
         self.is_closed = False
         self._house = house
@@ -76,8 +79,8 @@ class Conversation:
         self._is_busy = False
 
     @property
-    def handle(self) -> str:
-        return KEPT + self.name
+    def is_in_turn(self) -> bool:
+        return self._is_busy
 
     # ------------------------------------------------------------------------------------------ a turn
 
@@ -93,7 +96,8 @@ class Conversation:
         """Checks the turn; `end` or `abandon` must follow."""
         sampling = sampling if sampling is not None else self._house.defaults
         _check_sampling(sampling)
-        self._enter()
+        self._check_free()
+        self._is_busy = True
         try:
             yield from self._settle()
             request = self._house.maker.make(
@@ -135,64 +139,63 @@ class Conversation:
 
     def fork(self, name: str | None) -> Steps[Conversation]:
         """Another conversation with the same past; both share its blocks."""
-        with self._alone():
-            yield from self._settle()
-            child = self._house.open(name, self._cache_salt)
-            try:
-                if self._num_kept:
-                    yield from control("fork_kept", handle=self.handle, into=child.handle)
-            except BaseException:
-                self._house.names.discard(child.name)
-                raise
-            child.token_ids, child._num_kept = self.token_ids.copy(), self._num_kept
-            return child
+        self._check_free()
+        yield from self._settle()
+        child = self._house.open(name, self._cache_salt)
+        try:
+            if self._num_kept:
+                yield from control("fork_kept", handle=self.handle, into=child.handle)
+        except GeneratorExit:
+            raise  # nobody is left to carry steps out
+        except BaseException:
+            # interrupted, it may be there or on its way
+            yield from child.close()
+            raise
+        child.token_ids, child._num_kept = self.token_ids.copy(), self._num_kept
+        return child
 
     def rewind(self, num_tokens: int) -> Steps[None]:
         """Forgets all but the first so many tokens."""
-        with self._alone():
-            if type(num_tokens) is not int or not 0 <= num_tokens <= len(self.token_ids):
-                raise RequestError(
-                    f"num_tokens={num_tokens!r}: must be a whole number between 0 and {len(self.token_ids)}, the "
-                    f"tokens of session {self.name!r}.",
-                    param="num_tokens",
-                )
-            yield from self._settle()
-            if num_tokens < self._num_kept:
-                yield from self._cut_kept(num_tokens)
-            del self.token_ids[num_tokens:]
+        self._check_free()
+        if type(num_tokens) is not int or not 0 <= num_tokens <= len(self.token_ids):
+            raise RequestError(
+                f"num_tokens={num_tokens!r}: must be a whole number between 0 and {len(self.token_ids)}, the "
+                f"tokens of session {self.name!r}.",
+                param="num_tokens",
+            )
+        yield from self._settle()
+        if num_tokens < self._num_kept:
+            # interrupted, the core may hold less than is believed
+            self._may_hold_more, self._num_common = True, num_tokens
+            yield from self._cut_kept(num_tokens)
+            self._may_hold_more = False
+        del self.token_ids[num_tokens:]
 
     def close(self) -> Steps[None]:
-        """Gives everything back. May be called twice, and after the engine's end."""
+        """Gives everything back. May be called twice, and after the engine's end; not in the middle of a turn."""
         if self.is_closed:
             return
-        with self._alone():
-            try:
-                if (yield from self._num_held()):
-                    yield from control("release_kept", handle=self.handle)
-            except EngineDeadError:
-                pass  # and with it all that it kept
+        try:
+            yield from release_if_kept(self.handle)
+        except GeneratorExit:
+            raise  # nobody is left to carry steps out
+        except BaseException:
+            yield from release_if_kept(self.handle)
+            raise
+        finally:
             self.is_closed = True
             self._house.names.discard(self.name)
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _enter(self) -> None:
+    def _check_free(self) -> None:
         if self.is_closed:
             raise RequestError(f"session {self.name!r} is closed. Open another one.")
         if self._is_busy:
             raise RequestError(
                 f"session {self.name!r} is in the middle of a turn, and has one at a time. Wait for its end, or "
-                "fork it before."
+                "fork it before the turn begins. (A stream that is left early ends its turn with aclose().)"
             )
-        self._is_busy = True
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        self._enter()
-        try:
-            yield
-        finally:
-            self._is_busy = False
 
     def _settle(self) -> Steps[None]:
         """Brings the core's handle to a beginning of `token_ids`, if it may be something else."""
@@ -265,6 +268,9 @@ class Session:
     def __init__(self, engine: SessionEngine, conversation: Conversation) -> None:
         self._engine = engine
         self._conversation = conversation
+        # What changes the conversation, one after the other; a turn only begins under it.
+        self._lock = threading.Lock()
+        self._turn_ends = threading.Condition()
 
     @property
     def name(self) -> str:
@@ -282,28 +288,39 @@ class Session:
     def generate(self, prompt: Prompt | RenderedPrompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """One turn: the prompt is appended to what is kept, and so is the output. A failed turn changes nothing."""
         kept = self._conversation
-        turn = self._engine.perform(kept.begin(*kept.rendered(prompt), sampling_params))
+        text, added = kept.rendered(prompt)
+        with self._lock:
+            turn = self._engine.perform(kept.begin(text, added, sampling_params))
         try:
             output = self._engine.compute(turn.prepared)
+            # what the user gave, also where the core was sent more
+            output.prompt_token_ids = turn.added
+            [only] = output.outputs
+            kept.end(turn, only)
         except BaseException:
             kept.abandon()
             raise
-        # what the user gave, also where the core was sent more
-        output.prompt_token_ids = turn.added
-        [only] = output.outputs
-        kept.end(turn, only)
+        finally:
+            with self._turn_ends:
+                self._turn_ends.notify_all()
         return output
 
     def fork(self, name: str | None = None) -> Session:
         """A second session with the same past, from where each goes its own way."""
-        return Session(self._engine, self._engine.perform(self._conversation.fork(name)))
+        with self._lock:
+            return Session(self._engine, self._engine.perform(self._conversation.fork(name)))
 
     def rewind(self, num_tokens: int) -> None:
         """Forgets all but the first `num_tokens` tokens."""
-        self._engine.perform(self._conversation.rewind(num_tokens))
+        with self._lock:
+            self._engine.perform(self._conversation.rewind(num_tokens))
 
     def close(self) -> None:
-        self._engine.perform(self._conversation.close())
+        """Gives its memory back; waits for a turn of another thread."""
+        with self._lock:
+            with self._turn_ends:
+                self._turn_ends.wait_for(lambda: not self._conversation.is_in_turn)
+            self._engine.perform(self._conversation.close())
 
     def __enter__(self) -> Session:
         return self
@@ -311,4 +328,9 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"Closing session {self.name!r} failed as well: {failure}")

@@ -7,7 +7,9 @@ caller: `perform` and `perform_async` are all that differs.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -46,32 +48,59 @@ def control(name: str, **args: Any) -> Steps[Any]:
         raise RequestError(str(error)) from error
 
 
-def perform(steps: Steps[_T], do: Callable[[Step], Any]) -> _T:
-    """Carries the steps out one after the other; a step's error is raised at its place in the generator."""
+def release_if_kept(handle: str) -> Steps[None]:
+    """Nothing is kept there afterwards; a dead engine keeps nothing."""
     try:
-        step = next(steps)
+        yield from control("release_kept", handle=handle)
+    except QuireError:
+        return
+
+
+def perform(steps: Steps[_T], do: Callable[[Step], Any]) -> _T:
+    """Carries the steps out one after the other; a step's error is raised at its place in the generator, Ctrl-C too:
+    what the generator does then to clean up is still carried out."""
+    try:
+        return _carry_out(steps, do, None)
+    except BaseException as error:
+        if inspect.getgeneratorstate(steps) != inspect.GEN_SUSPENDED:
+            raise
+        # Ctrl-C between two steps
+        return _carry_out(steps, do, error)
+
+
+def _carry_out(steps: Steps[_T], do: Callable[[Step], Any], error: BaseException | None) -> _T:
+    try:
+        step = next(steps) if error is None else steps.throw(error)
         while True:
             try:
                 result = do(step)
-            except QuireError as error:
-                step = steps.throw(error)
+            except BaseException as failure:
+                step = steps.throw(failure)
             else:
                 step = steps.send(result)
     except StopIteration as end:
         done: _T = end.value
         return done
-    finally:
-        # after Ctrl-C: what the generator holds is given up
-        steps.close()
 
 
 async def perform_async(steps: Steps[_T], do: Callable[[Step], Awaitable[Any]]) -> _T:
-    """The same for an event loop."""
+    """The same for an event loop. What cleans up after a cancellation is not cancelled itself."""
     try:
-        step = next(steps)
+        return await _carry_out_async(steps, do, next(steps))
+    except StopIteration as end:
+        done: _T = end.value
+        return done
+    finally:
+        steps.close()
+
+
+async def _carry_out_async(steps: Steps[_T], do: Callable[[Step], Awaitable[Any]], step: Step) -> _T:
+    try:
         while True:
             try:
                 result = await do(step)
+            except asyncio.CancelledError as error:
+                return await outlast(_carry_out_async(steps, do, steps.throw(error)))
             except QuireError as error:
                 step = steps.throw(error)
             else:
@@ -79,5 +108,18 @@ async def perform_async(steps: Steps[_T], do: Callable[[Step], Awaitable[Any]]) 
     except StopIteration as end:
         done: _T = end.value
         return done
-    finally:
-        steps.close()
+
+
+async def outlast(work: Coroutine[Any, Any, _T]) -> _T:
+    """Does the work to its end, and is cancelled only then."""
+    task, cancellation = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        if not task.cancelled():
+            task.exception()  # has been looked at; whoever waited for it is gone
+        raise cancellation
+    return task.result()

@@ -66,6 +66,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Special-token strings in the text become special tokens, as in Transformers."""
+        if not isinstance(text, str):
+            raise RequestError(f"text: {type(text).__name__} given, must be one text.", param="text")
         try:
             if len(text) > _SHORT_CHARACTERS:
                 return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)

@@ -98,7 +98,7 @@ class FileMemory:
 
     def _too_small(self, num_bytes: int, free: int) -> CapacityError:
         return CapacityError(
-            f"swap_directory={self._directory}: swap space needs {_gib(num_bytes)} there, {_gib(free)} is free. "
+            f"swap_directory={self._directory}: swap space needs {_size(num_bytes)} there, {_size(free)} is free. "
             f"{_ADVICE}"
         )
 
@@ -118,8 +118,8 @@ def host_memory(device_type: str, swap_directory: str | None) -> HostMemory:
 
 
 def _refused(num_bytes: int, error: Exception) -> CapacityError:
-    return CapacityError(f"swap space: {_gib(num_bytes)} of host memory could not be allocated ({error}). {_ADVICE}")
+    return CapacityError(f"swap space: {_size(num_bytes)} of host memory could not be allocated ({error}). {_ADVICE}")
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 // 10 else f"{num_bytes / 2**20:.2f} MiB"

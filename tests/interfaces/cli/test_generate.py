@@ -97,7 +97,7 @@ def test_a_single_beam_streams(engine, capsys):
         (["--beam-width", "4", "--seed", "1"], "--seed: not with --beam-width"),
         (["--beam-width", "x"], "--beam-width x: must be a whole number"),
         (["--beam-width", "0"], "beam_width=0: must be"),
-        (["--beam-width", "2", "-n", "3"], "num_return_sequences=3: at most beam_width=2"),
+        (["--beam-width", "2", "-n", "3"], "-n 3: at most --beam-width 2 are found. Raise --beam-width."),
         (["--beam-width", "2", "--early-stopping", "maybe"], "maybe"),
         (["-n", "x"], "-n x: must be a whole number"),
     ],

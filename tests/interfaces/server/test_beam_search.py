@@ -157,6 +157,23 @@ def test_a_field_that_beams_do_not_know_is_refused_by_name(run, served, path, na
     run(main())
 
 
+ELSEWHERE = {"beam_width": 4, "num_beams": 4, "num_return_sequences": 2, "num_beam_groups": 2, "diversity_penalty": 0.5}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_name_that_others_use_is_refused_with_what_to_use(run, served, name):
+    async def main():
+        async with served() as server:
+            for send in (server.complete, server.chat):
+                response = await send(PROMPT, **BEAMS, **{name: ELSEWHERE[name]})
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, name)
+                assert ("Python" if "group" in name or "diversity" in name else "use n") in error["message"]
+            assert (await server.complete(PROMPT, **BEAMS, num_beam_groups=1, diversity_penalty=0)).status_code == 200
+
+    run(main())
+
+
 OTHERS = {
     "penalty alone": ({"length_penalty": 2.0}, "length_penalty"),
     "stopping alone": ({"early_stopping": True}, "early_stopping"),

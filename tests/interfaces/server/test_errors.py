@@ -173,6 +173,20 @@ BODIES = {
 }
 
 
+@pytest.mark.parametrize("text", ["\\ud800", "a\\uDC00b", "\\ud83d\\ude00\\ud83dx", "\\\\\\ud83d\\u0041"])
+def test_a_lone_surrogate_is_said_to_be_one(run, served, text):
+    async def main():
+        async with served() as server:
+            headers = {"content-type": "application/json"}
+            response = await server.http.post(CHAT, content=f'{{"model": "{text}"}}', headers=headers)
+            assert response.status_code == 400
+            assert "a lone surrogate, which is no valid Unicode" in error_of(response)["message"]
+            response = await server.http.post(CHAT, content=b'{"model": "\\\\ud800"', headers=headers)
+            assert "surrogate" not in error_of(response)["message"]
+
+    run(main())
+
+
 @pytest.mark.parametrize("case", BODIES)
 def test_a_body_that_is_no_request(run, served, case):
     async def main():

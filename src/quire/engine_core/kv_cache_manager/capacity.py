@@ -72,6 +72,8 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     num_host_blocks = _num_host_blocks(measured, options, num_blocks, block_bytes)
     if num_host_blocks:
         explanation += f"; swap space: {num_host_blocks:,} blocks, {_size(num_host_blocks * block_bytes)}"
+    elif options.swap_space_bytes:
+        explanation += "; no swap space: it has no room for a block, preempted requests are computed again"
     return CachePlan(groups, num_blocks, length, explanation, num_host_blocks)
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from quire.beam_search_params import BeamSearchParams
-from quire.errors import OptionError
+from quire.errors import OptionError, RequestError
 from quire.interfaces.cli.sampling_flags import number_of
 
 # flag -> (field, kind, help)
@@ -57,4 +57,11 @@ def beams_of(arguments: argparse.Namespace, sampling: dict[str, Any], **defaults
                 "Leave one of the two out."
             )
         typed[_SHARED[field]] = value
-    return BeamSearchParams(**{**defaults, **typed})
+    try:
+        return BeamSearchParams(**{**defaults, **typed})
+    except RequestError as error:
+        if error.param != "num_return_sequences":
+            raise
+        # the flag has another name than the field
+        said = str(error).replace("num_return_sequences=", "-n ").replace("beam_width", "--beam-width")
+        raise OptionError(said.replace("--beam-width=", "--beam-width ")) from None

@@ -27,6 +27,8 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 _GUIDED = Refused("structured output is not supported yet")
+_WIDTH = Refused("with use_beam_search=true n is the number of beams, and all of them are choices; use n")
+_GROUPS = Refused("diverse beam search is in Python only, with BeamSearchParams; leave it out")
 _LATER_TOOLS = Refused("tool calls are not parsed yet; use tools and read the text of the answer", ([], "none", "auto"))
 
 REFUSED_BY_BOTH: dict[str, Refused] = {
@@ -44,6 +46,11 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
     "return_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
     "return_tokens_as_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
     "kv_transfer_params": Refused("the KV cache is not moved between engines yet"),
+    "beam_width": _WIDTH,
+    "num_beams": _WIDTH,
+    "num_return_sequences": _WIDTH,
+    "num_beam_groups": msgspec.structs.replace(_GROUPS, neutral=(1,)),
+    "diversity_penalty": msgspec.structs.replace(_GROUPS, neutral=(0,)),
     "vllm_xargs": Refused("extra arguments have no meaning here", ({},)),
 }
 REFUSED_BY_COMPLETIONS: dict[str, Refused] = {

@@ -24,6 +24,12 @@ _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 _MISMATCH = re.compile(r"Expected `([^`]*)`, got `([^`]*)`(?: - at `(?:key` in `)?\$\.?([^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+# The first \u escape of half a pair; whole pairs and other escapes are passed over and never looked at again.
+_LONE_SURROGATE = re.compile(
+    rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
+    rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
+    re.DOTALL,
+)
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "a string", "bool": "true or false", "null": "null",
     "array": "a list", "object": "an object",
@@ -45,6 +51,9 @@ def parse_request(data: bytes, request_type: type[_T], rules: FieldRules, *, str
     except UnicodeDecodeError:
         raise invalid("The body is not valid UTF-8.") from None
     except msgspec.MsgspecError as error:
+        if found := _LONE_SURROGATE.match(data):
+            escape = found[1].decode()
+            raise invalid(f"The body holds {escape}, a lone surrogate, which is no valid Unicode. Remove it.") from None
         raise invalid(f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
         raise invalid("The body must be a JSON object.")
