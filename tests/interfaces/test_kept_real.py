@@ -205,3 +205,18 @@ def test_sessions_take_turns_side_by_side(stateless):
 
     for token_ids in asyncio.run(main()):
         assert token_ids[-8:] == stateless(token_ids[:-8])
+
+
+def test_a_prefix_without_room_is_refused_in_the_words_of_its_call(llm):
+    llm.pin_prefix([5] * 63, "a")
+    llm.pin_prefix([6] * 63, "b")
+    with pytest.raises(RequestError, match="Unpin something or give the KV cache more memory") as caught:
+        llm.pin_prefix([7] * 63, "c")
+    assert not any(word in str(caught.value) for word in ("pin:", "max_tokens", "handle", "accepted"))
+    for name in "ab":
+        llm.unpin_prefix(name)
+
+
+def test_swap_space_without_room_for_a_block_is_reported():
+    with LLM(**{**TINY, "preemption_mode": "swap", "swap_space": 1e-6}) as llm:
+        assert any("no swap space: it has no room for a block" in line for line in llm._client.ready.report)

@@ -159,7 +159,7 @@ def test_a_folder_without_room_is_refused(tmp_path, monkeypatch):
     memory = FileMemory(str(tmp_path))
 
     assert memory.free_bytes() == 1 << 20
-    with pytest.raises(CapacityError, match=r"needs 0\.50 GiB there, 0\.00 GiB is free\. Lower swap_space"):
+    with pytest.raises(CapacityError, match=r"needs 0\.50 GiB there, 1\.00 MiB is free\. Lower swap_space"):
         memory.allocate(1 << 29)
 
 

@@ -188,8 +188,8 @@ def _check_swap_directory(options: EngineOptions) -> None:
         num_free = shutil.disk_usage(folder).free
         if num_free < _least_block_bytes(options):
             raise OptionError(
-                f"preemption_mode=swap, swap_directory={folder}: swapping needs room for at least one block, {num_free} "
-                "bytes are free there. Make room, leave swap_directory out, or set preemption_mode=recompute."
+                f"preemption_mode=swap, swap_directory={folder}: swapping needs room for at least one block, "
+                f"{num_free} bytes are free there. Make room, leave it out, or set preemption_mode=recompute."
             )
 
 

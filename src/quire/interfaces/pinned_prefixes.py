@@ -35,10 +35,8 @@ _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, deto
 _MOST_ATTEMPTS = 3
 _MORE_MEMORY = "unpin something or give the KV cache more memory."
 # What the core says of a request or of a handle, and what it means for a prefix.
-_ADVICE_OF_CORE = (
-    "Lower max_tokens or n, or give the KV cache more memory.",
-    "Pin less, or give the cache more memory.",
-)
+_ADVICE_ON_REQUESTS = "Lower max_tokens or n, or give the KV cache more memory."
+_ADVICE_ON_HANDLES = "Pin less, or give the cache more memory."
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +195,14 @@ def _field_of(prompt: object) -> str:
 def _for_the_caller(reason: str, handle: str) -> Steps[str]:
     """The core's reason, in the words of whoever asked for the prefix."""
     reason = reason.replace(f"handle {handle!r}", f"name={handle.removeprefix(PINNED)!r}").replace(PINNED, "")
-    for advice in _ADVICE_OF_CORE:
-        if advice in reason:
-            state = yield from control("statistics")
-            is_busy = any(state.get(name) for name in ("num_requests_running", "num_requests_waiting"))
-            better = f"Wait until running requests have ended, or {_MORE_MEMORY}" if is_busy else _MORE_MEMORY
-            if not is_busy:
-                # nobody was accepted
-                reason = reason.replace("belongs to requests that were accepted", "is pinned, or free for a request")
-            reason = reason.replace(advice, better[0].upper() + better[1:])
+    better = _MORE_MEMORY[0].upper() + _MORE_MEMORY[1:]
+    if _ADVICE_ON_HANDLES in reason:
+        state = yield from control("statistics")
+        if any(state.get(name) for name in ("num_requests_running", "num_requests_waiting")):
+            better = f"Wait until running requests have ended, or {_MORE_MEMORY}"
+        else:
+            # nobody was accepted
+            reason = reason.replace("belongs to requests that were accepted", "is pinned, or free for a request")
+    for advice in (_ADVICE_ON_REQUESTS, _ADVICE_ON_HANDLES):
+        reason = reason.replace(advice, better)
     return reason

@@ -70,11 +70,11 @@ def test_three_forms_and_a_salt(run):
         ({"text": 5}, 400, "text", None),
         ({"txt": "a"}, 400, "txt", None),
         ({"text": "a", "color": "red"}, 400, "color", None),
-        ({"text": ""}, 400, "prompt", None),
+        ({"text": ""}, 400, "text", None),
         ({"text": "a", "name": "a/b"}, 400, "name", None),
         ({"text": "a", "name": "taken"}, 409, "name", "prefix_exists"),
-        ({"token_ids": [10**9]}, 400, "prompt", None),
-        ({"token_ids": [1] * 300}, 400, "prompt", "context_length_exceeded"),
+        ({"token_ids": [10**9]}, 400, "token_ids", None),
+        ({"token_ids": [1] * 300}, 400, "token_ids", "context_length_exceeded"),
     ],
 )
 def test_what_is_refused(run, body, status, param, code):
