@@ -164,13 +164,17 @@ class Lifecycle:
             with self._blaming(sequence.request):
                 self._rows.is_watched[row] = method.after_token(sequence, self)
 
-    def show_candidates(self, candidates: dict[int, Candidates]) -> None:
-        """Decoding methods choose what the worker does not. Rows are looked up before a choice changes who has them."""
+    def answers_of(self, candidates: dict[int, Candidates]) -> dict[int, dict[int, Candidates]]:
+        """By request and index of the sequence."""
         answers: dict[int, dict[int, Candidates]] = {}
         for row, found in candidates.items():
             sequence = self.running.find(row)
             if sequence is not None:
                 answers.setdefault(sequence.request.request_id, {})[sequence.index] = found
+        return answers
+
+    def show_candidates(self, answers: dict[int, dict[int, Candidates]]) -> None:
+        """Decoding methods choose what the worker does not."""
         for request_id, by_index in answers.items():
             request = self.requests[request_id]
             with self._blaming(request):

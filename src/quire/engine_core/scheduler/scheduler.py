@@ -112,8 +112,10 @@ class Scheduler:
             self._end_failed(output.failures)
             is_there = np.array([self.running.find(row) is not None for row in rows.tolist()], dtype=np.bool_)
             rows, token_ids = rows[is_there], token_ids[is_there]
+        # Looked up before a decoding method gives rows away.
+        answers = self.lifecycle.answers_of(output.candidates)
         self.lifecycle.show_tokens(rows)
-        self.lifecycle.show_candidates(output.candidates)
+        self.lifecycle.show_candidates(answers)
         self._end_finished(rows, token_ids)
         self.lifecycle.end_blamed()
         self.take_events(result)
@@ -269,8 +271,11 @@ class Scheduler:
             self.lifecycle.place(sequence)
             num_tokens = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             self._granted[sequence.row] = num_tokens
-            has_blocks = not num_tokens or self._has_blocks(sequence)
-            assert has_blocks, "admission promised blocks that are not there"
+            if num_tokens and not self._has_blocks(sequence):
+                # Not expected: the estimate was too small. It ends this request, not the engine.
+                self._granted[[one.row for one in request.sequences.values() if one.row >= 0]] = 0
+                self.lifecycle.end_request(request, "error", "KV cache: more blocks are needed than were expected.")
+                return budget
             if self._granted[sequence.row]:
                 self._name_granted(sequence)
             budget -= int(self._granted[sequence.row])
