@@ -12,7 +12,8 @@ or None. What changed since the last step is collected here and fetched once a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account_for
@@ -98,6 +99,20 @@ class KVCacheManager:
             self._grow(sequence, number, target)
         self._rows.writable_until[sequence.row] = target * self.block_size
         return True
+
+    @contextmanager
+    def holding_prefixes(self, request: Request) -> Iterator[None]:
+        """What its sequences find is held while they begin one after the other.
+
+        An allocation for one may evict what another counts on; with windows one lost block costs a whole prefix.
+        """
+        waiting = [one for one in request.sequences.values() if not one.is_begun] if len(request.sequences) > 1 else []
+        prefixes = [self.get_computed_blocks(one).held_blocks() for one in waiting]
+        for prefix in prefixes:
+            self.pool.hold(prefix)
+        yield
+        for prefix in prefixes:
+            self._moves.release(prefix[::-1])
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""

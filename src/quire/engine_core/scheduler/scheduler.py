@@ -267,6 +267,14 @@ class Scheduler:
             self.recovery.bring_back(request)
         if request.was_started:
             self.recovery.protect(request)
+        with self.manager.holding_prefixes(request):
+            budget = self._start_sequences(request, budget)
+        self.manager.cache.settle()
+        if request.sequences:
+            self.running.join(request)
+        return budget
+
+    def _start_sequences(self, request: Request, budget: int) -> int:
         for sequence in request.sequences.values():
             self.lifecycle.place(sequence)
             num_tokens = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
@@ -279,8 +287,6 @@ class Scheduler:
             if self._granted[sequence.row]:
                 self._name_granted(sequence)
             budget -= int(self._granted[sequence.row])
-        self.manager.cache.settle()
-        self.running.join(request)
         return budget
 
     def _output(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
