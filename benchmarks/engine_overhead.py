@@ -1,89 +1,164 @@
-"""What the engine costs beside the model: microseconds a step with an executor that answers at once.
+"""What the engine costs beside the model (W8): microseconds a step with an executor that answers at once.
 
-    python benchmarks/engine_overhead.py [--steps 300]
+    python benchmarks/engine_overhead.py [--steps 200] [--synchronous]
 
-Real scheduler, KV cache manager and messages: schedule, update, encoding of the step's outputs and decoding in the
-client. CPU time of the process, so that other work on the machine matters less. Ends in one line of JSON.
+Real client, core and messages, in one thread: from `schedule` to the step's one columnar message decoded in the client.
+Reported is CPU time summed over all threads of the process, median and least over the steps, with wall time beside it.
+Handing tokens out to streams is measured apart ("deliver"). Three situations: steady decode; a tenth of the sequences
+ends in each step and as many arrive; and 10,000 requests wait. Ends in one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
-from concurrent.futures import Future
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
 
-import numpy as np
-
-from quire.engine_core.executor.simulated import SimulatedExecutor
-from quire.messages import EngineRequest, SchedulerOutput, StepOutput, decode_to_client, encode
+from quire.engine_client.mailbox import Mailboxes
+from quire.engine_core.engine_core import EngineCore
+from quire.messages import EngineRequest, decode_to_client, encode
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
+from quire.testing.instant_executor import InstantExecutor
+
+COUNTS = (1, 64, 256, 1024)
+PHASES = ("schedule", "update", "encode", "decode", "deliver")
+# Phases of W8; handing tokens out to streams belongs to the front end.
+W8 = PHASES[:4]
+_BLOCK_SIZE = 16
+_WARM_UP = 24
+_MANY = 1 << 30
 
 
-class InstantExecutor(SimulatedExecutor):
-    """Every row samples token 7, at once."""
+class Engine:
+    """A core, and a client in the same thread."""
 
-    def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
-        future: Future[StepOutput] = Future()
-        tokens = np.full(len(output.rows), 7, dtype=np.int64)
-        future.set_result(StepOutput(step=output.step, rows=output.rows, token_ids=tokens))
-        return future
+    def __init__(self, num_sequences: int, length: int, num_waiting: int, policy: str, *, is_async: bool) -> None:
+        harness = CoreUnderTest(
+            num_blocks=num_sequences * (length // _BLOCK_SIZE + 4),
+            block_size=_BLOCK_SIZE,
+            budget=max(2048, num_sequences * 4),
+            max_num_seqs=num_sequences,
+            max_model_len=length,
+            policy=policy,
+            is_async=is_async,
+            check_invariants=False,
+        )
+        self.scheduler = harness.scheduler
+        executor = InstantExecutor(num_sequences)
+        self.core = EngineCore(self.scheduler, executor, harness.core.ready, depth=int(is_async))
+        self.executor = executor
+        self.mailboxes = Mailboxes()
+        self._num_requests = 0
+        self._depth = int(is_async)
+        self._in_flight: list[object] = []
+        for _ in range(num_sequences + num_waiting):
+            self.add()
 
+    def add(self, max_tokens: int = _MANY) -> None:
+        """Prompts differ, and so do their lengths: blocks fill up in different steps, as they do in life."""
+        number = self._num_requests
+        self._num_requests += 1
+        prompt = [number % 50, number // 50 % 50, number // 2500, *[number % 50] * (number % 16)]
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+        self.mailboxes.open(number, 1)
+        self.core.add(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling))
 
-PHASES = ("schedule", "update", "encode", "decode")
-
-
-def microseconds_per_step(num_sequences: int, num_steps: int) -> dict[str, float]:
-    """Steady decode: everybody runs, nobody comes or goes. CPU time by phase."""
-    length = num_steps + 40
-    core = CoreUnderTest(
-        num_blocks=num_sequences * (length // 16 + 2),
-        block_size=16,
-        budget=num_sequences * 16,
-        max_num_seqs=num_sequences,
-        max_model_len=length,
-    ).core
-    scheduler, executor = core.scheduler, InstantExecutor([], 1, 16)
-    sampling = SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0)
-    for number in range(num_sequences):
-        # Prompts of different lengths, so that blocks fill up in different steps, as they do in life.
-        prompt = [number % 50] * (number % 16 + 1)
-        core.add(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling))
-    spent = dict.fromkeys(PHASES, 0.0)
-    for step in range(num_steps + 3):
-        if step == 3:  # the first steps compute prompts
-            spent = dict.fromkeys(PHASES, 0.0)
-        start = time.process_time()
-        decision = scheduler.schedule()
+    def step(self, clock: Iterator[None]) -> None:
+        """One step; the clock is told where a phase ends."""
+        decision = self.scheduler.schedule()
+        next(clock)
         assert decision is not None
-        scheduled = time.process_time()
-        result = executor.execute(decision).result()
-        executed = time.process_time()
-        outputs = scheduler.update_from_output(result)
-        updated = time.process_time()
+        self._in_flight.append(self.executor.execute(decision))
+        next(clock)
+        if len(self._in_flight) <= self._depth:
+            return
+        outputs = self.scheduler.update_from_output(self._in_flight.pop(0).result())  # type: ignore[attr-defined]
+        next(clock)
         message = encode(outputs)
-        encoded = time.process_time()
-        decode_to_client(message)
-        times = (scheduled - start, updated - executed, encoded - updated, time.process_time() - encoded)
-        for phase, seconds in zip(PHASES, times, strict=True):
-            spent[phase] += seconds
-    return {phase: seconds / num_steps * 1e6 for phase, seconds in spent.items()}
+        next(clock)
+        received = decode_to_client(message)
+        next(clock)
+        self.mailboxes.deliver(received)  # type: ignore[arg-type]
+        for box in self.mailboxes.boxes():
+            box.pending = {}
+        next(clock)
+
+
+class PhaseClock:
+    """CPU and wall microseconds of each phase, step by step."""
+
+    NAMES = ("schedule", None, "update", "encode", "decode", "deliver")
+
+    def __init__(self) -> None:
+        self.cpu: dict[str, list[float]] = defaultdict(list)
+        self.wall: dict[str, list[float]] = defaultdict(list)
+
+    def start(self) -> Iterator[None]:
+        cpu, wall = time.process_time_ns(), time.perf_counter_ns()
+        for name in self.NAMES:
+            yield
+            cpu_now, wall_now = time.process_time_ns(), time.perf_counter_ns()
+            if name is not None:
+                self.cpu[name].append((cpu_now - cpu) / 1e3)
+                self.wall[name].append((wall_now - wall) / 1e3)
+            cpu, wall = time.process_time_ns(), time.perf_counter_ns()
+        yield
+
+    def sums(self, times: dict[str, list[float]]) -> list[float]:
+        return [sum(step) for step in zip(*(times[name] for name in W8), strict=True)]
+
+
+def measure(count: int, steps: int, situation: str, policy: str, *, is_async: bool) -> dict[str, float]:
+    length = steps + _WARM_UP + 64 if situation == "steady" else 2 * steps + 256
+    engine = Engine(count, length, 10_000 if situation == "waiting" else 0, policy, is_async=is_async)
+    leaving = max(1, count // 10)
+    clock = PhaseClock()
+    gc.collect()
+    gc.disable()
+    for step in range(steps + _WARM_UP):
+        if step == _WARM_UP:
+            clock = PhaseClock()
+        if situation == "turnover":
+            running = [request.request_id for request in engine.scheduler.running.requests[:leaving]]
+            engine.scheduler.abort(running)
+            for _ in running:
+                engine.add()
+        ticks = clock.start()
+        next(ticks)
+        engine.step(ticks)
+    gc.enable()
+    cpu, wall = clock.sums(clock.cpu), clock.sums(clock.wall)
+    phases = {name: median(clock.cpu[name]) for name in PHASES}
+    return {"median": median(cpu), "least": min(cpu), "wall": median(wall), **phases}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
-    results = {}
-    print("sequences   " + "".join(f"{phase:>10}" for phase in PHASES) + "       sum   a token   (us)")
-    for count in (1, 64, 256, 1024):
-        runs = [microseconds_per_step(count, steps) for _ in range(3)]
-        results[count] = sorted(runs, key=lambda run: sum(run.values()))[1]
-        total = sum(results[count].values())
-        phases = "".join(f"{value:>10.0f}" for value in results[count].values())
-        print(f"{count:>9}   {phases}{total:>10.0f}{total / count:>10.2f}")
-    print(json.dumps({"steady_decode_us_per_step": results}))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--synchronous", action="store_true", help="async_scheduling=False")
+    parser.add_argument("--policy", default="two_level")
+    parser.add_argument("--situations", nargs="*", default=["steady", "turnover", "waiting"])
+    options = parser.parse_args()
+    results: dict[str, dict[str, float]] = {}
+    for situation in options.situations:
+        print(f"\n{situation}: microseconds a step")
+        print("sequences" + "".join(f"{name:>10}" for name in (*PHASES, "W8 median", "least", "wall")))
+        results[f"{situation}_us"] = {}
+        for count in COUNTS:
+            runs = [
+                measure(count, options.steps, situation, options.policy, is_async=not options.synchronous)
+                for _ in range(3)
+            ]
+            best = min(runs, key=lambda run: run["median"])
+            results[f"{situation}_us"][str(count)] = round(best["median"], 1)
+            print(f"{count:>9}" + "".join(f"{best[name]:>10.0f}" for name in (*PHASES, "median", "least", "wall")))
+    results["steady_decode_us"] = results.pop("steady_us", {})
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

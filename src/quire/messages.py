@@ -139,6 +139,9 @@ class SequenceEnd(msgspec.Struct, array_like=True):
     finish_reason: str
     stop_reason: int | None = None
     error: str | None = None
+    # of speculation: drafts that were verified for this sequence, and how many of them were right
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class EngineOutputs(Message):
@@ -274,10 +277,17 @@ class StepOutput(msgspec.Struct, kw_only=True):
     candidates: dict[int, Candidates] = {}
     # rows that failed alone, with the reason
     failures: dict[int, str] = {}
+    # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
+    # after the step, new drafts included, of every row that had drafts before it or was asked for some
+    speculated: np.ndarray = msgspec.field(default_factory=lambda: np.empty((5, 0), dtype=np.int64))
+
+
+# Names of the layers of a model that drafts begin with this.
+DRAFT_PREFIX = "draft."
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What one attention layer keeps per token. Layers with equal specs form a group."""
+    """What one attention layer keeps per token. Layers with equal specs form a group; those of a draft join it."""
 
     name: str
     num_kv_heads: int
@@ -290,6 +300,10 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     def bytes_per_token(self) -> int:
         # 2.1.2: 2 x heads x dimension x size, per layer
         return self.num_kv_heads * (self.key_dim + self.value_dim) * self.bytes_per_element
+
+    @property
+    def is_draft(self) -> bool:
+        return self.name.startswith(DRAFT_PREFIX)
 
 
 class WorkerCapacity(msgspec.Struct, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from quire.engine_core.kv_cache_manager.capacity import GIB, CacheOptions, plan_cache
+from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.errors import CapacityError, ModelError
 from quire.messages import LayerSpec, WorkerCapacity
 
@@ -93,6 +94,41 @@ def test_windows_form_groups_of_equal_size_and_need_fewer_blocks() -> None:
 def test_layers_of_different_shapes_are_refused() -> None:
     with pytest.raises(ModelError, match="layers of 2 different shapes"):
         plan_cache(measured(64, [*layers(2), *layers(2, key_dim=64)]), asked())
+
+
+def draft(count: int, *, window: int = 0, **changes: int) -> list[LayerSpec]:
+    return [
+        msgspec.structs.replace(layer, name=f"draft.{layer.name}") for layer in layers(count, window=window, **changes)
+    ]
+
+
+def test_layers_of_a_draft_join_the_targets_and_a_block_costs_the_sum() -> None:
+    alone = plan_cache(measured(64, layers(2)), asked(memory_bytes=GIB))
+    plan = plan_cache(measured(64, [*layers(2), *draft(1, key_dim=32, value_dim=32)]), asked(memory_bytes=GIB))
+    assert [group.layer_names for group in plan.groups] == [("0.0", "0.1", "draft.0.0")]
+    assert plan.num_blocks == GIB // (16 * (2 * 4096 + 1024)) < alone.num_blocks
+
+
+def test_a_drafts_windows_join_equal_ones_or_full_attention() -> None:
+    target = [*layers(2), *layers(4, window=128)]
+    specs = [*target, *draft(1), *draft(2, window=128), *draft(1, window=64)]
+    groups, bytes_per_token = make_groups(specs)
+    assert [(group.layer_names[2:], group.sliding_window) for group in groups] == [
+        (("draft.0.0", "draft.64.0"), 0),
+        (("draft.128.0",), 128),
+        (("draft.128.1",), 128),
+    ]
+    # four layers in the group with the most: layers of one shape share tensors, whosever they are
+    assert bytes_per_token == 4 * 4096
+
+
+def test_a_draft_that_keeps_more_than_any_group_of_the_target_has_one_of_its_own() -> None:
+    groups, bytes_per_token = make_groups([*layers(2, window=128), *draft(2), *draft(1, window=64)])
+    assert [(group.layer_names, group.sliding_window) for group in groups] == [
+        (("128.0", "128.1"), 128),
+        (("draft.0.0", "draft.0.1", "draft.64.0"), 0),
+    ]
+    assert bytes_per_token == 3 * 4096
 
 
 def test_more_than_there_is_cannot_be_asked_for() -> None:

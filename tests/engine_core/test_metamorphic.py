@@ -1,7 +1,8 @@
 """The same requests give the same tokens in every setting (I12), on the simulated executor.
 
 200 random cases by default; QUIRE_RANDOM_CASES or `-m nightly` runs 2,000 and more. Each is run in PLAIN and in one of
-the 144 settings, which take turns, so that every setting is met.
+the 144 settings, which take turns, so that every setting is met, with the engine's settings drawn by chance: policy,
+asynchronous scheduling, speculation, limits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from quire.testing.engine_settings import random_engine
 from quire.testing.metamorphic import PLAIN, SETTINGS, outputs_of, random_case
 
 NUM_CASES = int(os.environ.get("QUIRE_RANDOM_CASES", "200"))
@@ -28,8 +30,9 @@ def check_case(seed: int, preemptions: Counter[str]) -> None:
     setting = SETTINGS[seed * 35 % len(SETTINGS)]
     case = random_case(seed)
     expected, _ = outputs_of(case, PLAIN)
-    found, num_preemptions = outputs_of(case, setting)
-    assert found == expected, f"case {seed}: {setting}"
+    engine = random_engine(seed)
+    found, num_preemptions = outputs_of(case, setting, engine)
+    assert found == expected, f"case {seed}: {setting} {engine}"
     preemptions[setting.memory] += num_preemptions
 
 

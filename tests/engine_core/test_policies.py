@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -10,6 +10,8 @@ import pytest
 from quire.engine_core.request import Request
 from quire.engine_core.scheduler import policies
 from quire.engine_core.scheduler.policies.fifo import Fifo
+from quire.engine_core.scheduler.policies.policy import NumRemaining
+from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.errors import OptionError
 from quire.testing.core import CoreUnderTest
 from quire.testing.workload import check_policy
@@ -18,8 +20,8 @@ from quire.testing.workload import check_policy
 class Shortest(Fifo):
     """A policy as a user would write it."""
 
-    def order(self, requests: Iterable[Request]) -> Iterator[Request]:
-        return iter(sorted(requests, key=lambda request: request.num_prompt_tokens))
+    def waiting(self, queues: WaitingQueues, limit: int | None, num_remaining: NumRemaining) -> Iterator[Request]:
+        return iter(sorted(queues.by_arrival(limit), key=lambda request: request.num_prompt_tokens))
 
 
 def grants(core: CoreUnderTest) -> dict[int, int]:
@@ -76,8 +78,7 @@ def test_the_latest_is_preempted_and_nothing_new_overtakes_it() -> None:
 def test_victim_is_the_least_important_and_then_the_latest() -> None:
     core = CoreUnderTest()
     for number, priority in enumerate([0, 3, 3, 1]):
-        core.add(number, [1], max_tokens=3)
-        core.scheduler.lifecycle.requests[number].priority = priority
+        core.add(number, [1], max_tokens=3, request={"priority": priority})
     core.step()
     assert Fifo().victim(core.scheduler.running.requests).request_id == 2
 
@@ -94,5 +95,6 @@ def test_a_policy_from_outside_the_tree(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_unknown_policy_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(OptionError, match=r'scheduling_policy=fifoo: must be one of fifo\. Did you mean "fifo"\?'):
+    known = r"fifo, priority, srtf, two_level"
+    with pytest.raises(OptionError, match=rf'fifoo: must be one of {known}\. Did you mean "fifo"\?'):
         policies.make_policy("fifoo")

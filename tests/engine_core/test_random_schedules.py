@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine_core.scheduler.policies.fifo import Fifo
+from quire.engine_core.scheduler.policies import make_policy
 from quire.testing.coverage import TRANSITIONS, counts_of
+from quire.testing.engine_settings import PLAIN_ENGINE, POLICIES
 from quire.testing.soak import STEPS_OF_A_SEED, run_seed
 from quire.testing.workload import Workload, check_policy
 
@@ -42,22 +43,22 @@ def test_every_rule_holds_over_random_schedules(part: int, counts: Counter[str])
 
 def test_the_workloads_reach_every_transition_often(counts: Counter[str]) -> None:
     """Counts those of the test above; alone, it runs some workloads of its own."""
-    for seed in range(60) if counts["workloads"] < 60 else ():
+    for seed in range(120) if counts["workloads"] < 120 else ():
         counts.update(counts_of(run_seed(seed)))
     assert {name: counts[name] for name in TRANSITIONS if counts[name] < OFTEN} == {}
 
 
-def seeds() -> list[int]:
-    """A seed a line; what follows it is a comment."""
+def seeds() -> list[tuple[int, bool]]:
+    """A seed a line, and whether its engine is the plain one; what follows is a comment."""
     lines = [
-        line.split("#")[0].strip() for path in SEED_FILES for line in path.read_text(encoding="utf-8").splitlines()
+        line.split("#")[0].split() for path in SEED_FILES for line in path.read_text(encoding="utf-8").splitlines()
     ]
-    return [int(line) for line in lines if line]
+    return [(int(line[0]), line[1:] == ["plain"]) for line in lines if line]
 
 
-@pytest.mark.parametrize("seed", seeds())
-def test_a_seed_that_failed_once_passes(seed: int) -> None:
-    run_seed(seed)
+@pytest.mark.parametrize(("seed", "is_plain"), seeds())
+def test_a_seed_that_failed_once_passes(seed: int, is_plain: bool) -> None:
+    run_seed(seed, engine=PLAIN_ENGINE if is_plain else None)
 
 
 def test_the_same_calls_give_the_same_schedule() -> None:
@@ -70,5 +71,6 @@ def test_the_same_calls_give_the_same_schedule() -> None:
     assert any(logs[0])
 
 
-def test_fifo_keeps_the_contract_of_a_policy() -> None:
-    check_policy(Fifo())
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_keeps_its_contract(policy: str) -> None:
+    check_policy(make_policy(policy), num_seeds=4)

@@ -21,61 +21,11 @@ from quire.engine_core.executor.checking_model import (
 )
 from quire.engine_core.executor.simulated import SimulatedClock, SimulatedExecutor, StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import (
-    AdmittedSequence,
-    AppendedTokens,
-    Candidates,
-    ForkedSequence,
-    SchedulerOutput,
-    StepOutput,
-    int_array,
-)
-from quire.sampling_params import SamplingParams
+from quire.messages import AppendedTokens, Candidates, SchedulerOutput, int_array
 from quire.testing.core import FULL, CoreUnderTest
+from quire.testing.executor_driver import Messages, admitted, forked
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-
-
-class Messages:
-    """Drives an executor by hand: blocks of 4, tables as they are given."""
-
-    def __init__(self, **options: Any) -> None:
-        self.executor = SimulatedExecutor([FULL], 16, 4, **options)
-        self.num_steps = 0
-
-    def step(self, grants: dict[int, int], tables: dict[int, list[int]] | None = None, **fields: Any) -> StepOutput:
-        self.num_steps += 1
-        writes = [(0, row, i, block) for row, blocks in (tables or {}).items() for i, block in enumerate(blocks)]
-        for name in ("swapped_out", "swapped_in", "block_copies"):
-            fields[name] = int_array(fields.get(name, [])).reshape(-1, 2).T
-        return self.executor.execute(
-            SchedulerOutput(
-                step=self.num_steps,
-                block_writes=int_array(writes).reshape(-1, 4).T,
-                rows=int_array(list(grants)),
-                num_tokens=int_array(list(grants.values())),
-                **fields,
-            )
-        ).result()
-
-
-def admitted(row: int, tokens: list[int], **fields: Any) -> AdmittedSequence:
-    fields.setdefault("sampling", SamplingParams(temperature=0.0))
-    return AdmittedSequence(
-        row=row,
-        sequence_id=row,
-        token_ids=int_array(tokens),
-        num_prompt_tokens=len(tokens),
-        num_computed_tokens=fields.pop("num_computed_tokens", 0),
-        seed=0,
-        **fields,
-    )
-
-
-def forked(parent: int, row: int, total: int, computed: int) -> ForkedSequence:
-    return ForkedSequence(
-        parent_row=parent, row=row, sequence_id=row, num_total_tokens=total, num_computed_tokens=computed, seed=1
-    )
 
 
 # ---- the model
@@ -286,7 +236,7 @@ def test_several_executors_may_share_a_clock() -> None:
                 rows=int_array([0]),
                 num_tokens=int_array([1]),
             )
-        )
+        ).result()
     clock.advance(5.0)
     assert cores[0].clock.now() == cores[1].clock.now() > 5.0
 

@@ -12,12 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.engine_core.executor.simulated import StepCosts
+from quire.engine_core.executor.simulated import SimulatedDrafts, StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
-from quire.testing.core import FULL, CoreUnderTest
+from quire.testing.core import FULL
+from quire.testing.engine_settings import POLICIES, EngineSettings
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 HANDLES = st.sampled_from(["a", "b"])
@@ -35,12 +36,27 @@ class CoreMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 5, 32]),
         prefix_caching=st.booleans(),
         seconds_per_block=st.sampled_from([1e-6, 1e-3]),
+        engine=st.builds(
+            EngineSettings,
+            policy=st.sampled_from(POLICIES),
+            is_async=st.booleans(),
+            drafting=st.sampled_from(["steady", "changing"]),
+            most_drafts=st.integers(0, 3),
+            drafts=st.builds(SimulatedDrafts, acceptance=st.sampled_from([0.0, 0.5, 1.0]), has_cache=st.booleans()),
+        ),
     )
     def begin(
-        self, block_size: int, groups: str, mode: str, budget: int, prefix_caching: bool, seconds_per_block: float
+        self,
+        block_size: int,
+        groups: str,
+        mode: str,
+        budget: int,
+        prefix_caching: bool,
+        seconds_per_block: float,
+        engine: EngineSettings,
     ) -> None:
         num_blocks = max(3, 16 // block_size) * len(GROUPS[groups])
-        self.core = CoreUnderTest(
+        self.core = engine.core(
             num_blocks=num_blocks,
             block_size=block_size,
             groups=GROUPS[groups],

@@ -1,55 +1,97 @@
-"""Table 4.1 of the thesis: every behaviour is a value of num_computed_tokens and num_total_tokens. One test a row."""
+"""Table 4.1 of the thesis: every behaviour is a value of num_computed_tokens and num_total_tokens. One test a row.
+
+Each row is shown synchronously and asynchronously (4.6.1). The two numbers follow from the decision alone, so after a
+decision they are the same in both; what differs is how many tokens are known: asynchronously the token of the step in
+flight is promised, not known.
+"""
 
 from __future__ import annotations
 
+import pytest
+
 from quire.engine_core.executor.checking_model import expected_tokens
+from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.request import Sequence
-from quire.messages import ExtendRequest
+from quire.messages import ExtendRequest, SchedulerOutput
 from quire.testing.core import CoreUnderTest
 
 PROMPT = list(range(10, 21))
+RIGHT = SimulatedDrafts(acceptance=1.0, shortfall=0.0)
+WRONG = SimulatedDrafts(acceptance=0.0, shortfall=0.0)
+
+in_both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
-def numbers(core: CoreUnderTest) -> tuple[int, int]:
+class Watched(CoreUnderTest):
+    """Remembers what each decision granted, and the numbers as the decision left them."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.grants: list[list[int]] = []
+        self.decided: list[tuple[int, int]] = []
+        self.executor.observers.append(self._watch)
+
+    def _watch(self, output: SchedulerOutput) -> None:
+        self.grants.append(output.num_tokens.tolist())
+        sequences = self.scheduler.running.living_sequences()
+        self.decided += [(one.num_computed_tokens, one.num_total_tokens) for one in sequences[:1]]
+
+    def take(self) -> list[int]:
+        """One step; what it granted."""
+        self.step()
+        return self.grants[-1]
+
+
+def numbers(core: CoreUnderTest) -> tuple[int, int, int]:
+    """(computed, total, known) of the only sequence."""
     (sequence,) = core.scheduler.running.living_sequences()
-    return sequence.num_computed_tokens, sequence.num_total_tokens
+    return sequence.num_computed_tokens, sequence.num_total_tokens, sequence.num_known_tokens
 
 
-def last_grants(core: CoreUnderTest) -> list[int]:
-    output = core.scheduler.schedule()
-    assert output is not None
-    core.scheduler.update_from_output(core.executor.execute(output).result())
-    return list(output.num_tokens)
+# ---- prefill and decode
 
 
-def test_prefill_computes_the_prompt_in_one_step_and_adds_one_token() -> None:
-    core = CoreUnderTest()
+@in_both_ways
+def test_prefill_computes_the_prompt_in_one_step_and_adds_one_token(is_async: bool) -> None:
+    core = Watched(is_async=is_async)
     core.add(1, PROMPT, max_tokens=5)
-    assert last_grants(core) == [len(PROMPT)]
-    assert numbers(core) == (len(PROMPT), len(PROMPT) + 1)
+    assert core.take() == [11]
+    assert numbers(core) == (11, 12, 11 if is_async else 12)
 
 
-def test_decode_is_a_grant_of_one() -> None:
-    core = CoreUnderTest()
-    core.add(1, PROMPT, max_tokens=5)
+@in_both_ways
+def test_decode_is_a_grant_of_one(is_async: bool) -> None:
+    core = Watched(is_async=is_async)
+    core.add(1, PROMPT, max_tokens=6)
     core.step()
     for done in range(1, 4):
-        assert last_grants(core) == [1]
-        assert numbers(core) == (len(PROMPT) + done, len(PROMPT) + done + 1)
+        assert core.take() == [1]
+        assert numbers(core) == (11 + done, 12 + done, 12 + done - is_async)
 
 
-def test_number_of_passes_is_one_for_the_prompt_and_one_a_token() -> None:
-    core = CoreUnderTest()
-    core.add(1, PROMPT, max_tokens=7)
+@pytest.mark.parametrize(("is_async", "ignore_eos", "num_steps"), [(False, True, 7), (True, True, 7), (True, False, 5)])
+def test_number_of_passes_is_one_for_the_prompt_and_one_a_token(
+    is_async: bool, ignore_eos: bool, num_steps: int
+) -> None:
+    """2.1: the first token comes from the prompt's own pass. The last one is never computed, also in flight."""
+    core = CoreUnderTest(is_async=is_async)
+    expected = expected_tokens(PROMPT, 7, vocab_size=50)
+    core.add(1, PROMPT, max_tokens=7, ignore_eos=ignore_eos, request={"eos_token_ids": [expected[3]]})
     core.run()
-    assert core.scheduler.statistics()["num_steps_total"] == 7  # 2.1: the first token comes from the prompt's own pass
+    # 4.6.1: where a stop token ends it, the step behind it was decided already
+    assert core.scheduler.statistics()["num_steps_total"] == num_steps
+    assert core.tokens[1 << 10] == expected if ignore_eos else expected[:4]
 
 
-def test_preemption_sets_computed_to_zero_and_resumes_in_one_pass() -> None:
-    core = CoreUnderTest(num_blocks=8, block_size=4, budget=64, prefix_caching=False)
+# ---- preemption
+
+
+@in_both_ways
+def test_preemption_sets_computed_to_zero_and_resumes_in_one_pass(is_async: bool) -> None:
+    core = Watched(num_blocks=8, block_size=4, budget=64, prefix_caching=False, is_async=is_async)
     core.add(1, list(range(12)), max_tokens=8)
     core.add(2, list(range(20, 32)), max_tokens=8)
-    resumed: list[int] = []
+    resumed: list[tuple[int, int]] = []
     total_before = 0
     victim: Sequence | None = None
     while core.core.has_work:
@@ -60,61 +102,80 @@ def test_preemption_sets_computed_to_zero_and_resumes_in_one_pass() -> None:
         if preempted and victim is None:
             (victim,) = preempted[0].sequences.values()
             total_before = victim.num_total_tokens
-            assert victim.num_computed_tokens == 0
+            assert (victim.num_computed_tokens, total_before) == (0, 17)
+            # it gave way before the step that was to compute its 17th token; the results of its last one are there
+            assert victim.num_known_tokens == 17
             assert not any(map(len, victim.block_tables))
         elif victim is not None and victim.num_computed_tokens and not resumed:
-            resumed.append(victim.num_computed_tokens)
-    assert resumed == [total_before]  # 4.4.3: prompt and output together, one pass
+            resumed.append((victim.num_computed_tokens, victim.num_total_tokens))
+    assert resumed == [(17, 18)]  # 4.4.3: prompt and output together, one pass
     assert core.scheduler.recovery.num_by_recompute == 1
     for number, start in ((1, 0), (2, 20)):
         expected = expected_tokens(list(range(start, start + 12)), 8, vocab_size=50)
         assert core.tokens[number << 10] == expected
 
 
-def test_chunked_prefill_keeps_the_total_until_all_is_computed() -> None:
-    core = CoreUnderTest(budget=4)
-    core.add(1, PROMPT, max_tokens=2)
-    seen = []
+# ---- chunks
+
+
+@in_both_ways
+def test_chunked_prefill_keeps_the_total_until_all_is_computed(is_async: bool) -> None:
+    core = Watched(budget=4, is_async=is_async)
+    core.add(1, PROMPT, max_tokens=3)
     for _ in range(3):
-        last_grants(core)
-        seen.append(numbers(core))
-    assert seen == [(4, 11), (8, 11), (11, 12)]
+        core.step()
+    assert core.grants == [[4], [4], [3]]
+    assert core.decided == [(4, 11), (8, 11), (11, 12)]
 
 
-def test_streaming_prefill_adds_to_the_total_and_samples_only_at_the_end() -> None:
-    core = CoreUnderTest()
+# ---- streamed input
+
+
+@in_both_ways
+def test_streaming_prefill_adds_to_the_total_and_samples_only_at_the_end(is_async: bool) -> None:
+    core = Watched(is_async=is_async)
     core.add(1, PROMPT[:3], max_tokens=6, is_final=False)
     core.step()
-    assert numbers(core) == (3, 3)
+    assert numbers(core) == (3, 3, 3)
     core.core.extend(ExtendRequest(request_id=1, token_ids=PROMPT[3:8]))
     core.step()
-    assert numbers(core) == (8, 8)
+    assert numbers(core) == (8, 8, 8)
     assert not core.tokens
     core.core.extend(ExtendRequest(request_id=1, token_ids=PROMPT[8:], is_final=True))
+    core.step()
+    assert numbers(core) == (11, 12, 11 if is_async else 12)
+    assert core.grants == [[3], [5], [3]]
     core.run()
     assert core.tokens[1 << 10] == expected_tokens(PROMPT, 6, vocab_size=50)
 
 
-def test_streaming_prefill_may_end_without_another_token() -> None:
-    core = CoreUnderTest()
+@in_both_ways
+def test_streaming_prefill_may_end_without_another_token(is_async: bool) -> None:
+    core = Watched(is_async=is_async)
     core.add(1, PROMPT, max_tokens=6, is_final=False)
     core.step()
     core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=True))
     core.run()
+    assert core.grants[:2] == [[11], [1]]  # the last token once more: nothing was sampled from it
     assert core.tokens[1 << 10] == expected_tokens(PROMPT, 6, vocab_size=50)
 
 
-def test_prefix_caching_starts_at_the_cached_length() -> None:
-    core = CoreUnderTest(block_size=4)
+# ---- prefix caching
+
+
+@in_both_ways
+def test_prefix_caching_starts_at_the_cached_length(is_async: bool) -> None:
+    core = Watched(block_size=4, is_async=is_async)
     core.add(1, PROMPT, max_tokens=1)
     core.run()
-    core.add(2, [*PROMPT, 40, 41], max_tokens=2)
-    assert last_grants(core) == [len(PROMPT) + 2 - 8]  # two full blocks of four are there
-    assert numbers(core) == (len(PROMPT) + 2, len(PROMPT) + 3)
+    core.add(2, [*PROMPT, 40, 41], max_tokens=3)
+    assert core.take() == [len(PROMPT) + 2 - 8]  # two full blocks of four are there
+    assert numbers(core) == (13, 14, 13 if is_async else 14)
 
 
-def test_prefix_caching_always_computes_one_token() -> None:
-    core = CoreUnderTest(block_size=4)
+@in_both_ways
+def test_prefix_caching_always_computes_one_token(is_async: bool) -> None:
+    core = CoreUnderTest(block_size=4, is_async=is_async)
     core.add(1, PROMPT[:8], max_tokens=1)
     core.run()
     core.add(2, PROMPT[:8], max_tokens=3)
@@ -123,17 +184,21 @@ def test_prefix_caching_always_computes_one_token() -> None:
     assert core.tokens[2 << 10] == expected_tokens(PROMPT[:8], 3, vocab_size=50)
 
 
-def test_prefix_caching_with_chunks() -> None:
-    core = CoreUnderTest(block_size=4, budget=3)
+@in_both_ways
+def test_prefix_caching_with_chunks(is_async: bool) -> None:
+    core = Watched(block_size=4, budget=3, is_async=is_async)
     core.add(1, PROMPT, max_tokens=1)
     core.run()
-    core.add(2, PROMPT, max_tokens=2)
-    assert [last_grants(core) for _ in range(2)] == [[3], [1]]
+    core.grants.clear()
+    core.add(2, [*PROMPT, 40], max_tokens=2)
+    core.run()
+    assert core.grants == [[3], [1], [1]]
     assert core.scheduler.manager.num_hit_tokens == 8
 
 
-def test_output_of_an_earlier_turn_is_a_prefix_of_the_next() -> None:
-    core = CoreUnderTest(block_size=4)
+@in_both_ways
+def test_output_of_an_earlier_turn_is_a_prefix_of_the_next(is_async: bool) -> None:
+    core = CoreUnderTest(block_size=4, is_async=is_async)
     core.add(1, PROMPT, max_tokens=10)
     core.run()
     conversation = [*PROMPT, *core.tokens[1 << 10], 3, 4]
@@ -146,13 +211,82 @@ def test_a_salt_hides_the_cache_of_others() -> None:
     core = CoreUnderTest(block_size=4)
     core.add(1, PROMPT, max_tokens=1)
     core.run()
-    request = core.core.scheduler
-    before = request.manager.num_hit_tokens
-    from quire.messages import EngineRequest
-    from quire.sampling_params import SamplingParams
-
-    core.core.add(
-        EngineRequest(request_id=2, prompt_token_ids=PROMPT, sampling=SamplingParams(max_tokens=1), cache_salt="b")
-    )
+    before = core.manager.num_hit_tokens
+    core.add(2, PROMPT, max_tokens=1, request={"cache_salt": "b"})
     core.run()
-    assert request.manager.num_hit_tokens == before
+    assert core.manager.num_hit_tokens == before
+
+
+def block_names_of(is_async: bool, num_steps: int) -> int:
+    """X = [A, B, C] is computed at step 1 and generates D. Y = [A, B, C, D, ...] comes so many steps later."""
+    core = CoreUnderTest(block_size=1, is_async=is_async, max_model_len=32)
+    (token,) = expected_tokens(PROMPT[:3], 1, vocab_size=50)
+    core.add(1, PROMPT[:3], max_tokens=8)
+    for _ in range(num_steps):
+        core.step()
+    core.add(2, [*PROMPT[:3], token, 40, 41], max_tokens=1)
+    core.run()
+    return core.cached[2 << 10]
+
+
+@pytest.mark.parametrize(
+    ("is_async", "num_hits_by_step"),
+    [
+        (False, {1: 4, 2: 4}),
+        # 4.6.1: Y is scheduled before D has come, so it hits the blocks of [A, B, C] only; one step later all four
+        (True, {1: 3, 2: 4}),
+    ],
+)
+def test_asynchronously_an_output_block_is_registered_one_step_later(
+    is_async: bool, num_hits_by_step: dict[int, int]
+) -> None:
+    """The example of 4.6.1. X computes D in the step in which Y comes: what one step writes, all its rows may read."""
+    assert {num_steps: block_names_of(is_async, num_steps) for num_steps in num_hits_by_step} == num_hits_by_step
+
+
+# ---- speculation
+
+
+@in_both_ways
+def test_right_drafts_add_all_of_them_and_one_token_more(is_async: bool) -> None:
+    """4.4.4: total grows by L_draft + 1, so the next grant is L_draft + 1."""
+    core = Watched(num_drafts=3, drafts=RIGHT, is_async=is_async)
+    core.add(1, PROMPT, max_tokens=40)
+    assert core.take() == [11]
+    assert core.decided == [(11, 15)]
+    for _ in range(2):
+        assert core.take() == [4]
+    assert core.decided[1:] == [(15, 19), (19, 23)]
+    assert numbers(core) == (19, 23, 16 if is_async else 20)
+
+
+@in_both_ways
+def test_wrong_drafts_take_back_what_was_granted_for_them(is_async: bool) -> None:
+    """4.4.4: computed <- computed + granted - L_rejected, total <- total + L_draft - L_rejected + 1."""
+    core = Watched(num_drafts=3, drafts=WRONG, is_async=is_async)
+    core.add(1, PROMPT, max_tokens=40)
+    core.step()
+    assert core.take() == [4]
+    assert core.decided[-1] == (15, 19), "an upper bound, until the drafts were looked at"
+    if is_async:
+        # the results of the first step are here: three drafts were proposed, and nothing is known of them
+        assert numbers(core) == (15, 19, 12)
+        core.step()
+        # Decided on top of the bound: computed 15 + 4, total 19 + 4. Then three of the first grant were rejected:
+        # the worker was at 12 of 16, and 4 more are granted.
+        assert core.decided[-1] == (19, 23)
+        assert numbers(core) == (16, 20, 13)
+    else:
+        assert numbers(core) == (11 + 4 - 3, 12 + 3 - 3 + 1 + 3, 13)
+    core.run()
+    assert core.tokens[1 << 10] == expected_tokens(PROMPT, 40, vocab_size=50)
+
+
+@in_both_ways
+def test_a_long_draft_is_verified_in_chunks(is_async: bool) -> None:
+    core = Watched(num_drafts=5, drafts=RIGHT, budget=2, is_async=is_async)
+    core.add(1, PROMPT[:2], max_tokens=12)
+    core.run()
+    assert core.executor.work.num_partial_verifications > 0
+    assert {count for (count,) in core.grants} <= {1, 2}
+    assert core.tokens[1 << 10] == expected_tokens(PROMPT[:2], 12, vocab_size=50)

@@ -5,6 +5,7 @@ from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.model_facts import ModelFacts
 from quire.config.option import Option, checked, options_of, parse_bytes
 from quire.config.resolve import Reasons, resolve
+from quire.config.speculation import SpeculationConfig
 
 __all__ = [
     "EMBEDDED",
@@ -13,6 +14,7 @@ __all__ = [
     "ModelFacts",
     "Option",
     "Reasons",
+    "SpeculationConfig",
     "WorkerConfig",
     "checked",
     "options_of",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.model_facts import ModelFacts
+from quire.config.speculation import SpeculationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class WorkerConfig:
     seed: int
     # a folder for a file of swapped blocks; None: they stay in memory
     swap_directory: str | None = None
+    # who proposes tokens; None: nobody
+    speculation: SpeculationConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,5 +61,13 @@ class EngineConfig:
     max_num_batched_tokens: int
     max_num_seqs: int
     scheduling_policy: str
+    staging_size: int
+    progress_share: float
+    # 0: no such limit
+    long_prefill_token_threshold: int
+    chunk_alignment: int
+    async_scheduling: bool
     engine_process: bool | None
     check_invariants: bool
+    # the same as the worker's: the core plans the drafts, the worker makes them
+    speculation: SpeculationConfig | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quire.config.option import option
 
@@ -79,7 +81,32 @@ class EngineOptions:
         2048, "token budget of a step: bounds its latency and its memory", section="scheduling", least=1, unit="tokens"
     )
     max_num_seqs: int = option(256, "sequences that run at once", section="scheduling", least=1, greatest=65536)
-    scheduling_policy: str = option("fifo", "order of serving (fcfs means fifo)", section="scheduling")
+    scheduling_policy: str = option(
+        "fifo", "order of serving: fifo (or fcfs), priority, srtf, two_level", section="scheduling"
+    )
+    staging_size: int = option(
+        8, "requests among which two_level chooses the shortest", section="scheduling", least=1, greatest=4096
+    )
+    progress_share: float = option(
+        0.1, "share of a short budget for the started prompt that has waited longest (two_level)",
+        section="scheduling", least=0, greatest=1,
+    )  # fmt: skip
+    long_prefill_token_threshold: int = option(
+        0, "most tokens of one sequence in a step; 0: as many as the budget has", section="scheduling", least=0
+    )
+    chunk_alignment: int = option(
+        0, "chunks of a prompt end at multiples of so many tokens; 0: anywhere", section="scheduling", least=0
+    )
+    async_scheduling: bool = option(
+        True, "decide the next step while one runs, one step ahead of what is sampled", section="scheduling"
+    )
+
+    # speculation
+    speculative_config: Mapping[str, Any] | None = option(
+        None, "who proposes tokens that the model then checks in one step: method (ngram, draft_model or eagle), "
+        "num_speculative_tokens, model, prompt_lookup_min, prompt_lookup_max (docs/speculation.md)",
+        section="speculation",
+    )  # fmt: skip
 
     # execution
     device: str = option("auto", "where the model runs", section="execution", choices=("auto", "cpu", "cuda"))

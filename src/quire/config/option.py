@@ -6,9 +6,10 @@ The Python keyword, the command-line flag, the row in the documentation and the 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from quire.errors import OptionError, suggestion
 
@@ -65,6 +66,8 @@ class Option:
             return self._parse_bool(text)
         if self.unit == "bytes":
             return parse_bytes(text, self.name)
+        if self.kind is Mapping:
+            return self._parse_object(text)
         try:
             return self.kind(text)
         except ValueError:
@@ -105,8 +108,23 @@ class Option:
             return False
         raise OptionError(f"{self.name}={text}: must be true or false.")
 
+    def _parse_object(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise OptionError(
+                f'{self.name}={text}: must be a JSON object, such as {{"key": 1}}. '
+                "In a shell, put it into single quotes."
+            ) from None
+
     def _kind_in_words(self) -> str:
-        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+        words = {
+            int: "a whole number",
+            float: "a number",
+            str: "a text",
+            bool: "true or false",
+            Mapping: "a JSON object (a dict)",
+        }
         return words[self.kind] + (f" of {self.unit}" if self.unit else "")
 
     def _range_in_words(self) -> str:
@@ -125,7 +143,7 @@ def options_of(declaration: type) -> dict[str, Option]:
         kinds = [kind for kind in get_args(hints[field.name]) if kind is not type(None)] or [hints[field.name]]
         found[field.name] = Option(
             name=field.name,
-            kind=kinds[0],
+            kind=get_origin(kinds[0]) or kinds[0],
             is_optional=type(None) in get_args(hints[field.name]),
             default=field.default,
             **field.metadata,

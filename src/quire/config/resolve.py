@@ -12,6 +12,7 @@ from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
 from quire.config.option import checked, options_of
+from quire.config.speculation import resolve_speculation
 from quire.errors import CapacityError, OptionError
 
 _FALLBACK_LENGTH = 2048
@@ -38,7 +39,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     options = EngineOptions(**checked(EngineOptions, values))
     path = locate(options.model, options.revision)
-    tokenizer = locate(options.tokenizer, None) if options.tokenizer else path
+    tokenizer = locate(options.tokenizer, name="tokenizer") if options.tokenizer else path
     facts = ModelFacts.read(path)
     decided: dict[str, tuple[object, str]] = {}
 
@@ -47,6 +48,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     length, decided["max_model_len"] = _max_model_len(options, facts)
     threads, decided["num_threads"] = _num_threads(options, facts)
     swap_space, decided["swap_space"] = _swap_space(options)
+    speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
@@ -67,6 +69,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         compile=options.compile,
         seed=options.seed,
         swap_directory=options.swap_directory,
+        speculation=speculation,
     )
     config = EngineConfig(
         facts=facts,
@@ -89,8 +92,14 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         scheduling_policy={"fcfs": "fifo"}.get(options.scheduling_policy, options.scheduling_policy),
+        staging_size=options.staging_size,
+        progress_share=options.progress_share,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        chunk_alignment=options.chunk_alignment,
+        async_scheduling=options.async_scheduling,
         engine_process=options.engine_process,
         check_invariants=options.check_invariants,
+        speculation=speculation,
     )
     return config, _reasons(options, decided)
 

@@ -66,6 +66,13 @@ class BlockTable:
         self._array[self._length : length] = blocks
         self._length = length
 
+    def append(self, block: int) -> None:
+        if self._length == len(self._array):
+            self.extend([block])
+            return
+        self._array[self._length] = block
+        self._length += 1
+
     def truncate(self, length: int) -> None:
         self._length = min(self._length, length)
 

@@ -6,26 +6,39 @@ same outputs. Driven by a client in this process or by process.py over a socket.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError, suggestion
-from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest
+from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest, StepOutput
 
 ControlOperation = Callable[..., Any]
 
 
 class EngineCore:
-    """schedule, execute, update: one step at a time."""
+    """schedule, execute, update; with a depth of 1, the next step before the results of the last."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, ready: EngineReady, *, check_invariants: bool = False
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        ready: EngineReady,
+        *,
+        depth: int = 0,
+        check_invariants: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.ready = ready
+        # 4.6.1: steps that run while the next one is decided. More than one would decide without knowing of a
+        # preemption's last token, which scheduler/results.py does not allow for.
+        assert depth in (0, 1)
+        self._depth = depth
+        self._in_flight: deque[Future[StepOutput]] = deque()
         self._check_invariants = check_invariants
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
@@ -72,14 +85,19 @@ class EngineCore:
         return not self._is_idle
 
     def step(self) -> EngineOutputs:
-        """One iteration. Requests that ended without running (refused, aborted) are reported here as well."""
+        """One iteration: decides a step, and settles the earliest one unless more may be in flight.
+
+        Requests that ended without running (refused, aborted) are reported here as well.
+        """
         decision = self.scheduler.schedule()
-        if decision is None:
-            self._is_idle = True
+        if decision is not None:
+            self._in_flight.append(self.executor.execute(decision))
+        if len(self._in_flight) > (self._depth if decision is not None else 0):
+            outputs = self.scheduler.update_from_output(self._in_flight.popleft().result())
+        else:
+            self._is_idle = not self._in_flight
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
-        else:
-            outputs = self.scheduler.update_from_output(self.executor.execute(decision).result())
         if self._check_invariants:
             self._checked()
         return outputs

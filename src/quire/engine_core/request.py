@@ -47,6 +47,8 @@ class Sequence:
         self.num_named_blocks = 0
         # tokens that were computed when it gave way, so that what is computed again can be counted
         self.num_lost_tokens = 0
+        # the worker has its row
+        self.is_admitted = False
         self._prompt = prompt
         self._rows: Rows | None = None
 
@@ -61,7 +63,20 @@ class Sequence:
 
     @property
     def num_total_tokens(self) -> int:
+        """With what steps in flight will bring."""
         return int(self._rows.num_total[self.row]) if self._rows is not None else len(self._prompt)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Those whose values are here."""
+        return int(self._rows.num_known[self.row]) if self._rows is not None else len(self._prompt)
+
+    @property
+    def num_sure_tokens(self) -> int:
+        """Computed whatever becomes of drafts that are in flight: the newest token that is known may not be."""
+        if self._rows is None:
+            return 0
+        return int(min(self._rows.num_computed[self.row], self._rows.num_known[self.row] - 1))
 
     def token_ids(self, start: int, stop: int) -> Tokens:
         source = self._rows.tokens[self.row] if self._rows is not None else self._prompt
@@ -72,12 +87,18 @@ class Sequence:
         """From now on the row holds this sequence's tokens and numbers."""
         count = len(self._prompt)
         rows.tokens[row, :count] = self._prompt
-        rows.num_total[row] = count
+        rows.num_known[row] = rows.num_total[row] = count
         rows.num_computed[row] = 0
         rows.writable_until[row] = 0
         rows.sequence_id[row] = self.sequence_id
+        rows.priority[row] = self.request.priority
         self.row, self._rows = row, rows
         self._prompt = _NO_TOKENS
+
+    def unplace(self) -> None:
+        """Its row goes to somebody else. It keeps the tokens that it knows; one that is in flight is sampled again."""
+        self._prompt = self.token_ids(0, self.num_known_tokens).copy()
+        self.row, self._rows, self.is_admitted = -1, None, False
 
     def extend_prompt(self, tokens: Tokens) -> None:
         """Streamed input (4.4.4): num_total_tokens grows by what arrived."""
@@ -86,7 +107,7 @@ class Sequence:
             return
         total = self.num_total_tokens
         self._rows.tokens[self.row, total : total + len(tokens)] = tokens
-        self._rows.num_total[self.row] = total + len(tokens)
+        self._rows.num_known[self.row] = self._rows.num_total[self.row] = total + len(tokens)
 
 
 class Shape(Protocol):
@@ -126,6 +147,8 @@ class Request:
         # prompt log-probabilities need every position computed, so nothing may come from the cache
         self.use_prefix_cache = message.sampling.prompt_logprobs is None
         self.was_started = False
+        # its sequences, and forks to come, count among the rows that are taken
+        self.holds_rows = False
         # what the client waits for: outputs that have not ended
         self.open_outputs = set(range(shape.num_outputs))
         self.num_sequences = shape.num_sequences
@@ -136,6 +159,8 @@ class Request:
         # when it was last found that too few blocks are free: how many it needs, and the step to look again
         self.needed_blocks = 0
         self.look_again_at = 0
+        # the step before which it gave way the last time
+        self.preempted_at = -1
         self.sequences: dict[int, Sequence] = {}
 
     @property
@@ -152,7 +177,7 @@ class Request:
     @property
     def longest(self) -> int:
         """Tokens of its longest sequence: the measure of its progress."""
-        return max((sequence.num_total_tokens for sequence in self.sequences.values()), default=0)
+        return max((sequence.num_known_tokens for sequence in self.sequences.values()), default=0)
 
     @property
     def num_rows(self) -> int:

@@ -1,8 +1,13 @@
-"""The scheduler's side of the rows: the two numbers of every sequence (4.4.2), as arrays.
+"""The scheduler's side of the rows: the numbers of every sequence (4.4.2), as arrays.
+
+    num_computed   granted so far. While steps are in flight it is an upper bound: drafts may be rejected.
+    num_known      tokens whose values have arrived here
+    num_total      num_known and what is promised: the token that a step in flight samples, and drafts (4.6.1)
 
 Owns the numbering of rows. A sequence gets its row when it is first admitted and keeps it for life, also while it is
-preempted; the worker uses the same numbers. A steady step reads and writes these arrays and touches no Python object
-per sequence. Used by the scheduler, the KV cache manager and Sequence; never sent anywhere.
+preempted, unless something more important needs the row; the worker uses the same numbers. A steady step reads and
+writes these arrays and touches no Python object per sequence. Used by the scheduler, the KV cache manager and Sequence;
+never sent anywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ class Rows:
         self.num_rows = num_rows
         self.tokens = np.zeros((num_rows, max_model_len), dtype=np.int32)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
+        self.num_known = np.zeros(num_rows, dtype=np.int64)
         self.num_total = np.zeros(num_rows, dtype=np.int64)
+        self.priority = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Tokens from this number on fill a block that the prefix cache does not know yet.
@@ -31,6 +38,14 @@ class Rows:
         self.sequence_id = np.full(num_rows, -1, dtype=np.int64)
         # True: the decoding method wants to see each token of this row before anything else happens
         self.is_watched = np.zeros(num_rows, dtype=np.bool_)
+        # True: the worker goes on from what it samples, so the row may be granted that token before its value is known.
+        # False: the core looks first (a beam, the fork of a prompt), or the input is not final.
+        self.runs_on = np.zeros(num_rows, dtype=np.bool_)
+        # A logical clock of changes that a step in flight does not know of, and when each row last changed hands, or
+        # was set back to be computed again.
+        self.num_changes = 0
+        self.left_at = np.zeros(num_rows, dtype=np.int64)
+        self.set_back_at = np.zeros(num_rows, dtype=np.int64)
         self.stop_ids = np.full((num_rows, _STOP_COLUMNS), -1, dtype=np.int64)
         self._free = list(range(num_rows - 1, -1, -1))
 
@@ -38,18 +53,42 @@ class Rows:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def greatest_priority(self) -> int:
+        """Of those that have a row: the number of the least important."""
+        return int(self.priority[self.sequence_id >= 0].max(initial=-(1 << 62)))
+
     def take(self) -> int:
         return self._free.pop()
 
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
-        self.num_computed[row] = self.num_total[row] = self.writable_until[row] = 0
-        self.is_watched[row] = False
+        self.num_computed[row] = self.num_known[row] = self.num_total[row] = self.writable_until[row] = 0
+        self.is_watched[row] = self.runs_on[row] = False
+        self.num_changes += 1
+        self.left_at[row] = self.num_changes
         self._free.append(row)
+
+    def set_back(self, row: int, num_computed: int) -> None:
+        """The core decides where the row goes on, whatever steps in flight compute of it."""
+        self.num_computed[row] = num_computed
+        self.num_changes += 1
+        self.set_back_at[row] = self.num_changes
 
     def remaining(self, rows: IntArray) -> IntArray:
         """4.4.2: the most that a step may grant each row."""
         return self.num_total[rows] - self.num_computed[rows]
+
+    def promise(self, rows: IntArray, num_drafts: IntArray | int) -> IntArray:
+        """4.6.1: what these rows will sample, and propose after it, counts from now on. By how much each row grew.
+
+        The last token that a sequence may have is never computed, so nothing is promised beyond the one before it.
+        """
+        totals = self.num_total[rows]
+        samples = (self.num_computed[rows] == totals) & self.runs_on[rows]
+        growth: IntArray = np.maximum(np.minimum(1 + num_drafts, self.max_total[rows] - 1 - totals), 0) * samples
+        self.num_total[rows] = totals + growth
+        return growth
 
     def set_stop_ids(self, row: int, ids: list[int]) -> None:
         if len(ids) > self.stop_ids.shape[1]:
@@ -59,10 +98,13 @@ class Rows:
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(ids)] = ids
 
-    def append(self, rows: IntArray, token_ids: IntArray) -> None:
-        """One token for each row; a row occurs once."""
-        self.tokens[rows, self.num_total[rows]] = token_ids
-        self.num_total[rows] += 1
+    def learn(self, rows: IntArray, token_ids: IntArray) -> None:
+        """One token for each row: a promised one, or a new one. A row occurs once."""
+        known = self.num_known[rows]
+        self.tokens[rows, known] = token_ids
+        known += 1
+        self.num_known[rows] = known
+        self.num_total[rows] = np.maximum(self.num_total[rows], known)
 
     def check_invariants(self) -> None:
         used = np.flatnonzero(self.sequence_id >= 0)
@@ -70,4 +112,5 @@ class Rows:
         assert len(set(self._free)) == len(self._free), "a row is free twice"
         assert (self.num_computed[used] >= 0).all()
         assert (self.num_computed[used] <= self.num_total[used]).all(), "computed more tokens than there are"
+        assert (self.num_known[used] <= self.num_total[used]).all(), "more tokens are known than there are"
         assert (self.num_total[used] <= self.tokens.shape[1]).all()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
 
-from quire.engine_core.request import Status
 from quire.messages import (
     AbortRequests,
     EngineOutputs,
     EngineRequest,
     ExtendRequest,
+    SchedulerOutput,
     SequenceEnd,
     SequenceStart,
     sequence_id_of,
@@ -24,6 +25,7 @@ from quire.messages import (
 from quire.testing.core import CoreUnderTest
 from quire.testing.decision_checks import DecisionChecks
 from quire.testing.kept_plans import KeptPlans
+from quire.testing.number_checks import NumberChecks
 from quire.testing.plans import Plan
 
 # Steps in which nothing happens although something could, before that counts as standing still (I9).
@@ -31,6 +33,16 @@ _MOST_EMPTY_STEPS = 3
 # Counting every slot takes as long as a step; what is kept changes seldom.
 _STEPS_BETWEEN_ACCOUNTS = 50
 _STEPS_BETWEEN_REPORTS = 4
+
+
+@dataclass(frozen=True)
+class FailingRow:
+    """A row that was made to fail in a step; what it computes belongs to the plan unless it changes hands."""
+
+    step: int
+    row: int
+    plan: Plan
+    left_at: int
 
 
 class CheckedCore:
@@ -41,6 +53,7 @@ class CheckedCore:
         self.plans: dict[int, Plan] = {}
         self.kept = KeptPlans(core)
         self.decisions = DecisionChecks(core)
+        self._numbers = NumberChecks(core)
         self.counts: Counter[str] = Counter()
         # prompts and outputs of requests that have ended: what a conversation would go on from
         self.recent: deque[list[int]] = deque(maxlen=2)
@@ -51,6 +64,8 @@ class CheckedCore:
         self._plans_by_salt: dict[str, list[Plan]] = defaultdict(list)
         self._num_empty_steps = 0
         self._failing: int | None = None
+        self._failures: list[FailingRow] = []
+        core.executor.observers.append(self._choose_failing_row)
 
     # ------------------------------------------------------------------------------------------ what a driver does
 
@@ -108,31 +123,28 @@ class CheckedCore:
             self._due_ends.append(sequence_id_of(number, one))
             self._close(number, one)
         self.counts["aborts"] += 1
+        self.counts["aborted in flight"] += self.core.is_async and self.decisions.is_in_flight(number)
 
     def fail_row(self, pick: int) -> None:
-        """One of the rows that run fails in the next step, if it computes anything in it."""
+        """One of the rows that the next step computes fails in it."""
         self._failing = pick
 
     # ------------------------------------------------------------------------------------------ one step
 
     def step(self) -> EngineOutputs:
-        failing = self._choose_failing_row()
         num_steps = self.core.executor.work.num_steps
         outputs = self.core.core.step()
         has_run = self.core.executor.work.num_steps > num_steps
-        failed = {number for row, number in failing.items() if row not in self.core.executor.failing_rows}
-        self.core.executor.failing_rows.clear()
-        for number in failed & self.plans.keys():
-            self.plans[number].may_fail = True
         ends = self._without_due_ends(outputs.ends)
         for start in outputs.starts:
             self._check_start(start)
         self._check_tokens(outputs)
         for end in ends:
             self._check_end(end)
-        assert not failed & self.plans.keys(), "a request goes on although one of its rows has failed"
+        self._check_failures(outputs.step)
         self._check_tables()
-        self._check_liveness(has_run)
+        self._check_liveness(has_run or outputs.step > 0)
+        self._numbers.check(self.plans)
         if self.kept.by_handle and self.core.executor.work.num_steps % _STEPS_BETWEEN_REPORTS == 0:
             self.kept.check()
         if has_run:
@@ -161,6 +173,8 @@ class CheckedCore:
     def _check_start(self, start: SequenceStart) -> None:
         number, _ = split_sequence_id(start.sequence_id)
         plan = self.plans[number]
+        assert not plan.has_started, f"request {number} starts twice"
+        plan.has_started = True
         cached = start.num_cached_tokens
         # I15: at least one token is computed, and what is found are whole blocks, unless a handle has kept the rest
         assert 0 <= cached < max(1, len(plan.prompt)), f"request {number}: {cached} cached tokens"
@@ -227,6 +241,7 @@ class CheckedCore:
         number, index = split_sequence_id(end.sequence_id)
         assert index in self._open_outputs.get(number, ()), f"request {number}, output {index}: ended twice"
         plan = self.plans[number]
+        assert 0 <= end.num_accepted_tokens <= end.num_drafted_tokens
         if end.finish_reason == "error":
             assert plan.may_fail or plan.must_fail or plan.may_be_refused, f"request {number}: {end.error}"
             # I9: the core's way out when nobody can run, which must not be needed
@@ -283,21 +298,28 @@ class CheckedCore:
         scheduler = self.core.scheduler
         requests = scheduler.lifecycle.requests.values()
         num_free = scheduler.rows.num_free - scheduler.running.num_reserved_rows
-        wants = [one.num_rows for one in requests if not one.was_started and not one.is_idle]
-        return any(one.is_idle and one.was_started for one in requests) and bool(wants) and max(wants) > num_free
+        wants = [one.num_rows for one in requests if not one.holds_rows and not one.is_idle]
+        return any(one.is_idle and one.holds_rows for one in requests) and bool(wants) and max(wants) > num_free
 
-    def _choose_failing_row(self) -> dict[int, int]:
-        """Chosen when nothing can change its owner any more; returns the request of the row."""
-        if self._failing is None:
-            return {}
-        living = self.core.scheduler.running.living_sequences()
-        running = [one for one in living if one.request.status is Status.RUNNING]
-        pick, self._failing = self._failing, None
-        if not running:
-            return {}
-        sequence = running[pick % len(running)]
-        self.core.executor.failing_rows[sequence.row] = "a failure that was asked for"
-        return {sequence.row: sequence.request.request_id}
+    def _choose_failing_row(self, decided: SchedulerOutput) -> None:
+        """Chosen when nothing can change its owner any more."""
+        if self._failing is None or not len(decided.rows):
+            return
+        row = int(decided.rows[self._failing % len(decided.rows)])
+        self._failing = None
+        plan = self.plans[self.core.scheduler.running.sequence_at(row).request.request_id]
+        self.core.executor.failing_rows[row] = "a failure that was asked for"
+        self._failures.append(FailingRow(decided.step, row, plan, int(self.core.rows.left_at[row])))
+        plan.may_fail = True
+
+    def _check_failures(self, step: int) -> None:
+        """Once the results of the step are here, the request is gone; with one exception."""
+        for failure in [one for one in self._failures if one.step <= step]:
+            self._failures.remove(failure)
+            was_skipped = self.core.executor.failing_rows.pop(failure.row, None) is not None
+            has_left = bool(self.core.rows.left_at[failure.row] > failure.left_at)
+            lives_on = any(plan is failure.plan for plan in self.plans.values())
+            assert was_skipped or has_left or not lives_on, "a request goes on although one of its rows has failed"
 
     def _never_fits(self, plan: Plan) -> bool:
         """I10: such a request must be refused, and not wait for ever."""

@@ -6,21 +6,60 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from quire.engine_core.engine_core import EngineCore
-from quire.engine_core.executor.simulated import SimulatedExecutor, StepCosts
+from quire.engine_core.executor.simulated import SimulatedDrafts, SimulatedExecutor, StepCosts
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.constraints import Constraint
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
-from quire.messages import DecodingSpec, EngineOutputs, EngineReady, EngineRequest, SequenceEnd
+from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
+from quire.messages import DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
 from quire.sampling_params import SamplingParams
 
 FULL = KVGroup(("layer",))
+
+
+class ManyDrafts:
+    """Speculation that never gives up: as many drafts for everybody as are allowed, or a number that changes."""
+
+    def __init__(self, most: int, *, lookahead: int = 0, is_steady: bool = True) -> None:
+        self.most = most
+        self.lookahead = lookahead
+        self.num_verified = 0
+        self.num_accepted = 0
+        self._is_steady = is_steady
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def num_drafts(self, rows: IntArray, totals: IntArray) -> IntArray | int:
+        return self.most if self._is_steady else (totals * 5 + rows) % (self.most + 1)
+
+    def step_data(self, growth: IntArray) -> dict[str, Any]:
+        num_drafts = np.maximum(growth - 1, 0)
+        return {"num_drafts": num_drafts} if num_drafts.any() else {}
+
+    def observe(self, speculated: IntArray) -> None:
+        for row, _, _, num_verified, num_accepted in speculated.T.tolist():
+            verified, accepted = self.counts(row)
+            self._counts[row] = (verified + num_verified, accepted + num_accepted)
+            self.num_verified += num_verified
+            self.num_accepted += num_accepted
+
+    def reset(self, row: int) -> None:
+        self._counts.pop(row, None)
+
+    def counts(self, row: int) -> tuple[int, int]:
+        return self._counts.get(row, (0, 0))
+
+    def statistics(self) -> dict[str, float]:
+        return {}
 
 
 class CoreUnderTest:
@@ -40,34 +79,61 @@ class CoreUnderTest:
         preemption_mode: str = "auto",
         costs: StepCosts | None = None,
         policy: str | SchedulingPolicy = "fifo",
+        policy_options: dict[str, Any] | None = None,
+        is_async: bool = False,
+        drafts: SimulatedDrafts | None = None,
+        num_drafts: int = 0,
+        speculation: Speculation | None = None,
+        constraints: Sequence[Constraint] = (),
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
         check_invariants: bool = True,
     ) -> None:
+        """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
+        `drafts` says how good they are."""
         costs = costs or StepCosts()
+        drafts = (drafts or SimulatedDrafts()) if num_drafts else None
+        if speculation is None:
+            lookahead = num_drafts if drafts is not None and drafts.has_cache else 0
+            speculation = ManyDrafts(num_drafts, lookahead=lookahead) if num_drafts else NoSpeculation()
+        self.speculation = speculation
+        self.is_async = is_async
         self.max_model_len = max_model_len
         self.executor = SimulatedExecutor(
-            groups, num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, costs=costs
+            groups, num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, costs=costs, drafts=drafts
         )
         self.clock = self.executor.clock
         self.rows = Rows(max_num_seqs, max_model_len)
         self.pool = BlockPool(num_blocks, free_order, keeps_contents=prefix_caching)
         hasher = PrefixHasher(block_size, key=b"a key for tests")
-        self.manager = KVCacheManager(self.pool, list(groups), block_size, self.rows, hasher, num_host_blocks)
+        self.manager = KVCacheManager(
+            self.pool,
+            list(groups),
+            block_size,
+            self.rows,
+            hasher,
+            num_host_blocks,
+            lookahead=speculation.lookahead,
+            num_uncertain=num_drafts + is_async * (1 + num_drafts),
+        )
         prices = RecoveryCosts(costs.seconds_per_token, costs.seconds_per_swapped_block)
         self.scheduler = Scheduler(
             self.manager,
             self.rows,
-            make_policy(policy) if isinstance(policy, str) else policy,
+            make_policy(policy, **(policy_options or {})) if isinstance(policy, str) else policy,
             Recovery(self.manager, self.rows, preemption_mode, prices),
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
+            speculation=speculation,
+            constraints=constraints,
         )
         ready = EngineReady(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=block_size
         )
-        self.core = EngineCore(self.scheduler, self.executor, ready, check_invariants=check_invariants)
+        self.core = EngineCore(
+            self.scheduler, self.executor, ready, depth=int(is_async), check_invariants=check_invariants
+        )
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, SequenceEnd] = {}
         self.cached: dict[int, int] = {}

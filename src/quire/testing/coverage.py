@@ -27,9 +27,18 @@ TRANSITIONS = (
     "kept sequences evicted",
     "prefixes pinned",
     "hits of pinned prefixes",
+    "steps decided ahead",
+    "tokens past an end",
+    "preempted in flight",
+    "aborted in flight",
+    "rows given away",
+    "drafts accepted",
+    "drafts rejected",
+    "drafts verified in chunks",
 )
 
 _STATISTICS = {
+    "tokens past an end": "num_dropped_tokens_total",
     "preempted by recomputation": "num_preemptions_by_recompute_total",
     "preempted by swapping": "num_preemptions_by_swap_total",
     "blocks copied": "num_blocks_copied_total",
@@ -45,4 +54,8 @@ def counts_of(workload: Workload) -> dict[str, int]:
     statistics = workload.core.core.statistics()
     counts = checked.counts + checked.decisions.counts + checked.kept.counts
     counts.update({name: int(statistics[statistic]) for name, statistic in _STATISTICS.items()})
+    work = workload.core.executor.work
+    counts["steps decided ahead"] = work.num_steps * workload.core.is_async
+    counts["drafts accepted"], counts["drafts rejected"] = work.num_accepted_tokens, work.num_rejected_tokens
+    counts["drafts verified in chunks"] = work.num_partial_verifications
     return {name: counts[name] for name in TRANSITIONS}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.request import Request, Status
-from quire.messages import SchedulerOutput
+from quire.engine_core.scheduler.policies.fifo import Fifo
+from quire.messages import IntArray, SchedulerOutput
 from quire.testing.core import CoreUnderTest
 
 
@@ -21,33 +24,47 @@ class DecisionChecks:
         # requests that are preempted, and the length that each had when it came back the last time
         self._preempted: dict[int, Request] = {}
         self._length_at_resume: dict[int, int] = {}
+        # requests that have run, those that have lost their rows, and those that the last step computes
+        self._started: set[int] = set()
+        self._displaced: set[int] = set()
+        self._in_flight: set[int] = set()
         self._num_forks: Counter[int] = Counter()
         core.executor.observers.append(self._check)
+        core.executor.write_observers.append(self._check_writers)
+
+    def is_in_flight(self, request_id: int) -> bool:
+        """Whether a step that computes it has been decided, and its results may not be here."""
+        return request_id in self._in_flight
 
     def _check(self, output: SchedulerOutput) -> None:
         self._check_budget(output)
-        self._check_writers(output)
         self._check_preemptions(output)
         self._count(output)
+        running = self._core.scheduler.running
+        self._in_flight = {running.sequence_at(row).request.request_id for row in output.rows.tolist()}
 
     def _check_budget(self, output: SchedulerOutput) -> None:
         """I7: what a step grants, and how many sequences it may have."""
         assert output.num_scheduled_tokens <= self._core.scheduler.max_num_batched_tokens, "over the budget"
-        assert len(output.rows) <= self._core.rows.num_rows, "more rows than there are"
+        rows = self._core.rows
+        assert len(output.rows) <= rows.num_rows, "more rows than there are"
+        is_beyond = rows.num_computed[output.rows] >= rows.max_total[output.rows]
+        assert not is_beyond.any(), "the last token of a sequence is not computed, and nothing is behind it"
 
-    def _check_writers(self, output: SchedulerOutput) -> None:
-        """I4: a block has one writer, and while it is not full nobody else holds it."""
-        block_size, counts = self._core.manager.block_size, self._core.pool.counts
+    def _check_writers(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
+        """I4: a block has one writer, and while it is not full, or drafts are in it, nobody else holds it."""
+        block_size, counts, worker = self._core.manager.block_size, self._core.pool.counts, self._core.executor.rows
+        sure_ends = np.minimum(ends, worker.num_total[rows] - worker.num_drafts[rows])
         written: list[int] = []
-        for row, num_tokens in zip(output.rows.tolist(), output.num_tokens.tolist(), strict=True):
+        for row, start, end, sure_end in zip(*(each.tolist() for each in (rows, starts, ends, sure_ends)), strict=True):
             sequence = self._core.scheduler.running.sequence_at(row)
-            end = sequence.num_computed_tokens
-            first, last = (end - num_tokens) // block_size, (end - 1) // block_size
+            first, last = start // block_size, (end - 1) // block_size
+            first_open = max(first, sure_end // block_size)
             for table in sequence.block_tables:
                 blocks = table.blocks[first : last + 1].tolist()
                 written += blocks
-                is_full = end % block_size == 0
-                assert is_full or counts[blocks[-1]] == 1, f"row {row} writes into block {blocks[-1]}, which is shared"
+                for block in blocks[first_open - first :]:
+                    assert counts[block] == 1, f"row {row} writes into block {block}, which is shared"
         assert NO_BLOCK not in written, "a block that a window has passed is written"
         assert len(set(written)) == len(written), "two rows write into one block"
 
@@ -58,18 +75,45 @@ class DecisionChecks:
         for number, request in preempted.items():
             if self._preempted.get(number) is not request:
                 self._check_victim(request)
+                self.counts["preempted in flight"] += self._core.is_async and number in self._in_flight
         for number, request in self._preempted.items():
             if number not in preempted and request.status is Status.RUNNING:
                 if request.is_final:  # one whose input is still open may give way again at once
                     self._length_at_resume[request.arrival] = request.longest
                 self.counts["requests resumed"] += 1
         self._preempted = preempted
-        for admitted in output.admitted if preempted else ():
-            newcomer = scheduler.running.sequence_at(admitted.row).request
+        self._count_displaced(preempted)
+        admitted = [scheduler.running.sequence_at(one.row).request for one in output.admitted]
+        # others have lost their rows to somebody more important and get new ones
+        newcomers = [one for one in admitted if one.arrival not in self._started]
+        for newcomer in newcomers if preempted else ():
             overtaken = [
                 number for number, one in preempted.items() if one.priority <= newcomer.priority and not one.is_idle
             ]
             assert not overtaken, f"request {newcomer.request_id} starts while {overtaken} are preempted"
+        self._check_order(newcomers)
+        self._started.update(one.arrival for one in admitted)
+
+    def _check_order(self, newcomers: list[Request]) -> None:
+        """Who starts has overtaken nobody who is more important; first in, first out also nobody who came earlier."""
+        policy = self._core.scheduler.policy
+        if not newcomers or not (policy.is_preemptive or isinstance(policy, Fifo)):
+            return
+        requests = self._core.scheduler.lifecycle.requests.values()
+        waiting = [one for one in requests if one.status is Status.WAITING and one.num_prompt_tokens]
+        for newcomer in newcomers:
+            if policy.is_preemptive:
+                overtaken = [one.request_id for one in waiting if one.priority < newcomer.priority]
+            else:
+                # one of which nothing had come when it was added stands behind those that came meanwhile
+                as_important = [one for one in waiting if one.priority <= newcomer.priority and not _was_silent(one)]
+                overtaken = [one.request_id for one in as_important if one.arrival < newcomer.arrival]
+            assert not overtaken, f"request {newcomer.request_id} starts before {overtaken}"
+
+    def _count_displaced(self, preempted: dict[int, Request]) -> None:
+        displaced = {one.arrival for one in preempted.values() if not one.holds_rows}
+        self.counts["rows given away"] += len(displaced - self._displaced)
+        self._displaced = displaced
 
     def _check_victim(self, request: Request) -> None:
         resumed_at = self._length_at_resume.pop(request.arrival, None)
@@ -99,6 +143,10 @@ class DecisionChecks:
             max(0, count - self._num_passed.get(number, 0)) for number, count in now.items()
         )
         self._num_passed = now
+
+
+def _was_silent(request: Request) -> bool:
+    return not request.message.prompt_token_ids and not request.message.is_final
 
 
 def _is_out(request: Request) -> bool:

@@ -167,6 +167,12 @@ class FakeCore:
         for sequence in self._sequences.values():
             if sequence.request.request_id == extension.request_id and sequence.index == 0:
                 sequence.request.prompt_token_ids.extend(extension.token_ids)
+                sequence.room -= len(extension.token_ids)
+                sequence.request.is_final = extension.is_final
+        beams = self._beams.get(extension.request_id)
+        if beams is not None:
+            beams.request.prompt_token_ids.extend(extension.token_ids)
+            beams.request.is_final = extension.is_final
 
     def abort(self, aborts: AbortRequests) -> None:
         for sequence_id in list(self._sequences):
@@ -229,10 +235,14 @@ class FakeCore:
         self.is_shut_down = True
 
     def _granted(self) -> list[FakeSequence]:
-        return [sequence for sequence in self._sequences.values() if len(sequence.token_ids) < self.hold_at]
+        return [
+            sequence
+            for sequence in self._sequences.values()
+            if sequence.request.is_final and len(sequence.token_ids) < self.hold_at
+        ]
 
     def _granted_beams(self) -> list[FakeBeams]:
-        return [beams for beams in self._beams.values() if beams.num_settled < self.hold_at]
+        return [beams for beams in self._beams.values() if beams.request.is_final and beams.num_settled < self.hold_at]
 
     def _report_beam(self, beams: FakeBeams, new: BeamTokens, outputs: EngineOutputs) -> None:
         count = beams.request.sampling.logprobs

@@ -99,14 +99,27 @@ def default_reply(request: EngineRequest, index: int) -> str:
 class ScriptedSequence(FakeSequence):
     """Says a text, byte by byte, and ends as its length allows."""
 
-    def __init__(self, request: EngineRequest, index: int, max_model_len: int, text: str) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        index: int,
+        max_model_len: int,
+        reply_to: Callable[[EngineRequest, int], str],
+    ) -> None:
         super().__init__(request, index, max_model_len)
-        tokens = [*text.encode(), *request.eos_token_ids[:1]]
+        self._reply_to = reply_to
+        self._reason = "stop"
+
+    @functools.cached_property
+    def _tokens(self) -> list[int]:
+        """Asked for when the prompt is whole."""
+        request = self.request
+        tokens = [*self._reply_to(request, self.index).encode(), *request.eos_token_ids[:1]]
         limit = request.sampling.max_tokens or 16
         while request.sampling.ignore_eos and len(tokens) < limit:
             tokens += tokens
         self._reason = "stop" if len(tokens) <= limit else "length"
-        self._tokens = tokens[:limit]
+        return tokens[:limit]
 
     @property
     def num_cached_tokens(self) -> int:
@@ -203,7 +216,7 @@ class ScriptedLink:
         self._bell_out.close()
 
     def _make_sequence(self, request: EngineRequest, index: int, max_model_len: int) -> ScriptedSequence:
-        return ScriptedSequence(request, index, max_model_len, self.reply_to(request, index))
+        return ScriptedSequence(request, index, max_model_len, self.reply_to)
 
     def _ring(self) -> None:
         # OSError: the link was closed meanwhile

@@ -2,8 +2,9 @@
 
 A case is a few random requests with the steps in which they arrive. A setting is a way to run them: prefix cache or
 not, chunks, block size, how much memory there is and what happens when it runs out, and whether a request has the
-engine to itself. `outputs_of` runs a case in a setting; all settings must agree. The core is checked token by token on
-the way (checked_core.py), so that a difference shows at the step in which it arises.
+engine to itself; and how the engine runs (engine_settings.py): policy, asynchronous scheduling, speculation.
+`outputs_of` runs a case in a setting; all settings must agree. The core is checked token by token on the way
+(checked_core.py), so that a difference shows at the step in which it arises.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import DecodingSpec, EngineOutputs, EngineRequest, split_sequence_id
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
-from quire.testing.core import FULL, CoreUnderTest
+from quire.testing.core import FULL
+from quire.testing.engine_settings import PLAIN_ENGINE, EngineSettings
 from quire.testing.plans import Plan
 
 VOCAB = 50
@@ -106,21 +108,21 @@ def _asked(pick: random.Random) -> dict[str, Any]:
     return {"sampling": sampling, "decoding": DecodingSpec(method="beam_search", args=args)}
 
 
-def outputs_of(case: Case, setting: Setting) -> tuple[Outputs, int]:
+def outputs_of(case: Case, setting: Setting, engine: EngineSettings = PLAIN_ENGINE) -> tuple[Outputs, int]:
     """What every output got, and how many requests had to give way on the way."""
     if not setting.is_alone:
-        return _run(case, setting)
+        return _run(case, setting, engine)
     outputs: Outputs = {}
     num_preemptions = 0
     for arrival in case.arrivals:
-        found, preempted = _run(replace(case, arrivals=(arrival,)), setting)
+        found, preempted = _run(replace(case, arrivals=(arrival,)), setting, engine)
         outputs |= found
         num_preemptions += preempted
     return outputs, num_preemptions
 
 
-def _run(case: Case, setting: Setting) -> tuple[Outputs, int]:
-    core = CoreUnderTest(
+def _run(case: Case, setting: Setting, engine: EngineSettings) -> tuple[Outputs, int]:
+    core = replace(engine, max_num_seqs=None).core(
         num_blocks=_num_blocks(case, setting),
         block_size=setting.block_size,
         budget=setting.chunk,

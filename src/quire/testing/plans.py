@@ -39,6 +39,8 @@ class Plan:
     unsent: list[int] = field(default_factory=list)
     # all of the prompt was sent
     is_complete: bool = False
+    # the core has said that it computes
+    has_started: bool = False
     # a token of it has arrived, so that its sequences have forked
     has_output: bool = False
     # one of its rows was made to fail; it can never run

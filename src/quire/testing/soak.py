@@ -3,6 +3,7 @@
     python -m quire.testing.soak --steps 20000000 --state build/soak.json     until so many steps are done in all
     python -m quire.testing.soak --steps 20000000 --state build/soak.json --seconds 600     a piece of it
     python -m quire.testing.soak --seed 17                                     one workload, as it failed
+    python -m quire.testing.soak --seed 17 --plain                             with a plain engine
 
 The state file is written after every batch of seeds and read at the start, so that a run that was stopped goes on;
 seeds that failed are tried again first. Exit status 1 says that a rule was broken; the command that repeats it is
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from quire.testing.coverage import counts_of
+from quire.testing.engine_settings import PLAIN_ENGINE, EngineSettings
 from quire.testing.workload import Workload
 
 STEPS_OF_A_SEED = 400
@@ -88,9 +90,9 @@ def command_for(seed: int) -> str:
     return f"python -m quire.testing.soak --seed {seed}"
 
 
-def run_seed(seed: int, num_steps: int = STEPS_OF_A_SEED) -> Workload:
+def run_seed(seed: int, num_steps: int = STEPS_OF_A_SEED, engine: EngineSettings | None = None) -> Workload:
     """One workload to its end; a broken rule raises AssertionError, with the command that repeats it."""
-    workload = Workload(seed)
+    workload = Workload(seed, engine=engine)
     _run(workload, num_steps)
     return workload
 
@@ -111,7 +113,8 @@ def _run(workload: Workload, num_steps: int) -> None:
         workload.run(num_steps)
         workload.finish()
     except Exception as error:
-        error.add_note(f"workload {workload.sizes}\nrepeat: {command_for(workload.seed)}")
+        plain = " --plain" if workload.engine == PLAIN_ENGINE else ""
+        error.add_note(f"{workload.sizes}\n{workload.engine}\nrepeat: {command_for(workload.seed)}{plain}")
         raise
 
 
@@ -175,10 +178,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="workloads that run side by side")
     parser.add_argument("--seed", type=int, help="run this workload alone, and show what breaks")
+    parser.add_argument("--plain", action="store_true", help="first in first out, synchronously, without drafts")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        workload = run_seed(options.seed)  # a broken rule ends here, with its traceback
-        print(f"seed {options.seed}: {workload.core.executor.work.num_steps} steps, every rule kept\n{workload.sizes}")
+        # a broken rule ends here, with its traceback
+        workload = run_seed(options.seed, engine=PLAIN_ENGINE if options.plain else None)
+        print(f"seed {options.seed}: {workload.core.executor.work.num_steps} steps, every rule kept")
+        print(workload.sizes, workload.engine, sep="\n")
         return 0
     state = SoakState.read(options.state)
     state.try_failures_again()

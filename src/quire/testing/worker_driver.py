@@ -34,11 +34,16 @@ class WorkerDriver:
         num_blocks: int = 0,
         num_host_blocks: int = 0,
         num_groups: int = 0,
+        lookahead: int = 0,
         seed: int = 0,
     ) -> None:
+        """`lookahead`: so many slots are there beyond the tokens of a step, for what a draft model writes."""
         self.worker = worker
         self.computed: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
+        # how many drafts follow the tokens of a row
+        self.drafts: dict[int, int] = defaultdict(int)
+        self._lookahead = lookahead
         self._block_size = block_size
         self._num_groups = num_groups
         self._free = list(range(num_blocks))
@@ -54,6 +59,7 @@ class WorkerDriver:
     def admit(self, row: int, tokens: Sequence[int], **fields: Any) -> None:
         """`fields` are those of AdmittedSequence; sampling is greedy unless given."""
         self.computed[row], self.tokens[row] = fields.pop("num_computed_tokens", 0), list(tokens)
+        self.drafts[row] = 0
         self._tables[row] = [[] for _ in range(self._num_groups)]
         fields.setdefault("sampling", SamplingParams(temperature=0.0))
         fields.setdefault("num_prompt_tokens", len(tokens))
@@ -72,6 +78,7 @@ class WorkerDriver:
         """
         computed = num_total_tokens - 1 if num_computed_tokens is None else num_computed_tokens
         self.computed[row], self.tokens[row] = computed, self.tokens[parent][:num_total_tokens]
+        self.drafts[row] = 0
         num_blocks, filled = -(-computed // self._block_size), computed % self._block_size
         self._tables[row] = [table[:num_blocks] for table in self._tables[parent]]
         for group, table in enumerate(self._tables[row]):
@@ -98,6 +105,7 @@ class WorkerDriver:
 
     def append(self, row: int, tokens: Sequence[int], *, is_final: bool = True) -> None:
         self.tokens[row] += tokens
+        self.drafts[row] = 0
         self._changes["appended"].append(AppendedTokens(row=row, token_ids=list(tokens), is_final=is_final))
 
     def preempt(self, row: int) -> None:
@@ -125,18 +133,20 @@ class WorkerDriver:
                 self._give(group, row, block)
             self._free_host = [*host_table, *self._free_host]
 
-    def step(self, grants: dict[int, int] | None = None) -> StepOutput:
-        """One step. Without grants, every row that is not swapped out computes all it can."""
+    def step(self, grants: dict[int, int] | None = None, *, num_drafts: int = 0) -> StepOutput:
+        """One step. Without grants, every row that is not swapped out computes all it can. Rows that sample are asked
+        for so many drafts."""
         if grants is None:
+            totals = {row: len(tokens) + self.drafts[row] for row, tokens in self.tokens.items()}
             grants = {
-                row: len(tokens) - self.computed[row]
-                for row, tokens in self.tokens.items()
-                if row not in self._host_tables and len(tokens) > self.computed[row]
+                row: total - self.computed[row]
+                for row, total in totals.items()
+                if row not in self._host_tables and total > self.computed[row]
             }
         for row, count in grants.items():
             self.computed[row] += count
             for group in range(self._num_groups):
-                while len(self._tables[row][group]) * self._block_size < self.computed[row]:
+                while len(self._tables[row][group]) * self._block_size < self.computed[row] + self._lookahead:
                     self._give(group, row, self._free.pop())
         self._num_steps += 1
         changes: dict[str, Any] = {
@@ -148,6 +158,7 @@ class WorkerDriver:
             step=self._num_steps,
             rows=int_array(list(grants)),
             num_tokens=int_array(list(grants.values())),
+            step_data={"num_drafts": int_array([num_drafts] * len(grants))} if num_drafts else {},
             **changes,
         )
         self._changes.clear()
@@ -155,13 +166,15 @@ class WorkerDriver:
         self.worker.control("check_invariants", {})
         for row, token in zip(output.rows.tolist(), output.token_ids.tolist(), strict=True):
             self.tokens[row].append(token)
+        for row, num_computed, num_total, *_ in output.speculated.T.tolist():
+            self.computed[row], self.drafts[row] = num_computed, num_total - len(self.tokens[row])
         return output
 
-    def generate(self, count: int) -> dict[int, list[int]]:
+    def generate(self, count: int, *, num_drafts: int = 0) -> dict[int, list[int]]:
         """So many steps of all rows; the tokens of each row that were sampled in them."""
         before = {row: len(tokens) for row, tokens in self.tokens.items()}
         for _ in range(count):
-            self.step()
+            self.step(num_drafts=num_drafts)
         return {row: self.tokens[row][length:] for row, length in before.items()}
 
     def _columns(self, name: str, width: int) -> IntArray:

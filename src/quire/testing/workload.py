@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
-from quire.testing.core import FULL, CoreUnderTest
+from quire.testing.core import FULL
+from quire.testing.engine_settings import EngineSettings, random_engine
 
 VOCAB = 50
 _MOST_REQUESTS = 8
@@ -77,12 +79,14 @@ def random_sizes(pick: random.Random) -> Sizes:
 class Workload:
     """Adds, extends, gives up, keeps, pins and fails at random, a step at a time."""
 
-    def __init__(self, seed: int, policy: str | SchedulingPolicy = "fifo") -> None:
+    def __init__(self, seed: int, policy: SchedulingPolicy | None = None, engine: EngineSettings | None = None) -> None:
+        """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them."""
         self.seed = seed
         self.random = random.Random(seed)
         self.sizes = sizes = random_sizes(self.random)
+        self.engine = engine or random_engine(seed)
         pick = self.random
-        self.core = CoreUnderTest(
+        self.core = self.engine.core(
             num_blocks=sizes.num_blocks,
             block_size=sizes.block_size,
             budget=sizes.budget,
@@ -147,7 +151,7 @@ class Workload:
         count = 1 if kind == "one" else pick.randrange(2, 7 if kind == "beams" else 5)
         # Mostly it fits, even if nothing is shared; some must be refused.
         if pick.random() < 0.95:
-            count = min(count, self.sizes.max_num_seqs, self.sizes.num_blocks_a_group)
+            count = min(count, self.core.rows.num_rows, self.sizes.num_blocks_a_group)
         share = self.sizes.num_blocks_a_group // count * self.sizes.block_size
         if self._pin_rate:
             share = max(2, share // 2)  # room for what is pinned
@@ -161,7 +165,7 @@ class Workload:
             prompt_token_ids=prompt[:num_sent],
             seed=pick.randrange(1000),
             eos_token_ids=pick.choice([[], [END_TOKEN], [END_TOKEN, 2]]),
-            priority=pick.choice([0, 0, 1]),
+            priority=pick.choice(self.engine.priorities),
             cache_salt=pick.choice(_SALTS),
             is_final=num_sent == len(prompt) and pick.random() < 0.95,
             continues=continues,
@@ -275,7 +279,8 @@ def check_policy(policy: SchedulingPolicy, *, num_seeds: int = 6, num_steps: int
     for seed in range(num_seeds):
         logs = []
         for _ in range(2):
-            workload = Workload(seed, policy)
+            # it may keep something of its own
+            workload = Workload(seed, deepcopy(policy))
             logs.append([workload.step() for _ in range(num_steps)])
             workload.finish()
         assert logs[0] == logs[1], f"seed {seed}: the same calls gave another schedule"  # I16

@@ -9,59 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quire.engine_core.executor.checking_cache import CheckingCache
 from quire.engine_core.executor.checking_model import log_probabilities, next_tokens
+from quire.engine_core.executor.simulated_drafts import SimulatedDrafts, propose, verify
 from quire.engine_core.executor.simulated_rows import SimulatedRows
+from quire.engine_core.executor.simulated_work import SimulatedAnswer, SimulatedClock, SimulatedWork, StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.errors import UserError
 from quire.messages import Candidates, IntArray, SchedulerOutput, StepOutput, WorkerCapacity
 
+__all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor", "StepCosts"]
+
 _EVERYTHING = 1 << 62
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """What a step takes, in seconds: a sum over what it does. Measured ones come from `quire bench` or a GPU's data."""
-
-    seconds_per_step: float = 1e-3
-    # each token that is computed
-    seconds_per_token: float = 1e-5
-    # each token of context that a row reads, once a row and step
-    seconds_per_context_token: float = 0.0
-    # each block that goes out to swap space or comes back
-    seconds_per_swapped_block: float = 1e-4
-    seconds_per_copied_block: float = 1e-5
-
-
-class SimulatedClock:
-    """Seconds that pass only when somebody says so."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def now(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
-
-
-@dataclass
-class SimulatedWork:
-    """What was done so far."""
-
-    num_steps: int = 0
-    num_tokens: int = 0
-    num_context_tokens: int = 0
-    num_forks: int = 0
-    num_copied_blocks: int = 0
-    num_swapped_out_blocks: int = 0
-    num_swapped_in_blocks: int = 0
 
 
 class SimulatedExecutor:
@@ -77,17 +40,27 @@ class SimulatedExecutor:
         num_host_blocks: int = 0,
         costs: StepCosts | None = None,
         clock: SimulatedClock | None = None,
+        drafts: SimulatedDrafts | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.clock = clock or SimulatedClock()
         self.costs = costs or StepCosts()
         self.cache = CheckingCache(num_blocks, num_host_blocks, block_size)
+        self.drafts = drafts
+        # the layers of the model, and those of a draft model in the same blocks
+        self._caches = [self.cache]
+        if drafts is not None and drafts.has_cache:
+            self._caches.append(CheckingCache(num_blocks, num_host_blocks, block_size))
         self.work = SimulatedWork()
         # rows that fail the next time they compute, with the reason
         self.failing_rows: dict[int, str] = {}
         # called with each step's decision before anything of it is applied
         self.observers: list[Callable[[SchedulerOutput], None]] = []
-        self._rows = SimulatedRows(len(groups), block_size)
+        # called with rows, and where each begins and ends, when they are about to write
+        self.write_observers: list[Callable[[IntArray, IntArray, IntArray], None]] = []
+        # when the steps that were handed in are done
+        self._busy_until = 0.0
+        self.rows = SimulatedRows(len(groups), block_size)
         # by group: how many tokens back from a new one, itself included, attention reads
         self._reach = np.array([group.sliding_window or _EVERYTHING for group in groups])
         self._has_windows = any(group.sliding_window for group in groups)
@@ -100,11 +73,16 @@ class SimulatedExecutor:
         for observe in self.observers:
             observe(output)
         self._apply(output)
-        num_context_tokens = self._compute(output.rows, output.num_tokens)
-        self._count(output, num_context_tokens)
-        future: Future[StepOutput] = Future()
-        future.set_result(self._answer(output.step, output.rows))
-        return future
+        rows, num_tokens = self._computable(output.rows, output.num_tokens)
+        num_context_tokens = self._compute(rows, num_tokens)
+        asked = output.step_data.get("num_drafts")
+        if asked is None and (self.drafts is None or not self.rows.num_drafts[rows].any()):
+            answer = self._answer(output.step, rows)
+        else:
+            answer = self._answer_with_drafts(output, rows, asked)
+        seconds = self._count(output, int(num_tokens.sum()), num_context_tokens)
+        self._busy_until = max(self._busy_until, self.clock.now()) + seconds
+        return SimulatedAnswer(answer, self.clock, self._busy_until)
 
     def measure_capacity(self) -> WorkerCapacity:
         return WorkerCapacity(
@@ -124,12 +102,13 @@ class SimulatedExecutor:
 
     def poison(self, blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
         """For harnesses: these blocks are free, so whoever reads them from now on is wrong."""
-        self.cache.poison(blocks, host_blocks)
+        for cache in self._caches:
+            cache.poison(blocks, host_blocks)
 
     # ------------------------------------------------------------------------------------------ one step
 
     def _apply(self, output: SchedulerOutput) -> None:
-        rows = self._rows
+        rows = self.rows
         for fork in output.forked:
             rows.fork(fork)
         for row in output.released:
@@ -141,22 +120,40 @@ class SimulatedExecutor:
         for appended in output.appended:
             rows.append_chosen(appended)
         rows.set_blocks(output.block_writes)
-        self.cache.move(output.swapped_out, output.swapped_in, output.block_copies)
+        for cache in self._caches:
+            cache.move(output.swapped_out, output.swapped_in, output.block_copies)
+
+    def _computable(self, rows: IntArray, granted: IntArray) -> tuple[IntArray, IntArray]:
+        """Rows and how many tokens each computes: fewer than granted where drafts were fewer than promised."""
+        if not len(rows):
+            return rows, granted
+        state = self.rows
+        assert state.is_used[rows].all(), "a row computes, but nobody is there"
+        assert len(set(rows.tolist())) == len(rows), "a row is granted tokens twice"
+        assert granted.min() > 0, "a row is granted nothing"
+        there = state.num_total[rows] - state.num_computed[rows]
+        is_short = granted > there
+        if not is_short.any():
+            return rows, granted
+        is_uncertain = state.has_failed[rows] | (state.num_candidates[rows] == 0) & (self.drafts is not None)
+        assert not (is_short & ~is_uncertain).any(), "granted more tokens than there are"
+        granted = np.minimum(granted, there)
+        return rows[granted > 0], granted[granted > 0]
 
     def _compute(self, rows: IntArray, num_tokens: IntArray) -> int:
         """All layers write before they read, so all rows of a step do. Returns the tokens of context that were read."""
         if not len(rows):
             return 0
-        state = self._rows
+        state = self.rows
         starts = state.num_computed[rows]
         ends = starts + num_tokens
-        assert state.is_used[rows].all(), "a row computes, but nobody is there"
-        assert len(set(rows.tolist())) == len(rows), "a row is granted tokens twice"
-        assert num_tokens.min() > 0, "a row is granted nothing"
-        assert (ends <= state.num_total[rows]).all(), "granted more tokens than there are"
         assert ends.max() <= state.slots.shape[2], "a token is computed at a position that has no block"
         which, positions = _spans(rows, starts, num_tokens)
-        self.cache.write(state.slots[:, which, positions], state.hashes[which, positions + 1] ^ self._marks)
+        for observe in self.write_observers:
+            observe(rows, starts, ends)
+        slots, hashes = state.slots[:, which, positions], state.hashes[which, positions + 1] ^ self._marks
+        for cache in self._caches:
+            cache.write(slots, hashes)
         self._check(rows, starts, ends)
         state.num_computed[rows] = ends
         return int(ends.sum())
@@ -165,8 +162,10 @@ class SimulatedExecutor:
         """Every cell that attention reads must hold the prefix that its position has in this row."""
         longest = int(ends.max())
         positions = np.arange(longest)
-        found = self.cache.read(self._rows.slots[:, rows, :longest])
-        is_wrong = found != self._rows.hashes[rows, 1 : longest + 1] ^ self._marks[:, :, None]
+        slots, expected = self.rows.slots[:, rows, :longest], self.rows.hashes[rows, 1 : longest + 1]
+        is_wrong = self.cache.read(slots) != expected ^ self._marks[:, :, None]
+        for cache in self._caches[1:]:
+            is_wrong |= cache.read(slots) != expected ^ self._marks[:, :, None]
         is_wrong &= positions < ends[:, None]
         if self._has_windows:
             is_wrong &= positions > (starts - self._reach[:, None])[:, :, None]
@@ -177,11 +176,11 @@ class SimulatedExecutor:
 
     def _answer(self, step: int, rows: IntArray) -> StepOutput:
         """A token, or candidates, of each row that has computed all it has."""
-        state = self._rows
-        failures = {int(row): self.failing_rows.pop(row) for row in rows.tolist() if row in self.failing_rows}
+        state = self.rows
+        failures = self._failures(rows)
         is_done = (state.num_computed[rows] == state.num_total[rows]) & state.is_final[rows]
         if failures:
-            is_done &= ~np.isin(rows, list(failures))
+            is_done &= ~state.has_failed[rows]
         is_watched = state.num_candidates[rows] > 0
         sampled = rows[is_done & ~is_watched]
         token_ids = np.zeros(0, dtype=np.int64)
@@ -192,8 +191,69 @@ class SimulatedExecutor:
         candidates = self._candidates(rows[is_done & is_watched]) if is_watched.any() else {}
         return StepOutput(step=step, rows=sampled, token_ids=token_ids, candidates=candidates, failures=failures)
 
+    def _answer_with_drafts(self, output: SchedulerOutput, rows: IntArray, asked: IntArray | None) -> StepOutput:
+        """The same where rows have drafts, or are to have some."""
+        assert self.drafts is not None, "drafts are asked for, but there is no proposer"
+        if not len(rows):
+            return StepOutput(step=output.step)
+        state = self.rows
+        failures = self._failures(rows)
+        is_watched = state.num_candidates[rows] > 0
+        may_sample = state.is_final[rows] & ~state.has_failed[rows]
+        is_done = (state.num_computed[rows] == state.num_total[rows]) & may_sample
+        num_before = state.num_drafts[rows]
+        found = verify(state, rows, may_sample & ~is_watched, self.vocab_size)
+        wanted = np.zeros(len(rows), dtype=np.int64)
+        if asked is not None:
+            wanted = np.where(found.samples, asked[np.isin(output.rows, rows)], 0)
+            self._propose(rows[wanted > 0], wanted[wanted > 0])
+        self._count_drafts(found.num_looked_at, found.num_accepted, num_before)
+        is_told = ((num_before > 0) | (wanted > 0)) & ~state.has_failed[rows]
+        told = rows[is_told]
+        return StepOutput(
+            step=output.step,
+            rows=np.repeat(rows, found.num_emitted),
+            token_ids=found.token_ids,
+            candidates=self._candidates(rows[is_done & is_watched]) if is_watched.any() else {},
+            failures=failures,
+            speculated=np.stack(
+                [
+                    told,
+                    state.num_computed[told],
+                    state.num_total[told],
+                    found.num_looked_at[is_told],
+                    found.num_accepted[is_told],
+                ]
+            ),
+        )
+
+    def _propose(self, rows: IntArray, wanted: IntArray) -> None:
+        if not len(rows):
+            return
+        state = self.rows
+        assert self.drafts is not None
+        starts = state.num_computed[rows]
+        self.work.num_drafted_tokens += int(propose(state, rows, wanted, self.drafts, self.vocab_size).sum())
+        if self.drafts.has_cache:
+            # each token but the last one that is proposed is an input of the draft model, the sampled one included
+            which, positions = _spans(rows, starts, wanted)
+            assert positions.max() < state.slots.shape[2], "a draft has no block"
+            slots = state.slots[:, which, positions]
+            assert slots.min() >= 0, "a draft has no block"
+            is_written = positions < state.num_total[which] - 1  # there may be fewer than were asked for
+            if is_written.any():
+                hashes = state.hashes[which[is_written], positions[is_written] + 1]
+                self._caches[1].write(slots[:, is_written], hashes ^ self._marks)
+
+    def _failures(self, rows: IntArray) -> dict[int, str]:
+        if not self.failing_rows:
+            return {}
+        failures = {int(row): self.failing_rows.pop(row) for row in rows.tolist() if row in self.failing_rows}
+        self.rows.has_failed[list(failures)] = True
+        return failures
+
     def _candidates(self, rows: IntArray) -> dict[int, Candidates]:
-        state = self._rows
+        state = self.rows
         logprobs = log_probabilities(state.last_hashes(rows), state.temperatures[rows], self.vocab_size)
         best_first = np.argsort(-logprobs, axis=1, kind="stable")
         found = {}
@@ -202,10 +262,11 @@ class SimulatedExecutor:
             found[row] = Candidates(token_ids.tolist(), logprobs[position, token_ids].tolist())
         return found
 
-    def _count(self, output: SchedulerOutput, num_context_tokens: int) -> None:
+    def _count(self, output: SchedulerOutput, num_tokens: int, num_context_tokens: int) -> float:
+        """Adds up what the step did; returns what it takes."""
         work, costs = self.work, self.costs
-        num_tokens, num_copied = output.num_scheduled_tokens, output.block_copies.shape[1]
-        num_out, num_in = output.swapped_out.shape[1], output.swapped_in.shape[1]
+        num_copied = int(output.block_copies.shape[1])
+        num_out, num_in = int(output.swapped_out.shape[1]), int(output.swapped_in.shape[1])
         work.num_steps += 1
         work.num_tokens += num_tokens
         work.num_context_tokens += num_context_tokens
@@ -213,13 +274,20 @@ class SimulatedExecutor:
         work.num_copied_blocks += num_copied
         work.num_swapped_out_blocks += num_out
         work.num_swapped_in_blocks += num_in
-        self.clock.advance(
+        return (
             costs.seconds_per_step
             + costs.seconds_per_token * num_tokens
             + costs.seconds_per_context_token * num_context_tokens
             + costs.seconds_per_swapped_block * (num_out + num_in)
             + costs.seconds_per_copied_block * num_copied
         )
+
+    def _count_drafts(self, num_looked_at: IntArray, num_accepted: IntArray, num_before: IntArray) -> None:
+        work = self.work
+        work.num_accepted_tokens += int(num_accepted.sum())
+        work.num_rejected_tokens += int((num_looked_at - num_accepted).sum())
+        is_partial = (num_looked_at > 0) & (num_looked_at == num_accepted) & (num_looked_at < num_before)
+        work.num_partial_verifications += int(is_partial.sum())
 
 
 def _spans(rows: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:

@@ -23,12 +23,16 @@ class SimulatedRows:
         self._block_size = block_size
         self.num_computed: IntArray = np.zeros(0, dtype=np.int64)
         self.num_total: IntArray = np.zeros(0, dtype=np.int64)
+        # of the tokens, so many at the end are drafts that were not verified yet
+        self.num_drafts: IntArray = np.zeros(0, dtype=np.int64)
         self.num_candidates: IntArray = np.zeros(0, dtype=np.int64)
         self.seeds: Hashes = np.zeros(0, dtype=np.uint64)
         self.temperatures: Floats = np.zeros(0)
         self.is_greedy = np.zeros(0, dtype=np.bool_)
         self.is_final = np.zeros(0, dtype=np.bool_)
         self.is_used = np.zeros(0, dtype=np.bool_)
+        # its answer was an error; the core hears of it later
+        self.has_failed = np.zeros(0, dtype=np.bool_)
         # [row, i]: the hash of the first i tokens
         self.hashes: Hashes = np.zeros((0, 1), dtype=np.uint64)
         # [group, row, index in the block table, offset]: the slots of each block
@@ -47,11 +51,14 @@ class SimulatedRows:
         self._reserve_rows(fork.row + 1)
         parent, child = fork.parent_row, fork.row
         assert self.is_used[parent], f"row {parent} forks, but nobody is there"
-        assert fork.num_total_tokens <= self.num_total[parent], "a child has more tokens than its parent"
+        num_verified = self.num_total[parent] - self.num_drafts[parent]
+        assert fork.num_total_tokens <= num_verified, "a child has more tokens than its parent"
         for column in (self.num_candidates, self.temperatures, self.is_greedy, self.is_final, self.hashes):
             column[child] = column[parent]
         self._tables[:, child] = self._tables[:, parent]
         self.is_used[child] = True
+        self.has_failed[child] = False
+        self.num_drafts[child] = 0
         self.num_total[child] = fork.num_total_tokens
         self.num_computed[child] = fork.num_computed_tokens
         self.seeds[child] = fork.seed & _MASK
@@ -63,10 +70,12 @@ class SimulatedRows:
     def admit(self, admitted: AdmittedSequence) -> None:
         row, count = admitted.row, len(admitted.token_ids)
         self._reserve_rows(row + 1)
-        self._reserve_tokens(count + 1)
+        self.reserve_tokens(count + 1)
         assert not self.is_used[row], f"row {row} is still used"
         assert admitted.num_computed_tokens < max(1, count), "nothing is left to compute"
         self.is_used[row] = True
+        self.has_failed[row] = False
+        self.num_drafts[row] = 0
         self.hashes[row, 0] = EMPTY_PREFIX
         self.hashes[row, 1 : count + 1] = prefix_hashes(admitted.token_ids.tolist())
         self._tables[:, row] = NO_SLOT
@@ -88,8 +97,9 @@ class SimulatedRows:
         """Tokens that the core chose."""
         row, count = appended.row, len(appended.token_ids)
         assert self.is_used[row], f"tokens for row {row}, but nobody is there"
+        assert not self.num_drafts[row], f"tokens for row {row} behind drafts"
         total = int(self.num_total[row])
-        self._reserve_tokens(total + count + 1)
+        self.reserve_tokens(total + count + 1)
         self.hashes[row, total + 1 : total + count + 1] = prefix_hashes(
             appended.token_ids, int(self.hashes[row, total])
         )
@@ -99,7 +109,7 @@ class SimulatedRows:
     def append(self, rows: IntArray, token_ids: IntArray) -> None:
         """One sampled token for each row."""
         totals = self.num_total[rows]
-        self._reserve_tokens(int(totals.max()) + 2)
+        self.reserve_tokens(int(totals.max()) + 2)
         self.hashes[rows, totals + 1] = extended(self.hashes[rows, totals], token_ids)
         self.num_total[rows] += 1
 
@@ -124,14 +134,14 @@ class SimulatedRows:
         more = max(count, 2 * len(self.num_total)) - len(self.num_total) if count > len(self.num_total) else 0
         if not more:
             return
-        for name in ("num_computed", "num_total", "num_candidates", "seeds", "temperatures"):
+        for name in ("num_computed", "num_total", "num_drafts", "num_candidates", "seeds", "temperatures"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
-        for name in ("is_greedy", "is_final", "is_used"):
+        for name in ("is_greedy", "is_final", "is_used", "has_failed"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
         self.hashes = np.pad(self.hashes, ((0, more), (0, 0)))
         self._tables = np.pad(self._tables, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=NO_SLOT)
 
-    def _reserve_tokens(self, count: int) -> None:
+    def reserve_tokens(self, count: int) -> None:
         there = self.hashes.shape[1]
         if count > there:
             self.hashes = np.pad(self.hashes, ((0, 0), (0, max(count, 2 * there) - there)))

@@ -33,6 +33,7 @@ class BlockMoves:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._writes: list[tuple[int, int, int, int]] = []
+        self._write_columns: list[IntArray] = []
         # by where it goes: what was on its way to a place that has changed hands since is not needed any more
         self._block_by_host_block: dict[int, int] = {}
         self._host_block_by_block: dict[int, int] = {}
@@ -46,6 +47,10 @@ class BlockMoves:
     def write(self, group: int, row: int, start: int, blocks: Iterable[int]) -> None:
         """Table entries from `start` on. A block that is not there is never read: 0 stands for it."""
         self._writes.extend((group, row, start + i, max(block, 0)) for i, block in enumerate(blocks))
+
+    def write_one_each(self, rows: IntArray, indices: list[int], blocks: list[int]) -> None:
+        """One entry for each of many rows, in group 0; before whatever `write` says of the same rows."""
+        self._write_columns.append(np.array([np.zeros(len(rows), dtype=np.int64), rows, indices, blocks]))
 
     def copy(self, source: int, target: int) -> None:
         # A block that is itself copied in this step is not yet filled: copy from where its content comes.
@@ -84,7 +89,7 @@ class BlockMoves:
     def take(self) -> TakenMoves:
         """Everything since the last call; it belongs to one step."""
         taken = TakenMoves(
-            block_writes=_columns(self._writes, 4),
+            block_writes=np.concatenate([*self._write_columns, _columns(self._writes, 4)], axis=1),
             swapped_out=_columns([(block, host) for host, block in self._block_by_host_block.items()], 2),
             swapped_in=_columns([(host, block) for block, host in self._host_block_by_block.items()], 2),
             block_copies=_columns([(source, target) for target, source in self._source_by_copy.items()], 2),
@@ -92,6 +97,7 @@ class BlockMoves:
         self.num_swapped_out += len(self._block_by_host_block)
         self.num_swapped_in += len(self._host_block_by_block)
         late = self.late_releases
+        self._write_columns = []
         self._writes, self._block_by_host_block, self._host_block_by_block = [], {}, {}
         self._source_by_copy, self._num_reads, self.late_releases = {}, Counter(), []
         self._pool.release(int_array(late))

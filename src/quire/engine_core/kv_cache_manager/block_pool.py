@@ -60,8 +60,7 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """New blocks with count 1; evicts cached ones when none is free. The caller asks `num_available` first."""
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
-        for block in blocks:
-            self.counts[block] = 1
+        self.counts[blocks] = 1
         return blocks
 
     def hold(self, blocks: Blocks) -> None:

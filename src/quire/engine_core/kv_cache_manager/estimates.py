@@ -55,7 +55,8 @@ class Estimates:
                 tables = computed.blocks
                 # one that is partly filled is copied before it is written, and so counts as missing
                 num_full = computed.num_tokens // self._block_size
-            total = min(sequence.num_total_tokens + num_more_tokens, request.max_total)
+            num_ahead = num_more_tokens + self._manager.num_uncertain + self._manager.lookahead
+            total = min(sequence.num_total_tokens + num_ahead, request.max_total)
             num_shared = self._num_shared(sequence, earlier) if num_full is not None else 0
             needed += sum(
                 self._num_missing(group, total, step_tokens, islice(table, num_full), num_shared)
@@ -123,10 +124,10 @@ class Estimates:
         """Full blocks that it will find computed by its siblings, which begin before it."""
         if not earlier or self._manager.has_windows:
             return 0
-        hashes = self._manager.cache.hasher.hashes(sequence, (sequence.num_total_tokens - 1) // self._block_size)
+        hashes = self._manager.cache.hasher.hashes(sequence, (sequence.num_known_tokens - 1) // self._block_size)
         best = 0
         for other in earlier:
-            theirs = self._manager.cache.hasher.hashes(other, other.num_total_tokens // self._block_size)
+            theirs = self._manager.cache.hasher.hashes(other, other.num_known_tokens // self._block_size)
             # chained: where two hashes are equal, so are all before them
             best = max(best, common_length(hashes, theirs))
         return best

@@ -1,11 +1,13 @@
 """Groups: layers that share a block layout; one pool, a block table per group.
 
 Layers with equal specs keep the same tokens. Specs with more layers than the rarest one are cut into several groups of
-that size, so that a block costs the same bytes in every group and any block can serve any group.
+that size, so that a block costs the same bytes in every group and any block can serve any group. Layers of a model that
+drafts have other shapes and join these groups: whatever becomes of a block, happens to their keys and values as well.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
@@ -41,19 +43,54 @@ class KVGroup:
 
 
 def make_groups(layers: list[LayerSpec]) -> tuple[list[KVGroup], int]:
-    """The groups of a model, and the bytes that one token costs in the layers of one group."""
+    """The groups of a model and of what drafts for it, and the bytes that one token costs in a block of any group."""
+    groups = _groups_of_target([layer for layer in layers if not layer.is_draft])
+    groups = _with_draft(groups, [layer for layer in layers if layer.is_draft])
+    return groups, _bytes_per_token(groups, layers)
+
+
+def _groups_of_target(layers: list[LayerSpec]) -> list[KVGroup]:
     by_spec: dict[LayerSpec, list[str]] = {}
     for layer in layers:
-        by_spec.setdefault(msgspec.structs.replace(layer, name=""), []).append(layer.name)
-    sizes = {(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.bytes_per_element) for spec in by_spec}
-    if len(sizes) > 1:
+        by_spec.setdefault(_without_name(layer), []).append(layer.name)
+    shapes = {(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.bytes_per_element) for spec in by_spec}
+    if len(shapes) > 1:
         raise ModelError(
-            f"KV cache: layers of {len(sizes)} different shapes ({sorted(sizes)}) in one model; one is supported."
+            f"KV cache: layers of {len(shapes)} different shapes ({sorted(shapes)}) in one model; one is supported."
         )
     size = min(len(names) for names in by_spec.values())
-    groups = [
+    return [
         KVGroup(tuple(names[start : start + size]), spec.sliding_window)
         for spec, names in by_spec.items()
         for start in range(0, len(names), size)
     ]
-    return groups, size * next(iter(by_spec)).bytes_per_token
+
+
+def _with_draft(groups: list[KVGroup], layers: list[LayerSpec]) -> list[KVGroup]:
+    """A draft's layer joins the smallest of the groups that keep its tokens: those with its window, or else those that
+    keep all tokens. Where there is none, layers of one window form a group of their own."""
+    names = [list(group.layer_names) for group in groups]
+    windows = [group.sliding_window for group in groups]
+    for layer in layers:
+        window = layer.sliding_window if layer.sliding_window in windows else 0
+        fitting = [index for index, other in enumerate(windows) if other == window]
+        if fitting:
+            min((names[index] for index in fitting), key=len).append(layer.name)
+        else:
+            names.append([layer.name])
+            windows.append(layer.sliding_window)
+    return [KVGroup(tuple(members), window) for members, window in zip(names, windows, strict=True)]
+
+
+def _bytes_per_token(groups: list[KVGroup], layers: list[LayerSpec]) -> int:
+    """Any block can serve any group, so it has room for the most layers of each shape that one group has."""
+    by_name = {layer.name: layer for layer in layers}
+    most: Counter[LayerSpec] = Counter()
+    for group in groups:
+        shapes = (msgspec.structs.replace(_without_name(by_name[name]), sliding_window=0) for name in group.layer_names)
+        most |= Counter(shapes)
+    return sum(shape.bytes_per_token * count for shape, count in most.items())
+
+
+def _without_name(layer: LayerSpec) -> LayerSpec:
+    return msgspec.structs.replace(layer, name="")

@@ -91,11 +91,12 @@ class KeptSequences:
         if old is not None and old.is_pinned:
             return
         # one that gave way has its tokens, but no blocks here
-        num_computed = sequence.num_computed_tokens if sequence.is_begun else 0
+        num_known = sequence.num_known_tokens
+        num_computed = min(sequence.num_computed_tokens, num_known) if sequence.is_begun else 0
         num_blocks = -(-num_computed // self._block_size)
         kept = KeptSequence(
             handle,
-            sequence.token_ids(0, sequence.num_total_tokens).copy(),
+            sequence.token_ids(0, num_known).copy(),
             [table.first(num_blocks) for table in sequence.block_tables],
             num_computed,
             sequence.request.user_key,
@@ -184,7 +185,7 @@ class KeptSequences:
         kept = self._by_handle.get(handle) if handle is not None else None
         if kept is None or kept.user_key != sequence.request.user_key:
             return None
-        num_tokens = min(kept.num_computed_tokens, sequence.num_total_tokens - 1)
+        num_tokens = min(kept.num_computed_tokens, sequence.num_known_tokens - 1)
         if num_tokens <= 0 or not np.array_equal(kept.tokens[:num_tokens], sequence.token_ids(0, num_tokens)):
             return None
         tables = self._tables_at(kept, num_tokens)
@@ -197,7 +198,7 @@ class KeptSequences:
         for kept in self._pinned:
             length = len(kept.tokens)
             is_reached = length - length % self._block_size == hit.num_tokens
-            if is_reached and length < sequence.num_total_tokens and self._begins(kept, sequence):
+            if is_reached and length < sequence.num_known_tokens and self._begins(kept, sequence):
                 tables = self._tables_at(kept, length)
                 if tables is not None:
                     return ComputedBlocks(length, tables, kept)

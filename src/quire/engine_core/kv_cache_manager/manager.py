@@ -28,6 +28,7 @@ from quire.engine_core.kv_cache_manager.prefix_cache import (
     PrefixHasher,
     looks_up,
 )
+from quire.engine_core.kv_cache_manager.steady_growth import SteadyGrowth
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
@@ -45,13 +46,19 @@ class KVCacheManager:
         rows: Rows,
         hasher: PrefixHasher,
         num_host_blocks: int = 0,
+        lookahead: int = 0,
+        num_uncertain: int = 0,
     ) -> None:
         self.pool = pool
         self.groups = groups
         self.block_size = block_size
+        # slots behind the granted ones that a proposer of drafts writes into
+        self.lookahead = lookahead
+        # tokens that were granted but may turn out not to be there: rejected drafts, in all steps in flight
+        self.num_uncertain = num_uncertain
         self.cache = PrefixCache(pool, groups, hasher)
-        self._moves = BlockMoves(pool)
-        self.kept = KeptSequences(pool, self._moves, groups, block_size, self.cache)
+        self.moves = BlockMoves(pool)
+        self.kept = KeptSequences(pool, self.moves, groups, block_size, self.cache)
         self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks), pool)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -59,6 +66,7 @@ class KVCacheManager:
         self.estimates = Estimates(self)
         self._rows = rows
         self.has_windows = any(group.sliding_window for group in groups)
+        self.steady = SteadyGrowth(self, rows)
 
     # ------------------------------------------------------------------------------------------ look-up
 
@@ -81,7 +89,9 @@ class KVCacheManager:
         start = computed.num_tokens if computed else sequence.num_computed_tokens
         tables: Tables = computed.blocks if computed else sequence.block_tables
         shared = self._shared_at(tables, start, is_taken=computed is not None)
-        target = -(-(start + num_new_tokens) // self.block_size)
+        end = start + num_new_tokens
+        ahead = min(end + self.lookahead, max(end, sequence.request.max_total))
+        target = -(-ahead // self.block_size)
         num_new = sum(max(0, target - len(table)) for table in tables) + len(shared)
         # The prefix is held first: what is evicted or given up to make room may be where it came from.
         prefix = computed.held_blocks() if computed else None
@@ -97,7 +107,8 @@ class KVCacheManager:
             self._copy_on_write(sequence, number, index)
         for number in range(len(self.groups)):
             self._grow(sequence, number, target)
-        self._rows.writable_until[sequence.row] = target * self.block_size
+        # where lookahead reaches the greatest length, nothing more will be asked for
+        self._rows.writable_until[sequence.row] = target * self.block_size - (ahead - end)
         return True
 
     @contextmanager
@@ -112,10 +123,12 @@ class KVCacheManager:
             self.pool.hold(prefix)
         yield
         for prefix in prefixes:
-            self._moves.release(prefix[::-1])
+            self.moves.release(prefix[::-1])
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
+        if self.pool.num_available >= num_blocks:
+            return True
         if self.pool.num_available + self.kept.num_blocks_to_give_up() < num_blocks:
             return False
         while self.pool.num_available < num_blocks:
@@ -140,17 +153,17 @@ class KVCacheManager:
             self.kept.count_hit(computed)
         for number, blocks in enumerate(computed.blocks):
             sequence.block_tables[number] = BlockTable(blocks)
-            self._moves.write(number, sequence.row, 0, blocks)
+            self.moves.write(number, sequence.row, 0, blocks)
         self._set_named(sequence, computed.num_tokens // self.block_size)
 
     def _copy_on_write(self, sequence: Sequence, number: int, index: int) -> None:
         """3.4.4: at most the last block of a sequence is ever copied."""
         table = sequence.block_tables[number]
         source, (target,) = table[index], self.pool.allocate(1)
-        self._moves.copy(source, target)
-        self._moves.release(int_array([source]))
+        self.moves.copy(source, target)
+        self.moves.release(int_array([source]))
         table[index] = target
-        self._moves.write(number, sequence.row, index, [target])
+        self.moves.write(number, sequence.row, index, [target])
         self.num_copied_blocks += 1
 
     def _grow(self, sequence: Sequence, number: int, target: int) -> None:
@@ -158,7 +171,7 @@ class KVCacheManager:
         num_missing = target - len(table)
         if num_missing > 0:
             blocks = self.pool.allocate(num_missing)
-            self._moves.write(number, sequence.row, len(table), blocks)
+            self.moves.write(number, sequence.row, len(table), blocks)
             table.extend(blocks)
 
     def _free_passed(self, sequence: Sequence) -> None:
@@ -166,18 +179,22 @@ class KVCacheManager:
         if not self.has_windows:
             return
         for table, group in zip(sequence.block_tables, self.groups, strict=True):
-            first_needed = group.first_needed_block(sequence.num_computed_tokens, self.block_size)
+            first_needed = group.first_needed_block(sequence.num_sure_tokens, self.block_size)
             passed = table.blocks[: min(first_needed, len(table))]
             start = len(passed)
             while start > 0 and passed[start - 1] != NO_BLOCK:
                 start -= 1
-            self._moves.release(passed[start:][::-1].copy())
+            self.moves.release(passed[start:][::-1].copy())
             passed[start:] = NO_BLOCK
 
     # ------------------------------------------------------------------------------------------ names
 
     def name_granted(self, sequence: Sequence, num_computed: int, *, is_promise: bool = False) -> None:
-        """The blocks that are full once the granted tokens are computed can be found from now on."""
+        """The blocks that are full once the granted tokens are computed can be found from now on.
+
+        As far as their tokens are known: the name of a block that a step in flight completes waits for that step.
+        """
+        num_computed = min(num_computed, sequence.num_known_tokens)
         self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
         self._set_named(sequence, sequence.num_named_blocks)
 
@@ -206,7 +223,7 @@ class KVCacheManager:
     def free(self, sequence: Sequence) -> None:
         """All or nothing (3.4.5). Deepest blocks first, so that the beginning of a prompt is cached longest."""
         for table in sequence.block_tables:
-            self._moves.release(table.held()[::-1])
+            self.moves.release(table.held()[::-1])
             table.clear()
         self.swap.free(sequence)
         if sequence.row >= 0:
@@ -236,7 +253,7 @@ class KVCacheManager:
         for sequence in request.sequences.values():
             self._free_passed(sequence)
         num_used = self.swap.num_used
-        self.swap.swap_out(request, self.block_size, self._moves)
+        self.swap.swap_out(request, self.block_size, self.moves)
         for sequence in request.sequences.values():
             host_tables, sequence.host_tables = sequence.host_tables, []
             self.free(sequence)
@@ -253,7 +270,7 @@ class KVCacheManager:
         self.pool.hold(held_once)
         allocated = self.pool.allocate(len(missing))
         for host_block, block in zip(missing, allocated, strict=True):
-            self._moves.swap_in(host_block, block)
+            self.moves.swap_in(host_block, block)
         found.update(zip(missing, allocated, strict=True))
         for sequence in request.sequences.values():
             self._attach_from_host(sequence, found)
@@ -267,7 +284,7 @@ class KVCacheManager:
             table = BlockTable([block_of.get(host_block, NO_BLOCK) for host_block in host_table])
             sequence.block_tables[number] = table
             self.pool.hold(table.held())
-            self._moves.write(number, sequence.row, 0, table.blocks.tolist())
+            self.moves.write(number, sequence.row, 0, table.blocks.tolist())
         self._set_named(sequence, 0)
         self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
 
@@ -275,7 +292,7 @@ class KVCacheManager:
         """For each host block of the request: the block that has its content already, or None."""
         places: dict[int, int | None] = {}
         for sequence in request.sequences.values():
-            num_full = sequence.num_computed_tokens // self.block_size
+            num_full = min(sequence.num_computed_tokens, sequence.num_known_tokens) // self.block_size
             hashes = self.cache.hasher.hashes(sequence, num_full)
             for number, table in enumerate(sequence.host_tables):
                 for index, host_block in enumerate(table):
@@ -290,7 +307,7 @@ class KVCacheManager:
 
     def take_moves(self) -> TakenMoves:
         """What changed since the last call; it belongs to one step."""
-        return self._moves.take()
+        return self.moves.take()
 
     # ------------------------------------------------------------------------------------------ what can be seen
 
@@ -307,19 +324,20 @@ class KVCacheManager:
             "num_blocks_copied_total": self.num_copied_blocks,
             "num_prefix_queried_tokens_total": self.num_queried_tokens,
             "num_prefix_hit_tokens_total": self.num_hit_tokens,
-            "swapped_out_blocks_total": self._moves.num_swapped_out,
-            "swapped_in_blocks_total": self._moves.num_swapped_in,
+            "swapped_out_blocks_total": self.moves.num_swapped_out,
+            "swapped_in_blocks_total": self.moves.num_swapped_in,
             "num_kept_sequences": len(self.kept),
             "num_pinned_prefixes": len(self.kept.pinned),
         }
 
     def check_invariants(self, sequences: list[Sequence]) -> None:
-        holders: Counter[int] = Counter(self._moves.late_releases)
+        holders: Counter[int] = Counter(self.moves.late_releases)
         for sequence in sequences:
             for table in sequence.block_tables:
                 holders.update(table.held().tolist())
                 # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
-                assert len(table) * self.block_size - sequence.num_total_tokens < self.block_size
+                num_slots_ahead = len(table) * self.block_size - sequence.num_total_tokens
+                assert num_slots_ahead < self.block_size + self.lookahead + self.num_uncertain
         for kept in self.kept:
             for table in kept.block_tables:
                 holders.update(table.held().tolist())

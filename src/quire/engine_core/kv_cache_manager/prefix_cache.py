@@ -51,7 +51,8 @@ class PrefixHasher:
     def __init__(self, block_size: int, key: bytes | None = None) -> None:
         self.block_size = block_size
         # The key comes from the system, not from the engine's seed: it must not be guessed, and it changes no output.
-        self._key = os.urandom(32) if key is None else key
+        key = os.urandom(32) if key is None else key
+        self._keyed = hashlib.blake2b(digest_size=_DIGEST_SIZE, key=key)
 
     def hashes(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Hashes of the first num_blocks full blocks; earlier results are kept on the sequence. Not to be changed."""
@@ -63,7 +64,7 @@ class PrefixHasher:
 
     def root(self, content_key: bytes) -> bytes:
         """What the first block's hash is chained to."""
-        return self._digest(content_key)
+        return self.digest(content_key)
 
     def chain(self, parent: bytes, tokens: Iterable[int] | np.ndarray) -> list[bytes]:
         """Hashes of the full blocks of these tokens, which follow `parent`."""
@@ -71,12 +72,14 @@ class PrefixHasher:
         size = self.block_size * 4
         hashes = []
         for start in range(0, len(content) - size + 1, size):
-            parent = self._digest(parent + content[start : start + size])
+            parent = self.digest(parent + content[start : start + size])
             hashes.append(parent)
         return hashes
 
-    def _digest(self, content: bytes) -> bytes:
-        return hashlib.blake2b(content, digest_size=_DIGEST_SIZE, key=self._key).digest()
+    def digest(self, content: bytes) -> bytes:
+        hasher = self._keyed.copy()  # the key is absorbed once
+        hasher.update(content)
+        return hasher.digest()
 
 
 class PrefixCache:
@@ -94,7 +97,7 @@ class PrefixCache:
     def longest_hit(self, sequence: Sequence) -> ComputedBlocks:
         """The longest prefix that every group can serve, in whole blocks."""
         # At least one token is always computed: its hidden state is what the next token is sampled from.
-        limit = (sequence.num_total_tokens - 1) // self._block_size
+        limit = (sequence.num_known_tokens - 1) // self._block_size
         if limit <= 0 or not looks_up(sequence):
             return ComputedBlocks(0, [[] for _ in self._groups])
         hashes = self.hasher.hashes(sequence, limit)
@@ -119,6 +122,16 @@ class PrefixCache:
                 if block != NO_BLOCK and self._pool.register(block, (number, hashes[index])) and is_promise:
                     self._promises[block] = sequence.request.request_id
         sequence.num_named_blocks = num_full
+
+    def name_next(self, sequences: list[Sequence], content: bytes) -> None:
+        """Names the next block of each, whose tokens stand in `content` one block after the other."""
+        size = self._block_size * 4
+        for start, sequence in zip(range(0, len(content), size), sequences, strict=True):
+            hashes = sequence.block_hashes
+            parent = hashes[-1] if hashes else self.hasher.root(sequence.request.content_key)
+            hashes.append(self.hasher.digest(parent + content[start : start + size]))
+            self._pool.register(sequence.block_tables[0][sequence.num_named_blocks], (0, hashes[-1]))
+            sequence.num_named_blocks += 1
 
     def has_promises(self, request: Request) -> bool:
         return request.request_id in self._promises.values()

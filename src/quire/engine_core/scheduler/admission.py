@@ -9,18 +9,23 @@ from collections.abc import Iterable
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
-from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.constraints import Constraint
 from quire.messages import AdmittedSequence, EngineRequest, SequenceStart
 
 
 class Admission:
-    """Reads the manager and the rows; changes nothing."""
+    """Reads the manager; changes nothing."""
 
     def __init__(
-        self, manager: KVCacheManager, rows: Rows, step_tokens: int, max_model_len: int, vocab_size: int
+        self,
+        manager: KVCacheManager,
+        constraints: tuple[Constraint, ...],
+        step_tokens: int,
+        max_model_len: int,
+        vocab_size: int,
     ) -> None:
         self._manager = manager
-        self._rows = rows
+        self._constraints = constraints
         self._step_tokens = step_tokens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -34,19 +39,13 @@ class Admission:
 
     def reason_to_refuse(self, request: Request) -> str | None:
         """A request that could never run, even alone, must not wait for ever in front of the others."""
-        message, n = request.message, request.num_sequences
+        message = request.message
         if message.media or message.adapter:
             return "media and adapters are not supported by this engine yet."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
-        if request.num_prompt_tokens >= self._max_model_len:
-            return (
-                f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt has "
-                f"{request.num_prompt_tokens} tokens, which leaves no room for output. Please shorten the prompt."
-            )
-        if n > self._rows.num_rows:
-            return f"n={n}: at most max_num_seqs={self._rows.num_rows} sequences run at once. Lower n or raise it."
-        return self._reason_of_memory(request)
+        reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
+        return next((reason for reason in reasons if reason is not None), None) or self._reason_of_memory(request)
 
     def _reason_of_memory(self, request: Request) -> str | None:
         manager, n, total, size = self._manager, request.num_sequences, request.max_total, self._manager.block_size
@@ -104,7 +103,7 @@ class Admission:
         return AdmittedSequence(
             row=sequence.row,
             sequence_id=sequence.sequence_id,
-            token_ids=sequence.token_ids(0, sequence.num_total_tokens).astype("int64"),
+            token_ids=sequence.token_ids(0, sequence.num_known_tokens).astype("int64"),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=num_computed_tokens,
             sampling=request.sampling,

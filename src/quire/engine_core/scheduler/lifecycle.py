@@ -19,9 +19,9 @@ from quire.engine_core.request import Request, Sequence, Status, Tokens
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
-from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.running import Running
+from quire.engine_core.scheduler.speculation import Speculation
 from quire.errors import RequestError
 from quire.messages import (
     AppendedTokens,
@@ -43,10 +43,10 @@ logger = logging.getLogger("quire.scheduler")
 class Lifecycle:
     """Requests by id, from arrival to end."""
 
-    def __init__(self, manager: KVCacheManager, rows: Rows, policy: SchedulingPolicy, admission: Admission) -> None:
+    def __init__(self, manager: KVCacheManager, rows: Rows, admission: Admission, speculation: Speculation) -> None:
         self.requests: dict[int, Request] = {}
         self.queues = WaitingQueues()
-        self.running = Running(rows, policy)
+        self.running = Running(rows)
         self.changes = WorkerChanges()
         self.events = ClientEvents()
         self._methods: dict[int, DecodingMethod] = {}
@@ -54,7 +54,8 @@ class Lifecycle:
         self._manager = manager
         self._rows = rows
         self._admission = admission
-        self._num_arrivals = 0
+        self._speculation = speculation
+        self.num_arrivals = 0
 
     # ------------------------------------------------------------------------------------------ messages
 
@@ -73,10 +74,10 @@ class Lifecycle:
             return
         prompt = self._prompt_of(message)
         is_private = not self._manager.pool.keeps_contents
-        request = Request(message, method, self._num_arrivals, prompt, is_private=is_private)
+        request = Request(message, method, self.num_arrivals, prompt, is_private=is_private)
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
         request.max_total = self._admission.max_total_tokens(request)
-        self._num_arrivals += 1
+        self.num_arrivals += 1
         self.requests[request.request_id] = request
         self._methods[request.request_id] = method
         self.queues.add(request)
@@ -104,6 +105,8 @@ class Lifecycle:
             return
         (sequence,) = request.sequences.values()
         sequence.extend_prompt(np.asarray(token_ids, dtype=np.int32))
+        if request.status is Status.WAITING:
+            self.queues.add(request)
         if sequence.row < 0:
             return
         self._set_limits(sequence)
@@ -132,27 +135,44 @@ class Lifecycle:
     # ------------------------------------------------------------------------------------------ rows
 
     def place(self, sequence: Sequence) -> None:
-        """The first step of a sequence gives it its row; a resumed one has kept it."""
+        """The first step of a sequence gives it its row; a resumed one has kept it, as a rule."""
         if sequence.row < 0:
             row = self.running.place(sequence)
             self._rows.next_block_end[row] = self._manager.block_size
             self._rows.set_stop_ids(row, sequence.request.stop_ids)
+            self._speculation.reset(row)
             self._set_limits(sequence)
 
     def set_progress(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Both sides take the same number: the worker learns it as an admission or as progress."""
-        self._rows.num_computed[sequence.row] = num_computed_tokens
-        if sequence.request.was_started:
+        self._rows.set_back(sequence.row, num_computed_tokens)
+        if sequence.is_admitted:
             self.changes.progress[sequence.row] = num_computed_tokens
-        else:
-            self.changes.admitted.append(self._admission.message(sequence, num_computed_tokens))
+            return
+        sequence.is_admitted = True
+        self.changes.admitted.append(self._admission.message(sequence, num_computed_tokens))
+        if not sequence.request.was_started:
             self.events.starts.append(self._admission.start_event(sequence, num_computed_tokens))
+
+    def displace(self, request: Request) -> None:
+        """The rows of a request that gave way go to a more important one; it will be admitted anew."""
+        for sequence in request.sequences.values():
+            if sequence.row >= 0:
+                row, is_known = sequence.row, sequence.is_admitted
+                sequence.unplace()
+                self._give_back(row, is_known)
+        self.running.leave_rows(request)
 
     def _set_limits(self, sequence: Sequence) -> None:
         request, row = sequence.request, sequence.row
         self._rows.max_total[row] = request.max_total
         self._rows.min_total[row] = request.num_prompt_tokens + request.sampling.min_tokens
-        self._rows.is_watched[row] = request.num_reserved_rows > 0 and not request.shape.num_candidates
+        self._watch(sequence, request.num_reserved_rows > 0 and not request.shape.num_candidates)
+
+    def _watch(self, sequence: Sequence, is_watched: bool) -> None:
+        request = sequence.request
+        self._rows.is_watched[sequence.row] = is_watched
+        self._rows.runs_on[sequence.row] = request.is_final and not (is_watched or request.shape.num_candidates)
 
     # ------------------------------------------------------------------------------------------ verbs (3.5.2)
 
@@ -162,7 +182,7 @@ class Lifecycle:
             sequence = self.running.sequence_at(row)
             method = self._methods[sequence.request.request_id]
             with self._blaming(sequence.request):
-                self._rows.is_watched[row] = method.after_token(sequence, self)
+                self._watch(sequence, method.after_token(sequence, self))
 
     def answers_of(self, candidates: dict[int, Candidates]) -> dict[int, dict[int, Candidates]]:
         """By request and index of the sequence."""
@@ -201,12 +221,15 @@ class Lifecycle:
         The worker forks before it appends, so nothing may have been appended to the parent since the last step.
         """
         request = parent.request
+        if not parent.is_begun:  # it gave way while its token was on the way, and begins anew, as its child does
+            num_computed_tokens = 0
         tokens = parent.token_ids(0, num_total_tokens)
         child = Sequence(request, index, tokens, request.seed_of(index), len(self._manager.groups))
         request.sequences[index] = child
         self._reserve(request, -1)
         self.place(child)
-        self._rows.is_watched[child.row] = False
+        child.is_admitted = True
+        self._watch(child, False)
         self._rows.num_computed[child.row] = num_computed_tokens
         self._manager.fork(parent, child)
         self.changes.fork(
@@ -222,7 +245,7 @@ class Lifecycle:
         return child
 
     def append(self, sequence: Sequence, token_id: int) -> None:
-        self._rows.append(int_array([sequence.row]), int_array([token_id]))
+        self._rows.learn(int_array([sequence.row]), int_array([token_id]))
         self.changes.append(AppendedTokens(row=sequence.row, token_ids=[token_id]))
 
     def drop(self, sequence: Sequence) -> None:
@@ -242,11 +265,12 @@ class Lifecycle:
         finish_reason: str,
         stop_reason: int | None = None,
         error: str | None = None,
+        drafts: tuple[int, int] = (0, 0),
     ) -> None:
         if output in request.open_outputs:
             request.open_outputs.discard(output)
             sequence_id = sequence_id_of(request.request_id, output)
-            self.events.ends.append(SequenceEnd(sequence_id, finish_reason, stop_reason, error))
+            self.events.ends.append(SequenceEnd(sequence_id, finish_reason, stop_reason, error, *drafts))
             if not request.open_outputs:
                 self._close(request)
 
@@ -255,10 +279,14 @@ class Lifecycle:
     def end_output(self, sequence: Sequence, finish_reason: str, stop_reason: int | None = None) -> None:
         """A sampled sequence ends, and its output with it; its request with the last one."""
         request = sequence.request
+        if sequence.is_begun:
+            # its last blocks, whose tokens have only now become known
+            self._manager.name_granted(sequence, sequence.num_sure_tokens)
         if sequence.index == 0 and request.message.keep is not None:
             self._manager.kept.keep(request.message.keep, sequence)
+        drafts = self._speculation.counts(sequence.row) if sequence.row >= 0 else (0, 0)
         self._remove(sequence)
-        self.finish(request, sequence.index, finish_reason, stop_reason)
+        self.finish(request, sequence.index, finish_reason, stop_reason, drafts=drafts)
         if not request.sequences:
             self.end_request(request, finish_reason)  # what was never forked; the client waits for each of them
 
@@ -271,8 +299,13 @@ class Lifecycle:
         del sequence.request.sequences[sequence.index]
         self._manager.free(sequence)
         if sequence.row >= 0:
-            self.running.remove(sequence)
-            self.changes.release(sequence.row)
+            self._give_back(sequence.row, sequence.is_admitted)
+
+    def _give_back(self, row: int, is_known: bool) -> None:
+        """The worker may not have heard of the row yet: that of one that was about to be resumed."""
+        self.running.remove(row)
+        if is_known:
+            self.changes.release(row)
 
     def _close(self, request: Request) -> None:
         for sequence in list(request.sequences.values()):
@@ -285,9 +318,9 @@ class Lifecycle:
         del self.requests[request.request_id], self._methods[request.request_id]
 
     def _reserve(self, request: Request, num_rows: int) -> None:
-        """Rows that are set aside for forks of requests that have started."""
+        """Rows that are set aside for forks of requests that have rows."""
         request.num_reserved_rows += num_rows
-        if request.was_started:
+        if request.holds_rows:
             self.running.num_reserved_rows += num_rows
 
     def _refuse_unseen(self, message: EngineRequest, reason: str) -> None:

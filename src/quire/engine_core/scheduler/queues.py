@@ -1,27 +1,35 @@
 """Requests that do not run: those that wait for their first step, and those that were preempted.
 
-Both by arrival, with removal in constant time. While anything is preempted and not yet resumed, nothing new of its
-priority or lower may be admitted (3.4.5): `lines` says so by what it yields.
+Both by arrival, with removal in constant time; waiting ones also by priority, a smaller number being more important.
+While anything is preempted and not yet resumed, nothing new of its priority or lower may be admitted (3.4.5): `limit`
+says so.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import insort
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from quire.engine_core.request import Request, Status
 
+# By request id. Ordinary dicts look slowly for their first entry once many before it are gone.
+Line = OrderedDict[int, Request]
+
 
 class WaitingQueues:
-    """Arrival order in each; a preempted request goes back before everything that never ran."""
+    """Arrival order in each line; a preempted request goes back before everything that never ran."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Request] = {}
-        self._preempted: dict[int, Request] = {}
-        self._num_by_priority: Counter[int] = Counter()
+        self._by_arrival: Line = OrderedDict()
+        self._by_priority: dict[int, Line] = {}
+        self._priorities: list[int] = []
+        # streamed input of which not a token has come
+        self._silent: Line = OrderedDict()
+        self._preempted: Line = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._preempted)
+        return len(self._by_arrival) + len(self._silent) + len(self._preempted)
 
     @property
     def num_preempted(self) -> int:
@@ -29,33 +37,73 @@ class WaitingQueues:
 
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
-        self._waiting[request.request_id] = request
-        self._num_by_priority[request.priority] += 1
+        if not request.num_prompt_tokens:
+            self._silent[request.request_id] = request
+            return
+        self._silent.pop(request.request_id, None)
+        self._by_arrival[request.request_id] = request
+        if request.priority not in self._by_priority:
+            self._by_priority[request.priority] = OrderedDict()
+            insort(self._priorities, request.priority)
+        self._by_priority[request.priority][request.request_id] = request
 
     def add_preempted(self, request: Request) -> None:
         request.status = Status.PREEMPTED
         self._preempted[request.request_id] = request
 
     def remove(self, request: Request) -> None:
-        if self._waiting.pop(request.request_id, None) is not None:
-            self._num_by_priority[request.priority] -= 1
-            if not self._num_by_priority[request.priority]:
-                del self._num_by_priority[request.priority]
+        if self._by_arrival.pop(request.request_id, None) is not None:
+            line = self._by_priority[request.priority]
+            del line[request.request_id]
+            if not line:
+                del self._by_priority[request.priority]
+                self._priorities.remove(request.priority)
+        self._silent.pop(request.request_id, None)
         self._preempted.pop(request.request_id, None)
 
-    def lines(self) -> Iterator[Iterator[Request]]:
-        """Who may start, in lines by arrival: the head of the first line that has room goes first.
+    def is_waiting(self, request: Request) -> bool:
+        return self._by_arrival.get(request.request_id) is request
 
-        More important requests must not wait for those that gave way, nor these for rows that they hold themselves.
+    @property
+    def num_priorities(self) -> int:
+        return len(self._priorities)
+
+    def has_line(self, priority: int) -> bool:
+        return priority in self._by_priority
+
+    # ------------------------------------------------------------------------------------------ who may start
+
+    @property
+    def most_important(self) -> int | None:
+        """The least priority of all that could start or go on."""
+        first = self._priorities[:1]
+        return min([*first, *(request.priority for request in self.preempted())], default=None)
+
+    @property
+    def limit(self) -> int | None:
+        """New requests must be more important than this; None: there is no limit.
+
+        One that only waits for input needs nothing until it comes, and stands in nobody's way.
         """
-        # streamed input may not have brought a token yet
-        waiting = (request for request in self._waiting.values() if request.num_prompt_tokens)
-        # one that only waits for input needs nothing until it comes, and stands in nobody's way
-        preempted = [request for request in self._preempted.values() if not request.is_idle]
-        if not preempted:
-            yield waiting
-            return
-        most_important = min(request.priority for request in preempted)
-        if min(self._num_by_priority, default=most_important) < most_important:
-            yield (request for request in waiting if request.priority < most_important)
-        yield iter(sorted(preempted, key=lambda request: request.arrival))
+        return min((request.priority for request in self._preempted.values() if not request.is_idle), default=None)
+
+    def preempted(self) -> list[Request]:
+        """Those that could go on."""
+        return [request for request in self._preempted.values() if not request.is_idle]
+
+    def all_preempted(self) -> list[Request]:
+        return list(self._preempted.values())
+
+    def by_arrival(self, limit: int | None) -> Iterator[Request]:
+        """New requests, earliest first."""
+        if limit is None:
+            return iter(self._by_arrival.values())
+        lines = list(self.by_priority(limit))
+        return iter(sorted((request for line in lines for request in line.values()), key=lambda one: one.arrival))
+
+    def by_priority(self, limit: int | None) -> Iterator[Line]:
+        """Lines of new requests, the most important first; lazily, each by arrival."""
+        for priority in self._priorities:
+            if limit is not None and priority >= limit:
+                return
+            yield self._by_priority[priority]

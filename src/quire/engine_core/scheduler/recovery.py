@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks
-from quire.engine_core.request import Request, Sequence
+from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
 
 logger = logging.getLogger("quire.scheduler")
@@ -38,6 +38,7 @@ class Recovery:
         self.num_recomputed_tokens = 0
         self.lost_seconds = 0.0
         self.num_broken_protections = 0
+        self._protected: list[Request] = []
 
     # ------------------------------------------------------------------------------------------ who
 
@@ -55,11 +56,17 @@ class Recovery:
         num_more = self._manager.block_size
         if starting.was_started:
             num_more += -(-starting.longest // step_tokens)
-        return sum(
-            self._manager.estimates.blocks_to_come(request, step_tokens, num_more)
-            for request in running
-            if starting.was_started or not self.may_be_victim(request)
-        )
+        others = running if starting.was_started else self._protected_ones()
+        return sum(self._manager.estimates.blocks_to_come(request, step_tokens, num_more) for request in others)
+
+    def _protected_ones(self) -> list[Request]:
+        """Those that were resumed not long ago: few, so that a start need not look at everybody who runs."""
+        self._protected = [
+            request
+            for request in self._protected
+            if request.status is Status.RUNNING and not self.may_be_victim(request)
+        ]
+        return self._protected
 
     # ------------------------------------------------------------------------------------------ giving way
 
@@ -82,7 +89,13 @@ class Recovery:
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
             self._manager.free(sequence)
             # 4.4.3: num_computed_tokens becomes 0, the total stays
-            self._rows.num_computed[sequence.row] = 0
+            self._rows.set_back(sequence.row, 0)
+
+    def give_up_swapped(self, request: Request) -> None:
+        """One that was swapped out loses its rows, and with them what is in swap space."""
+        for sequence in request.sequences.values():
+            sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_sure_tokens)
+            self._manager.swap.free(sequence)
 
     def _choose(self, request: Request) -> str:
         if self._mode == "recompute" or not self._manager.swap.num_blocks:
@@ -113,6 +126,7 @@ class Recovery:
     def protect(self, request: Request) -> None:
         if request.is_final:
             request.protected_until = request.longest + self._manager.block_size
+            self._protected = [*(one for one in self._protected if one is not request), request]
 
     def statistics(self) -> dict[str, float]:
         return {

@@ -1,40 +1,45 @@
-"""Who runs: requests in the policy's order, and which sequence sits in which row.
+"""Who runs: requests by arrival, and which sequence sits in which row.
 
 Keeps the rows of all running sequences as one array, built again only when somebody came or went.
 """
 
 from __future__ import annotations
 
+from bisect import insort
+
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
-from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.messages import IntArray, int_array, no_ints
 
 
 class Running:
     """Requests that hold blocks, and the sequences of all rows (those of preempted requests included)."""
 
-    def __init__(self, rows: Rows, policy: SchedulingPolicy) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.requests: list[Request] = []
-        # rows that requests which have started will still fork into
+        # rows that requests which have theirs will still fork into
         self.num_reserved_rows = 0
         self._rows = rows
-        self._policy = policy
         self._sequences: list[Sequence | None] = [None] * rows.num_rows
         self._rows_in_order: IntArray | None = no_ints()
 
     def join(self, request: Request) -> None:
         request.status = Status.RUNNING
-        if not request.was_started:
-            request.was_started = True
+        request.was_started = True
+        if not request.holds_rows:
+            request.holds_rows = True
             self.num_reserved_rows += request.num_reserved_rows
-        by_arrival = sorted([*self.requests, request], key=lambda other: other.arrival)
-        self.requests = list(self._policy.order(by_arrival))
+        insort(self.requests, request, key=lambda other: other.arrival)
         self._rows_in_order = None
 
     def leave(self, request: Request) -> None:
         self.requests.remove(request)
         self._rows_in_order = None
+
+    def leave_rows(self, request: Request) -> None:
+        """The rows that it would still fork into."""
+        request.holds_rows = False
+        self.num_reserved_rows -= request.num_reserved_rows
 
     def place(self, sequence: Sequence) -> int:
         """A row for a sequence that has none yet."""
@@ -44,9 +49,9 @@ class Running:
         self._rows_in_order = None
         return row
 
-    def remove(self, sequence: Sequence) -> None:
-        self._sequences[sequence.row] = None
-        self._rows.give_back(sequence.row)
+    def remove(self, row: int) -> None:
+        self._sequences[row] = None
+        self._rows.give_back(row)
         self._rows_in_order = None
 
     def rows_in_order(self) -> IntArray:
@@ -60,6 +65,9 @@ class Running:
         sequence = self._sequences[row]
         assert sequence is not None, f"row {row} has no sequence"
         return sequence
+
+    def sequences_at(self, rows: IntArray) -> list[Sequence]:
+        return [self.sequence_at(row) for row in rows.tolist()]
 
     def find(self, row: int) -> Sequence | None:
         return self._sequences[row]

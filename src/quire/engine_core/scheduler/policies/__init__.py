@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from quire.engine_core.scheduler.policies.fifo import Fifo
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.policies.priority import Priority
+from quire.engine_core.scheduler.policies.srtf import ShortestRemaining
+from quire.engine_core.scheduler.policies.two_level import TwoLevel
 from quire.errors import OptionError, suggestion
 
-_BUILT_IN: dict[str, Callable[[], SchedulingPolicy]] = {"fifo": Fifo}
+_WITHOUT_OPTIONS: dict[str, type[SchedulingPolicy]] = {"fifo": Fifo, "priority": Priority, "srtf": ShortestRemaining}
+_BUILT_IN = [*_WITHOUT_OPTIONS, "two_level"]
 
 
 def _load(entry: EntryPoint) -> SchedulingPolicy:
@@ -24,10 +27,12 @@ def _load(entry: EntryPoint) -> SchedulingPolicy:
     return policy
 
 
-def make_policy(name: str) -> SchedulingPolicy:
-    """The policy of that name, built in or installed beside Quire."""
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]()
+def make_policy(name: str, *, staging_size: int = 8, progress_share: float = 0.1) -> SchedulingPolicy:
+    """The policy of that name, built in or installed beside Quire. The options are those of two_level."""
+    if name == "two_level":
+        return TwoLevel(staging_size, progress_share)
+    if name in _WITHOUT_OPTIONS:
+        return _WITHOUT_OPTIONS[name]()
     installed = {entry.name: entry for entry in entry_points(group="quire.policies")}
     if name in installed:
         return _load(installed[name])

@@ -1,0 +1,79 @@
+"""Constraints: limits on what a step may grant a row, each an object, so that a new limit is a new object.
+
+The token budget is not among them: it is what the policy shares out. Neither is memory: whether blocks can be had
+depends on who gives way, which is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.engine_core.request import Request
+from quire.engine_core.rows import Rows
+from quire.messages import IntArray
+
+
+class Constraint:
+    """Two questions, and the answers of a constraint that has nothing to say: a kind overrides what it limits."""
+
+    def reason_to_refuse(self, request: Request) -> str | None:
+        """Why this request can never run, even alone; it would wait for ever in front of the others."""
+        return None
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        """At most so many of num_tokens in one step, in the long run more than none."""
+        return num_tokens
+
+
+@dataclass(frozen=True)
+class ModelLength(Constraint):
+    """A sequence has no more tokens than the model has positions for."""
+
+    max_model_len: int
+
+    def reason_to_refuse(self, request: Request) -> str | None:
+        if request.num_prompt_tokens < self.max_model_len:
+            return None
+        return (
+            f"This model's maximum context length is {self.max_model_len} tokens. However, the prompt has "
+            f"{request.num_prompt_tokens} tokens, which leaves no room for output. Please shorten the prompt."
+        )
+
+
+@dataclass(frozen=True)
+class RowLimit(Constraint):
+    """All sequences of a request run at once, each in a row of its own."""
+
+    num_rows: int
+
+    def reason_to_refuse(self, request: Request) -> str | None:
+        n = request.num_sequences
+        if n <= self.num_rows:
+            return None
+        return f"n={n}: at most max_num_seqs={self.num_rows} sequences run at once. Lower n or raise it."
+
+
+@dataclass(frozen=True)
+class LongPrefill(Constraint):
+    """4.5.1: no row gets more than the threshold, however much of the budget is left. Ad hoc, and off by default."""
+
+    threshold: int
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        return np.minimum(num_tokens, self.threshold)
+
+
+@dataclass(frozen=True)
+class ChunkAlignment(Constraint):
+    """A chunk that does not reach the end of what there is ends at a multiple of `unit` tokens."""
+
+    unit: int
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        start = rows.num_computed[row]
+        end = start + num_tokens
+        aligned = end // self.unit * self.unit - start
+        # A budget that is smaller than a unit must not stand still.
+        return np.where((end < rows.num_total[row]) & (aligned > 0), aligned, num_tokens)

@@ -1,0 +1,222 @@
+"""The entrance: which of those who do not run may start now, and who makes way for them.
+
+Decides by rows and blocks: a request starts when its rows are free and all its tokens find blocks, else it would be
+preempted half-way. Remembers who was turned away, so that a long prompt is not looked up again in every step. Called by
+the scheduler while it decides a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+from quire.engine_core.request import Request, Status
+from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.lifecycle import Lifecycle
+from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
+from quire.engine_core.scheduler.recovery import Recovery
+from quire.messages import IntArray
+
+# steps after which a request that waits for blocks looks again what it finds computed
+_LOOK_AGAIN_AFTER = 16
+
+
+class Entrance:
+    """Asks the policy who is next. A preempted request goes before everything new that is not more important."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        rows: Rows,
+        policy: SchedulingPolicy,
+        recovery: Recovery,
+        lifecycle: Lifecycle,
+        step_tokens: int,
+        granted: IntArray,
+    ) -> None:
+        self._manager = manager
+        self._rows = rows
+        self._policy = policy
+        self._recovery = recovery
+        self._lifecycle = lifecycle
+        self._running = lifecycle.running
+        self._queues = lifecycle.queues
+        self._step_tokens = step_tokens
+        self._granted = granted
+        self._step = 0
+        # the new request that had no room the last time, and how many had arrived by then
+        self._turned_away: Request | None = None
+        self._num_arrivals_then = 0
+        self._has_results_to_come = False
+
+    def open(self, step: int, *, has_results_to_come: bool) -> None:
+        """A step is about to be decided; nothing has been granted yet.
+
+        Who must make way does so now: later, others may count on what was granted to it.
+        """
+        self._step = step
+        self._has_results_to_come = has_results_to_come
+        if self._policy.is_preemptive and self._may_displace():
+            head = next(self._heads(), None)
+            if head is not None and not self.may_start(head):
+                self._make_way(head)
+
+    # ------------------------------------------------------------------------------------------ who is next
+
+    def next(self) -> Request | None:
+        """The request that starts now."""
+        for head in self._heads():
+            if self.may_start(head):
+                return head
+            if head.status is Status.WAITING:
+                self._turned_away, self._num_arrivals_then = head, self._lifecycle.num_arrivals
+            if self._policy.is_preemptive and self._is_more_important_than_others(head):
+                return None
+        return None
+
+    def waiting(self) -> Iterator[Request]:
+        """Those that never ran, in the policy's order."""
+        return self._policy.waiting(self._queues, self._queues.limit, self.num_remaining)
+
+    def num_remaining(self, request: Request) -> int:
+        """What it would compute if it started now; algorithm 2 refreshes it whenever somebody has started."""
+        (sequence,) = request.sequences.values()
+        return sequence.num_total_tokens - self._manager.get_computed_blocks(sequence).num_tokens
+
+    def stuck(self) -> Request | None:
+        """Who waits for room though nothing runs that could give some."""
+        return None if self._has_results_to_come else next(self._heads(), None)
+
+    def reason_to_give_up(self, stuck: Request) -> str | None:
+        """Not expected: each was accepted as one that fits alone. It must not hang."""
+        needed = self._manager.estimates.blocks_to_come(stuck, self._step_tokens)
+        there = self._manager.pool.num_available + self._manager.kept.num_blocks_to_give_up()
+        if self._running.requests or needed <= there:
+            return None  # it waits for rows, say
+        return f"KV cache: {needed} more blocks are needed, {there} can be had."
+
+    def _heads(self) -> Iterator[Request]:
+        """The heads of the lines: new requests that are more important than what gave way, then what gave way.
+
+        More important requests must not wait for those that gave way, nor these for rows that they hold themselves.
+        """
+        head = next(self.waiting(), None) if self._may_let_new_ones_in() else None
+        if head is not None:
+            yield head
+        for request in sorted(self._queues.preempted(), key=self._rank):
+            # What gave way in this step has a token in flight; its value comes before the next step is decided.
+            if not (self._has_results_to_come and request.preempted_at == self._step):
+                yield request
+            if self._has_rows(request):
+                return  # what came later may have kept its rows, but does not overtake it for blocks
+
+    def _rank(self, request: Request) -> tuple[int, int]:
+        return self._policy.key(request.priority, 0), request.arrival
+
+    def _may_let_new_ones_in(self) -> bool:
+        """The policy need not look where it would find nobody: it may look up the prompts of all that it considers."""
+        if self._rows.num_free <= self._running.num_reserved_rows and not self._may_displace():
+            return False
+        before = self._turned_away
+        return (
+            before is None
+            or self._num_arrivals_then != self._lifecycle.num_arrivals
+            or not self._queues.is_waiting(before)
+            or not self._is_still_too_little(before)
+        )
+
+    def _may_displace(self) -> bool:
+        """Somebody less important than a request that does not run has a row."""
+        most_important = self._queues.most_important
+        return (
+            self._policy.is_preemptive and most_important is not None and self._rows.greatest_priority > most_important
+        )
+
+    def _is_more_important_than_others(self, head: Request) -> bool:
+        """Strict priority: less important requests that have given way do not slip in where it has no room."""
+        limit = self._queues.limit
+        return head.status is Status.WAITING and limit is not None and head.priority < limit
+
+    # ------------------------------------------------------------------------------------------ is there room
+
+    def may_start(self, request: Request) -> bool:
+        """Its rows are free, and blocks for all its tokens: else it would be preempted half-way."""
+        return self._has_rows(request) and self._has_blocks(request)
+
+    def _has_rows(self, request: Request) -> bool:
+        return request.holds_rows or request.num_rows <= self._rows.num_free - self._running.num_reserved_rows
+
+    def _has_blocks(self, request: Request) -> bool:
+        running, step_tokens = self._running.requests, self._step_tokens
+        # One that was preempted must also get on by a block before it gives way again; alone it need not share.
+        num_more = self._manager.block_size if request.was_started and running else 0
+        if self._is_still_too_little(request):
+            return False
+        reserved = self._recovery.num_reserved_blocks(request, running, step_tokens)
+        pool, kept = self._manager.pool, self._manager.kept
+        # Each kept sequence that gives up its blocks changes what is at hand; what the request continues goes last.
+        while True:
+            needed = self._manager.estimates.blocks_to_come(request, step_tokens, num_more) + reserved
+            if needed <= pool.num_available:
+                return True
+            can_be_had = pool.num_available + kept.num_blocks_to_give_up() >= needed
+            if not can_be_had or not (kept.give_up_blocks(request.message.continues) or kept.give_up_blocks()):
+                request.needed_blocks, request.look_again_at = needed, self._step + _LOOK_AGAIN_AFTER
+                return False
+
+    def _is_still_too_little(self, request: Request) -> bool:
+        """Looking a long prompt up in every step would cost more than the step."""
+        is_recent = self._step < request.look_again_at and bool(self._granted.any())
+        return is_recent and self._manager.pool.num_available < request.needed_blocks
+
+    # ------------------------------------------------------------------------------------------ making way
+
+    def push_out(self, request: Request, reason: str) -> None:
+        """It gives up all its blocks, by recomputation or into swap space, and waits to go on."""
+        request.preempted_at = self._step
+        self._recovery.give_up(request, reason)
+        self._running.leave(request)
+        self._queues.add_preempted(request)
+
+    def _make_way(self, head: Request) -> None:
+        """Less important requests give up rows and blocks until it has room; nobody does in vain."""
+        lesser = [one for one in self._running.requests if self._gives_way_to(one, head)]
+        if not self._would_fit(head, lesser):
+            return
+        reason = f"request {head.request_id} is more important (priority {head.priority})"
+        while not self._has_blocks_after_all(head) and lesser:
+            victim = self._policy.victim(lesser)
+            lesser.remove(victim)
+            self.push_out(victim, reason)
+        self._free_rows(head, lesser, reason)
+
+    def _gives_way_to(self, other: Request, head: Request) -> bool:
+        return other.priority > head.priority and self._recovery.may_be_victim(other)
+
+    def _would_fit(self, head: Request, lesser: list[Request]) -> bool:
+        row_holders = [*lesser, *(one for one in self._queues.all_preempted() if one.priority > head.priority)]
+        num_rows = self._rows.num_free - self._running.num_reserved_rows
+        num_rows += sum(one.num_rows for one in row_holders if one.holds_rows)
+        needed = self._manager.estimates.blocks_to_come(head, self._step_tokens)
+        held = sum(len(table) for one in lesser for seq in one.sequences.values() for table in seq.block_tables)
+        there = self._manager.pool.num_available + self._manager.kept.num_blocks_to_give_up() + held
+        return (head.holds_rows or head.num_rows <= num_rows) and needed <= there
+
+    def _has_blocks_after_all(self, head: Request) -> bool:
+        head.look_again_at = 0
+        return self._has_blocks(head)
+
+    def _free_rows(self, head: Request, lesser: list[Request], reason: str) -> None:
+        """Rows of those that have given way already come first: they lose nothing but their place."""
+        while not self._has_rows(head):
+            out = [one for one in self._queues.all_preempted() if one.priority > head.priority and one.holds_rows]
+            if not out and not lesser:
+                return
+            if not out:
+                victim = self._policy.victim(lesser)
+                lesser.remove(victim)
+                self.push_out(victim, reason)
+                out = [victim]
+            victim = self._policy.victim(out)
+            self._recovery.give_up_swapped(victim)
+            self._lifecycle.displace(victim)

@@ -1,0 +1,198 @@
+"""What comes back from a step: tokens become known, drafts are settled, stop rules are held against what was sampled.
+
+Owns the steps in flight. Up to one of them may have been decided before the results of the one before it arrived
+(4.6.1), so what comes back is held against what has changed since: a row may have ended, changed hands, or been set
+back to be computed again. Called by the scheduler alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.changes import ClientEvents
+from quire.engine_core.scheduler.lifecycle import Lifecycle
+from quire.engine_core.scheduler.speculation import Speculation
+from quire.messages import EngineOutputs, IntArray, SequenceLogprobs, StepOutput, TokenLogprobs, int_array, no_ints
+
+
+@dataclass(frozen=True)
+class StepInFlight:
+    """What the worker was told to do, and when in the life of the rows."""
+
+    step: int
+    rows: IntArray
+    num_tokens: IntArray
+    # by how much each row's total grew with what it was to sample and to propose
+    growth: IntArray
+    num_changes: int
+
+
+class Results:
+    """Settles steps in the order in which they were decided."""
+
+    def __init__(self, manager: KVCacheManager, rows: Rows, lifecycle: Lifecycle, speculation: Speculation) -> None:
+        self.in_flight: deque[StepInFlight] = deque()
+        self.num_dropped_tokens = 0
+        self._manager = manager
+        self._rows = rows
+        self._lifecycle = lifecycle
+        self._running = lifecycle.running
+        self._speculation = speculation
+
+    def settle(self, output: StepOutput) -> EngineOutputs:
+        """The messages to the client that follow from one step."""
+        decided = self.in_flight.popleft()
+        assert decided.step == output.step, "results come in the order of the steps"
+        result = EngineOutputs(step=output.step, prompt_logprobs=self._by_sequence(output.prompt_logprobs, decided))
+        if output.failures:
+            # First, because a decoding method may give the row of one that ended to another one.
+            self._end_failed(output.failures, decided)
+        if output.speculated.size:
+            self._settle_drafts(output.speculated, decided)
+        rows, token_ids, ends = self._learned(output, decided)
+        result.sequence_ids, result.token_ids = self._rows.sequence_id[rows], token_ids
+        result.logprobs = self._logprobs_of(output.logprobs, decided, rows)
+        # Looked up before a decoding method gives rows away.
+        answers = self._lifecycle.answers_of(
+            {row: found for row, found in output.candidates.items() if self._is_as_decided(row, decided)}
+        )
+        self._lifecycle.show_tokens(rows)
+        self._lifecycle.show_candidates(answers)
+        for row, token, is_stop in ends:
+            self._end(row, token, is_stop)
+        self._lifecycle.end_blamed()
+        self.take_events(result)
+        return result
+
+    def take_events(self, outputs: EngineOutputs) -> None:
+        """Begins, chosen tokens and ends since the last call, put into a message to the client."""
+        events, self._lifecycle.events = self._lifecycle.events, ClientEvents()
+        outputs.starts, outputs.ends = events.starts, events.ends
+        if events.tokens:
+            sequence_ids, token_ids = int_array(events.tokens).T
+            outputs.sequence_ids = np.concatenate([outputs.sequence_ids, sequence_ids])
+            outputs.token_ids = np.concatenate([outputs.token_ids, token_ids])
+            outputs.logprobs = [*outputs.logprobs, *events.logprobs]
+
+    # ------------------------------------------------------------------------------------------ what it is about
+
+    def _is_as_decided(self, row: int, decided: StepInFlight) -> bool:
+        """The row still belongs to the sequence that the step computed."""
+        return self._running.find(row) is not None and bool(self._rows.left_at[row] <= decided.num_changes)
+
+    def _learned(
+        self, output: StepOutput, decided: StepInFlight
+    ) -> tuple[IntArray, IntArray, list[tuple[int, int, bool]]]:
+        """(rows, tokens, ends): the tokens that are new, cut behind the first that ends a sequence."""
+        rows, token_ids = output.rows, output.token_ids
+        if self._rows.num_changes != decided.num_changes:
+            is_there = (self._rows.left_at[rows] <= decided.num_changes) & (self._rows.sequence_id[rows] >= 0)
+            self.num_dropped_tokens += len(rows) - int(is_there.sum())
+            rows, token_ids = rows[is_there], token_ids[is_there]
+        if not output.speculated.size:
+            self._rows.learn(rows, token_ids)
+            ends = self._ends_of(rows, token_ids, self._rows.num_known[rows])
+            return rows, token_ids, [(int(rows[i]), int(token_ids[i]), is_stop) for i, is_stop in ends]
+        return self._learn_several(rows, token_ids)
+
+    def _learn_several(
+        self, rows: IntArray, token_ids: IntArray
+    ) -> tuple[IntArray, IntArray, list[tuple[int, int, bool]]]:
+        """Each row's tokens stand together. What was accepted behind a stop is dropped."""
+        numbers = _numbers_in_runs(rows)
+        ends, first_ends = [], {}
+        for i, is_stop in self._ends_of(rows, token_ids, self._rows.num_known[rows] + numbers + 1):
+            if int(rows[i]) not in first_ends:
+                first_ends[int(rows[i])] = int(numbers[i])
+                ends.append((int(rows[i]), int(token_ids[i]), is_stop))
+        if first_ends:
+            pairs = zip(rows.tolist(), numbers.tolist(), strict=True)
+            is_kept = np.array([number <= first_ends.get(row, number) for row, number in pairs], dtype=np.bool_)
+            self.num_dropped_tokens += len(rows) - int(is_kept.sum())
+            rows, token_ids, numbers = rows[is_kept], token_ids[is_kept], numbers[is_kept]
+        for number in range(int(numbers.max(initial=-1)) + 1):
+            self._rows.learn(rows[numbers == number], token_ids[numbers == number])
+        return rows, token_ids, ends
+
+    def _ends_of(self, rows: IntArray, token_ids: IntArray, totals: IntArray) -> list[tuple[int, bool]]:
+        """3.2.2: (position, whether by a stop token, not by length) of those that end a sequence."""
+        is_stop = (self._rows.stop_ids[rows] == token_ids[:, None]).any(axis=1) & (totals >= self._rows.min_total[rows])
+        is_end = is_stop | (totals >= self._rows.max_total[rows])
+        return [(int(i), bool(is_stop[i])) for i in np.flatnonzero(is_end)] if is_end.any() else []
+
+    def _end(self, row: int, token: int, is_stop: bool) -> None:
+        sequence = self._running.sequence_at(row)
+        if not is_stop:
+            self._lifecycle.end_output(sequence, "length")
+            return
+        asked_for = token in sequence.request.asked_for_ids
+        self._lifecycle.end_output(sequence, "stop", stop_reason=token if asked_for else None)
+
+    # ------------------------------------------------------------------------------------------ drafts (4.4.4)
+
+    def _settle_drafts(self, speculated: IntArray, decided: StepInFlight) -> None:
+        """The worker says where its rows stand; on top of that comes what has been decided since.
+
+        computed += granted - rejected, total += drafts - rejected + 1: the sums are the worker's.
+        """
+        rows = self._rows
+        is_there = (rows.left_at[speculated[0]] <= decided.num_changes) & (rows.sequence_id[speculated[0]] >= 0)
+        speculated = speculated[:, is_there]
+        row, computed, total = speculated[:3]
+        granted, growth = np.zeros((2, rows.num_rows), dtype=np.int64)
+        for later in self.in_flight:
+            granted[later.rows] += later.num_tokens
+            growth[later.rows] += later.growth
+        # One that gave way meanwhile is computed again from where the core says.
+        is_set_back = rows.set_back_at[row] > decided.num_changes
+        reached = computed + np.minimum(granted[row], total - computed)
+        rows.num_computed[row] = np.where(is_set_back, rows.num_computed[row], reached)
+        rows.num_total[row] = total + growth[row]
+        self._speculation.observe(speculated)
+
+    # ------------------------------------------------------------------------------------------ failures
+
+    def _end_failed(self, failures: dict[int, str], decided: StepInFlight) -> None:
+        """A failed row ends its request. What the row has cached may be what failed it, so it is forgotten."""
+        for row, reason in failures.items():
+            if self._is_as_decided(row, decided):
+                sequence = self._running.sequence_at(row)
+                self._manager.forget(sequence)
+                self._lifecycle.end_request(sequence.request, "error", reason)
+            else:
+                # It had ended before; which blocks it wrote last is not known any more.
+                self._manager.reset_prefix_cache()
+
+    # ------------------------------------------------------------------------------------------ log-probabilities
+
+    def _logprobs_of(
+        self, by_row: dict[int, list[TokenLogprobs]], decided: StepInFlight, rows: IntArray
+    ) -> list[SequenceLogprobs]:
+        """As many positions as tokens of that row are new."""
+        if not by_row:
+            return []
+        counts = np.bincount(rows, minlength=self._rows.num_rows)
+        return self._by_sequence({row: entries[: counts[row]] for row, entries in by_row.items()}, decided)
+
+    def _by_sequence(self, by_row: dict[int, list[TokenLogprobs]], decided: StepInFlight) -> list[SequenceLogprobs]:
+        return [
+            SequenceLogprobs(int(self._rows.sequence_id[row]), entries)
+            for row, entries in by_row.items()
+            if self._is_as_decided(row, decided)
+        ]
+
+
+def _numbers_in_runs(rows: IntArray) -> IntArray:
+    """0, 1, 2 ... within each run of equal rows."""
+    if not len(rows):
+        return no_ints()
+    index = np.arange(len(rows))
+    is_first: npt.NDArray[np.bool_] = np.concatenate([[True], rows[1:] != rows[:-1]])
+    numbers: IntArray = index - np.maximum.accumulate(np.where(is_first, index, 0))
+    return numbers

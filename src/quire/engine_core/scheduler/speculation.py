@@ -1,0 +1,190 @@
+"""How many drafts each row gets (4.4.4): as many as pay, none where they lose (C29).
+
+A draft that is accepted saves a step; one that is rejected was computed for nothing. What a step and a draft cost was
+measured at start; how often drafts are accepted is counted, for each row and over all. Both are values that come in
+from outside, so the same outputs lead to the same decisions. Called by the scheduler; knows rows, not requests.
+
+    expected tokens of a step with k drafts       1 + a + a^2 + ... + a^k          a: share of accepted drafts
+    its price, with n rows that sample            step(n * (1 + k)) + k * draft(n)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.messages import IntArray
+
+Floats = npt.NDArray[np.float64]
+
+# An observation counts this much more than the sum of all earlier ones.
+_WEIGHT = 0.15
+# What is assumed of drafts before any was seen.
+_FIRST_GUESS = 0.7
+# A row whose drafts were given up tries again after so many tokens, then twice as many, and so on.
+_FIRST_PAUSE, _LONGEST_PAUSE = 32, 512
+# Drafts must promise this much more than a plain step: estimates are noisy, and switching costs.
+_MARGIN = 1.02
+
+
+@dataclass(frozen=True)
+class SpeculationCosts:
+    """Seconds, as measured at start: a step of the model, and one pass of the proposer, over some rows."""
+
+    seconds_per_step: float = 1.0
+    seconds_per_token: float = 0.0
+    seconds_per_draft_step: float = 0.0
+    seconds_per_draft_token: float = 0.0
+
+    def plain(self, num_rows: int) -> float:
+        return self.seconds_per_step + self.seconds_per_token * num_rows
+
+    def with_drafts(self, num_rows: int, num_drafts: int) -> float:
+        proposing = num_drafts * (self.seconds_per_draft_step + self.seconds_per_draft_token * num_rows)
+        return self.plain(num_rows * (1 + num_drafts)) + proposing
+
+
+class Speculation(Protocol):
+    """What the scheduler asks."""
+
+    @property
+    def lookahead(self) -> int:
+        """Slots beyond the granted tokens that proposing writes into."""
+
+    def num_drafts(self, rows: IntArray, totals: IntArray) -> IntArray | int:
+        """How many tokens to propose for each of these rows, which have so many tokens."""
+
+    def step_data(self, growth: IntArray) -> dict[str, Any]:
+        """What the worker must hear: how many drafts for each row, whose total grew by one more."""
+
+    def observe(self, speculated: IntArray) -> None:
+        """What became of the drafts of a step: StepOutput.speculated."""
+
+    def reset(self, row: int) -> None:
+        """Another sequence has the row."""
+
+    def counts(self, row: int) -> tuple[int, int]:
+        """(drafts, accepted ones) of the sequence in that row."""
+
+    def statistics(self) -> dict[str, float]: ...
+
+
+class NoSpeculation:
+    """A token a step."""
+
+    lookahead = 0
+
+    def num_drafts(self, rows: IntArray, totals: IntArray) -> IntArray | int:
+        return 0
+
+    def step_data(self, growth: IntArray) -> dict[str, Any]:
+        return {}
+
+    def observe(self, speculated: IntArray) -> None:
+        """There is nothing to see."""
+
+    def reset(self, row: int) -> None:
+        """Nothing is kept."""
+
+    def counts(self, row: int) -> tuple[int, int]:
+        return 0, 0
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+
+class AdaptiveSpeculation:
+    """Chooses 0 ... most drafts by what they bring."""
+
+    def __init__(self, num_rows: int, most: int, lookahead: int, costs: SpeculationCosts) -> None:
+        self.lookahead = lookahead
+        self._most = most
+        self._costs = costs
+        self._share = _FIRST_GUESS
+        self._share_by_row = np.full(num_rows, _FIRST_GUESS)
+        self._resume_at = np.zeros(num_rows, dtype=np.int64)
+        self._pause = np.full(num_rows, _FIRST_PAUSE, dtype=np.int64)
+        # by number of rows: the least share of accepted drafts that pays, and the number of drafts by share
+        self._best: dict[int, IntArray] = {}
+        self._num_drafted_by_row = np.zeros(num_rows, dtype=np.int64)
+        self._num_accepted_by_row = np.zeros(num_rows, dtype=np.int64)
+        self._num_drafted = 0
+        self._num_accepted = 0
+        self._num_pauses = 0
+
+    def num_drafts(self, rows: IntArray, totals: IntArray) -> IntArray | int:
+        best = self._best_by_percent(len(rows))
+        counts = best[(self._share_by_row[rows] * 100).astype(np.int64)]
+        # While a row pauses its share stays as it was; then it tries once more, with one draft at least.
+        is_due = totals >= self._resume_at[rows]
+        if best[-1] > 0:
+            counts = np.where(is_due, np.maximum(counts, 1), 0)
+        return counts
+
+    def step_data(self, growth: IntArray) -> dict[str, Any]:
+        num_drafts = np.maximum(growth - 1, 0)
+        return {"num_drafts": num_drafts} if num_drafts.any() else {}
+
+    def observe(self, speculated: IntArray) -> None:
+        rows, _, totals, verified, accepted = speculated
+        is_seen = verified > 0
+        rows, totals, verified, accepted = rows[is_seen], totals[is_seen], verified[is_seen], accepted[is_seen]
+        if not len(rows):
+            return
+        self._num_drafted += int(verified.sum())
+        self._num_accepted += int(accepted.sum())
+        self._num_drafted_by_row[rows] += verified
+        self._num_accepted_by_row[rows] += accepted
+        # Of the drafts behind a rejected one nothing is learned.
+        tried = np.minimum(accepted + 1, verified)
+        keep = (1 - _WEIGHT) ** tried
+        shares = self._share_by_row[rows] * keep + accepted / tried * (1 - keep)
+        self._share_by_row[rows] = shares
+        keep_all = (1 - _WEIGHT / 8) ** int(tried.sum())
+        self._share = self._share * keep_all + float(accepted.sum() / tried.sum()) * (1 - keep_all)
+        self._pause_losers(rows, shares, totals, accepted)
+
+    def _pause_losers(self, rows: IntArray, shares: Floats, totals: IntArray, accepted: IntArray) -> None:
+        best = self._best_by_percent(len(rows))
+        is_losing = best[(shares * 100).astype(np.int64)] == 0
+        losers = rows[is_losing & (accepted == 0)]
+        if len(losers):
+            self._num_pauses += len(losers)
+            self._resume_at[losers] = totals[is_losing & (accepted == 0)] + self._pause[losers]
+            self._pause[losers] = np.minimum(2 * self._pause[losers], _LONGEST_PAUSE)
+        self._pause[rows[~is_losing]] = _FIRST_PAUSE
+
+    def reset(self, row: int) -> None:
+        """A new sequence starts from what all of them have shown."""
+        self._share_by_row[row] = self._share
+        self._resume_at[row] = 0
+        self._pause[row] = _FIRST_PAUSE
+        self._num_drafted_by_row[row] = self._num_accepted_by_row[row] = 0
+
+    def counts(self, row: int) -> tuple[int, int]:
+        return int(self._num_drafted_by_row[row]), int(self._num_accepted_by_row[row])
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "num_draft_tokens_total": self._num_drafted,
+            "num_accepted_draft_tokens_total": self._num_accepted,
+            "num_speculation_pauses_total": self._num_pauses,
+        }
+
+    def _best_by_percent(self, num_rows: int) -> IntArray:
+        """The best number of drafts for each share of accepted ones, 0 to 100 %, with so many rows."""
+        # in steps of a fifth: prices change little, and this need not be worked out for every number of rows
+        size = int(1.2 ** int(np.log(max(1, num_rows)) / np.log(1.2)))
+        if size not in self._best:
+            counts = np.arange(self._most + 1)
+            shares = np.arange(101)[:, None] / 100
+            tokens = (shares**counts).cumsum(axis=1)
+            prices = np.array([self._costs.with_drafts(size, int(count)) for count in counts])
+            rates = tokens / prices
+            best = rates.argmax(axis=1)
+            pays = rates.max(axis=1) > _MARGIN * rates[:, 0]
+            self._best[size] = np.where(pays, best, 0)
+        return self._best[size]
