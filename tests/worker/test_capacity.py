@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from quire.config import SpeculationConfig
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker import capacity as capacity_module
-from quire.worker.capacity import StepCost, capacity, measure_largest_step
+from quire.worker.capacity import StepCost, capacity, measure_largest_step, with_draft
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms import MemoryReport, PeakMemory, current_platform
 from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
@@ -145,6 +146,24 @@ def test_no_more_rows_than_tokens_can_sample(model):
 
     assert model.sizes == [8, 8, 8]
     assert "8 tokens, 8 sampling" in step.description
+
+
+def test_a_row_is_asked_once_more_for_each_draft(model):
+    speculation = SpeculationConfig(method="ngram", num_speculative_tokens=3)
+    config = worker_config("none", max_num_batched_tokens=14, max_num_seqs=3, speculation=speculation)
+    step = measure_largest_step(model, current_platform("cpu"), config)
+
+    assert "14 tokens, 12 sampling" in step.description
+
+
+def test_a_draft_runs_after_the_target_while_hidden_states_stay():
+    target, draft = StepCost(1000, "as run", 2.0, hidden_bytes=300), StepCost(600, "of the draft", 0.5)
+    larger = StepCost(900, "of the draft", 0.5)
+
+    assert with_draft(target, None) == target
+    assert with_draft(target, draft).num_bytes == 1000
+    assert with_draft(target, larger).num_bytes == 1200
+    assert with_draft(target, draft).seconds_per_token == 2.5
 
 
 def test_a_cpu_runs_a_part_and_scales_what_lives():

@@ -32,7 +32,10 @@ def steps(draw):
         computed = draw(st.integers(0, MAX_LEN - 1))
         count = draw(st.integers(1, MAX_LEN - computed))
         total = draw(st.integers(computed + count, MAX_LEN))
-        spans.append((computed, count, total, draw(st.booleans())))
+        is_final = draw(st.booleans())
+        # a token that is not computed comes before the drafts
+        drafts = draw(st.integers(0, total - computed - 1)) if is_final else 0
+        spans.append((computed, count, total, is_final, drafts))
     return num_rows, rows, spans
 
 
@@ -40,31 +43,35 @@ def steps(draw):
 def test_equals_a_loop_over_sequences(step, seed):
     num_rows, rows, spans = step
     table = filled_table(num_rows, seed)
-    for row, (computed, _, total, is_final) in zip(rows, spans, strict=True):
+    for row, (computed, _, total, is_final, drafts) in zip(rows, spans, strict=True):
         table.num_computed[row], table.num_total[row], table.is_final[row] = computed, total, is_final
+        table.num_drafts[row] = drafts
 
     counts = [span[1] for span in spans]
     batch = BatchBuilder(table, BLOCK_SIZE, torch.device("cpu")).build(np.array(rows), np.array(counts))
 
-    ids, positions, starts, sampling, indices = [], [], [0], [], []
+    ids, positions, starts, sampling, sampling_lengths, indices = [], [], [0], [], [], []
     slots = [[] for _ in range(NUM_GROUPS)]
-    for row, (computed, count, total, is_final) in zip(rows, spans, strict=True):
+    for row, (computed, count, total, is_final, drafts) in zip(rows, spans, strict=True):
         for position in range(computed, computed + count):
+            # a draft follows, or nothing does
+            if is_final and position + 1 >= total - drafts:
+                sampling.append(row)
+                sampling_lengths.append(position + 1)
+                indices.append(len(ids))
             ids.append(int(table.token_ids[row, position]))
             positions.append(position)
             for group in range(NUM_GROUPS):
                 block = int(table.block_tables[group, row, position // BLOCK_SIZE])
                 slots[group].append(block * BLOCK_SIZE + position % BLOCK_SIZE)
         starts.append(len(ids))
-        if computed + count == total and is_final:
-            sampling.append(row)
-            indices.append(len(ids) - 1)
-    lengths = [computed + count for computed, count, _, _ in spans]
+    lengths = [computed + count for computed, count, *_ in spans]
     width = -(-max(lengths) // BLOCK_SIZE)
 
     assert batch.input_ids_T.tolist() == ids
     assert batch.positions_T.tolist() == positions
     assert batch.sampling_rows_N.tolist() == sampling
+    assert batch.lengths_N.tolist() == sampling_lengths
     assert batch.logits_indices_N.tolist() == indices
     for group, attention in enumerate(batch.attention):
         assert attention.query_starts_S1.tolist() == starts

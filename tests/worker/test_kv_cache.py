@@ -41,10 +41,23 @@ def test_groups_must_name_the_layers_of_the_model(groups):
         KVCache().allocate(layers("a", "b"), groups, num_blocks=5, block_size=4, device=CPU)
 
 
-def test_layers_that_share_must_have_one_shape():
-    model = layers("a") | layers("b", value_dim=3)
-    with pytest.raises(ValueError, match="different shapes"):
-        KVCache().allocate(model, [["a"], ["b"]], num_blocks=5, block_size=4, device=CPU)
+def test_layers_of_other_shapes_have_tensors_of_their_own():
+    """Those of a draft: two beside the first layer of the target, one beside the other, which share what they can."""
+    target = layers("a") | layers("b", sliding_window=4)
+    draft = layers("draft.c", "draft.d", "draft.e", value_dim=3)
+    cache = KVCache()
+    groups = [["a", "draft.c", "draft.d"], ["b", "draft.e"]]
+    cache.allocate(target | draft, groups, num_blocks=5, block_size=4, device=CPU)
+
+    assert target["a"].k_cache is target["b"].k_cache
+    assert draft["draft.c"].k_cache is draft["draft.e"].k_cache
+    assert len({id(tensor) for tensor in cache.tensors}) == len(cache.tensors) == 2 * 3
+    assert [layer.group for layer in draft.values()] == [0, 0, 1]
+    for tensor in cache.tensors:
+        tensor.copy_(torch.randn(tensor.shape))
+    before = [tensor.clone() for tensor in cache.tensors]
+    cache.copy_blocks(np.array([[1], [4]]))
+    assert all(torch.equal(new[4], old[1]) for old, new in zip(before, cache.tensors, strict=True))
 
 
 def test_blocks_are_copied_in_every_tensor():

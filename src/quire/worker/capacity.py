@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -37,6 +38,14 @@ _INSIDE_KERNELS = 1.25
 _TIMED_SECONDS, _TIMED_TOKENS, _LONG_SECONDS = 0.05, 256, 0.5
 
 
+class MeasuredModel(Protocol):
+    """A model, or a head that stands in for one."""
+
+    def __call__(self, input_ids: Tensor, positions: Tensor) -> Tensor: ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class StepCost:
     """Bytes at the worst moment of the largest step, what was run to find out, and the time that a token takes."""
@@ -44,10 +53,21 @@ class StepCost:
     num_bytes: int
     description: str
     seconds_per_token: float = 0.0
+    # of num_bytes: the hidden states of all tokens, which stay until the step ends
+    hidden_bytes: int = 0
+
+
+def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
+    """A step in which a draft follows the target: by turns, so that memory is that of the larger of the two."""
+    if draft is None:
+        return target
+    num_bytes = max(target.num_bytes, draft.num_bytes + target.hidden_bytes)
+    seconds = target.seconds_per_token + draft.seconds_per_token
+    return StepCost(num_bytes, f"{target.description}; the draft included", seconds, target.hidden_bytes)
 
 
 @torch.inference_mode()
-def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerConfig) -> StepCost:
+def measure_largest_step(model: MeasuredModel, platform: Platform, config: WorkerConfig) -> StepCost:
     """Memory that the largest step needs above what is in use now, and the time of its tokens."""
 
     def run_model(num_tokens: int) -> Tensor:
@@ -62,7 +82,10 @@ def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerCon
         SampledLogprobs(logits, np.full(num_rows, _NUM_LOGPROBS))
         return logits.shape[1]
 
-    most_tokens, most_rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
+    most_tokens = config.max_num_batched_tokens
+    # a row that has drafts is asked once for each of them
+    num_drafts = config.speculation.num_speculative_tokens if config.speculation else 0
+    most_rows = min(config.max_num_seqs * (1 + num_drafts), most_tokens)
     hidden: list[Tensor] = []
     start = time.perf_counter()
     tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
@@ -71,12 +94,14 @@ def measure_largest_step(model: nn.Module, platform: Platform, config: WorkerCon
     rows, rows_bytes = _peak(lambda size: vocab_sizes.append(make_logits(size)), most_rows, platform)
     rows_bytes += _slice_bytes(vocab_sizes[0], most_rows, platform)
     # The hidden states of all tokens are still there while the sampler runs.
-    rows_bytes += most_tokens * hidden[0][0].nbytes
+    hidden_bytes = most_tokens * hidden[0][0].nbytes
+    rows_bytes += hidden_bytes
     scaled = " (scaled)" if (tokens, rows) != (most_tokens, most_rows) else ""
     return StepCost(
         max(tokens_bytes, rows_bytes),
         f"{most_tokens} tokens, {most_rows} sampling; measured with {tokens} and {rows}{scaled}",
         seconds,
+        hidden_bytes,
     )
 
 

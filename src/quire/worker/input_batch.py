@@ -6,7 +6,10 @@ tokens one after the other. Called by ModelRunner.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +17,8 @@ import torch
 from torch import Tensor
 
 from quire.messages import IntArray
-from quire.worker.attention.backend import AttentionBatch
+from quire.worker.attention.backend import AttentionBackend, AttentionBatch
+from quire.worker.forward_context import ForwardContext, forward_context
 from quire.worker.row_table import RowTable
 from quire.worker.staging import to_device
 
@@ -29,13 +33,28 @@ class InputBatch:
     num_computed_S: IntArray
     # where the tokens of each sequence begin among those of the step
     query_starts_S1: npt.NDArray[np.int32]
-    # rows whose last token is computed in this step, so that they sample, and the places of those tokens
+    # unverified tokens at the end of each sequence, before this step
+    num_drafts_S: IntArray
+    has_drafts: bool
+    # Where the model's choice is asked for: after every token of this step that is the last of its row, or that a draft
+    # follows. A row occurs as often, with rising lengths; its choice stands at that position.
     sampling_rows_N: IntArray
+    lengths_N: IntArray
     input_ids_T: Tensor
     positions_T: Tensor
     logits_indices_N: Tensor
     # one for each group of attention layers
     attention: tuple[AttentionBatch, ...]
+
+
+@contextmanager
+def attention_context(batch: InputBatch, backend: AttentionBackend | None) -> Iterator[None]:
+    """The scope in which a model computes this batch."""
+    metadata: tuple[Any, ...] = ()
+    if backend is not None:
+        metadata = tuple(backend.build_metadata(group) for group in batch.attention)
+    with forward_context(ForwardContext(metadata)):
+        yield
 
 
 class BatchBuilder:
@@ -46,9 +65,11 @@ class BatchBuilder:
         self._block_size = block_size
         self._device = device
 
-    def build(self, rows_S: IntArray, num_tokens_S: IntArray) -> InputBatch:
+    def build(self, rows_S: IntArray, num_tokens_S: IntArray, num_computed_S: IntArray | None = None) -> InputBatch:
+        """So many tokens of each row, from those on that are computed, or from a place that is given."""
         table = self._table
-        num_computed_S = table.num_computed[rows_S]
+        if num_computed_S is None:
+            num_computed_S = table.num_computed[rows_S]
         seq_lens_S = num_computed_S + num_tokens_S
         query_starts_S1 = np.zeros(len(rows_S) + 1, dtype=np.int32)
         np.cumsum(num_tokens_S, out=query_starts_S1[1:])
@@ -57,12 +78,24 @@ class BatchBuilder:
         else:
             row_T = np.repeat(rows_S, num_tokens_S)
             position_T = np.arange(len(row_T)) + np.repeat(num_computed_S - query_starts_S1[:-1], num_tokens_S)
-        is_sampling_S = (seq_lens_S == table.num_total[rows_S]) & table.is_final[rows_S]
+        num_drafts_S = table.num_drafts[rows_S]
+        num_verified_S = table.num_total[rows_S] - num_drafts_S
+        is_sampling_S = (seq_lens_S >= num_verified_S) & table.is_final[rows_S]
+        rows_N, lengths_N = rows_S[is_sampling_S], seq_lens_S[is_sampling_S]
+        indices_N = query_starts_S1[1:][is_sampling_S].astype(np.int64) - 1
+        has_drafts = bool(num_drafts_S.any())
+        if has_drafts:
+            # one for each token from the last verified one to the last of the step
+            counts_N = lengths_N - num_verified_S[is_sampling_S] + 1
+            back_N = np.repeat(counts_N.cumsum(), counts_N) - np.arange(counts_N.sum()) - 1
+            rows_N = np.repeat(rows_N, counts_N)
+            lengths_N = np.repeat(lengths_N, counts_N) - back_N
+            indices_N = np.repeat(indices_N, counts_N) - back_N
 
         arrays = [
             table.token_ids[row_T, position_T].astype(np.int64),
             position_T,
-            query_starts_S1[1:][is_sampling_S].astype(np.int64) - 1,
+            indices_N,
             query_starts_S1,
             seq_lens_S.astype(np.int32),
             *self._block_arrays(rows_S, row_T, position_T, int(seq_lens_S.max())),
@@ -84,7 +117,10 @@ class BatchBuilder:
             num_tokens_S=num_tokens_S,
             num_computed_S=num_computed_S,
             query_starts_S1=query_starts_S1,
-            sampling_rows_N=rows_S[is_sampling_S],
+            num_drafts_S=num_drafts_S,
+            has_drafts=has_drafts,
+            sampling_rows_N=rows_N,
+            lengths_N=lengths_N,
             input_ids_T=input_ids_T,
             positions_T=positions_T,
             logits_indices_N=logits_indices_N,

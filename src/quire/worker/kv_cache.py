@@ -4,7 +4,8 @@ Owns the memory. Must never decide which block belongs to whom; that is the core
 (once) and ModelRunner (block copies, swaps).
 
 One pool of blocks serves all groups, and a block id belongs to one group at a time. So layer i of every group shares
-tensor i, and a model with 10 layers in each of two groups keeps 10 tensors, not 20:
+tensor i, and a model with 10 layers in each of two groups keeps 10 tensors, not 20. Layers of another shape, which a
+draft brings, are counted for themselves and have tensors of their own, over the same block ids:
 
                group 0     group 1                        tensor i, layout of one block
     tensor 0   layer 0     layer 10         keys    [num_kv_heads, block_size, head_dim]
@@ -13,7 +14,9 @@ tensor i, and a model with 10 layers in each of two groups keeps 10 tensors, not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,6 +29,9 @@ from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.lazy_memory import lazy_zeros
 from quire.worker.swap_arena import SwapArena
+
+# heads of keys and values, size of a key, size of a value, type
+Shape: TypeAlias = tuple[int, int, int, torch.dtype]
 
 
 class KVCache:
@@ -43,22 +49,23 @@ class KVCache:
         block_size: int,
         device: torch.device,
     ) -> None:
-        """Allocate and bind. Layers at the same place of their groups must have the same shape."""
+        """Allocate and bind."""
         unknown = {name for names in groups for name in names} ^ set(layers)
         if unknown:
             raise ValueError(f"KV cache: groups and the model differ in layers {sorted(unknown)}")
-        for place in range(max((len(names) for names in groups), default=0)):
-            sharing = [(group, layers[names[place]]) for group, names in enumerate(groups) if place < len(names)]
-            shapes = {(layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.dtype) for _, layer in sharing}
-            if len(shapes) > 1:
-                raise ValueError(f"KV cache: layers of different shapes share a tensor: {sorted(map(str, shapes))}")
-            num_kv_heads, head_dim, value_dim, dtype = shapes.pop()
-            key, value = (
-                _zeros((num_blocks, num_kv_heads, block_size, dim), dtype, device) for dim in (head_dim, value_dim)
-            )
-            self.tensors += (key, value)
-            for group, layer in sharing:
-                layer.bind(group, key, value)
+        # (shape of a layer, how many of this shape come before it in its group) -> its tensors
+        by_place: dict[tuple[Shape, int], tuple[Tensor, Tensor]] = {}
+        for group, names in enumerate(groups):
+            num_before: Counter[Shape] = Counter()
+            for name in names:
+                layer = layers[name]
+                shape = (layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.dtype)
+                place = shape, num_before[shape]
+                num_before[shape] += 1
+                if place not in by_place:
+                    by_place[place] = _pair_of_zeros(shape, num_blocks, block_size, device)
+                layer.bind(group, *by_place[place])
+        self.tensors += (tensor for pair in by_place.values() for tensor in pair)
 
     def open_swap_space(self, num_host_blocks: int, memory: HostMemory) -> None:
         """Room for so many blocks of all tensors on the host; called once, after `allocate`."""
@@ -77,6 +84,12 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+
+def _pair_of_zeros(shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    num_kv_heads, head_dim, value_dim, dtype = shape
+    key, value = (_zeros((num_blocks, num_kv_heads, block_size, dim), dtype, device) for dim in (head_dim, value_dim))
+    return key, value
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,24 +1,23 @@
 """One step of the model: apply what changed, gather the inputs, run the model, sample.
 
 Owns the order of a step. Must never name a feature: what differs between requests lives in the row table, in the
-sampler and its processors, or in the attention backend. If the model raises, nothing is counted as computed: the core
-may repeat the step with fewer rows (and without the differences, which are applied). Called by Worker.
+sampler and its processors, in the proposer of drafts, or in the attention backend. If the model raises, nothing is
+counted as computed: the core may repeat the step with fewer rows (and without the differences, which are applied).
+Called by Worker.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from quire.messages import SchedulerOutput, StepOutput
+from quire.messages import SchedulerOutput, StepOutput, int_array
 from quire.worker.attention import AttentionBackend
-from quire.worker.forward_context import ForwardContext, forward_context
-from quire.worker.input_batch import BatchBuilder, InputBatch
+from quire.worker.input_batch import BatchBuilder, attention_context
 from quire.worker.kv_cache import KVCache
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
+from quire.worker.speculative import Drafting
 
 
 class ModelRunner:
@@ -32,6 +31,7 @@ class ModelRunner:
         cache: KVCache,
         sampler: Sampler,
         batches: BatchBuilder,
+        drafting: Drafting,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -39,17 +39,23 @@ class ModelRunner:
         self.cache = cache
         self.sampler = sampler
         self.batches = batches
+        self.drafting = drafting
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:
         self._apply(scheduled)
-        if len(scheduled.rows) == 0:
-            return StepOutput(step=scheduled.step)
-        batch = self.batches.build(scheduled.rows, scheduled.num_tokens)
-        hidden_TE = self._forward(batch)
+        rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
+        if len(rows) == 0:
+            return StepOutput(step=scheduled.step, speculated=self.drafting.report(scheduled))
+        batch = self.batches.build(rows, num_tokens)
+        with attention_context(batch, self.backend):
+            hidden_TE = self.model(batch.input_ids_T, batch.positions_T)
         sampled = self.sampler.sample(hidden_TE, batch)
         self.table.advance(batch.rows_S, batch.num_tokens_S)
-        self.table.append(sampled.rows, sampled.token_ids)
+        self.table.append(sampled.rows, sampled.lengths, sampled.token_ids)
+        if sampled.failures:
+            self.table.drop_drafts(int_array(list(sampled.failures)))
+        speculated = self.drafting.end_step(scheduled, batch, hidden_TE, sampled.rows)
         return StepOutput(
             step=scheduled.step,
             rows=sampled.rows,
@@ -58,6 +64,7 @@ class ModelRunner:
             prompt_logprobs=sampled.prompt_logprobs,
             candidates=sampled.candidates,
             failures=sampled.failures,
+            speculated=speculated,
         )
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
@@ -65,22 +72,19 @@ class ModelRunner:
         for fork in scheduled.forked:
             self.table.fork(fork)
             self.sampler.fork(fork)
+            self.drafting.fork(fork)
         for row in scheduled.released:
             self.table.release(row)
             self.sampler.release(row)
+            self.drafting.release(row)
         for sequence in scheduled.admitted:
             self.table.admit(sequence)
             self.sampler.admit(sequence)
+            self.drafting.admit(sequence)
         self.table.set_progress(scheduled.progress)
+        self.drafting.set_progress(scheduled.progress)
         for appended in scheduled.appended:
             self.table.extend(appended)
         self.table.write_blocks(scheduled.block_writes)
         self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
         self.cache.copy_blocks(scheduled.block_copies)
-
-    def _forward(self, batch: InputBatch) -> Tensor:
-        metadata: tuple[Any, ...] = ()
-        if self.backend is not None:
-            metadata = tuple(self.backend.build_metadata(group) for group in batch.attention)
-        with forward_context(ForwardContext(metadata)):
-            return self.model(batch.input_ids_T, batch.positions_T)

@@ -8,11 +8,15 @@ sampler and its processors read it.
      0       11 42 7 99 . . . . . . . . . .               3           4           g0: 5 9 . . .
      1       . . . . . . . . . . . . . . .                0           0  (free)       . . . . .
      2       3 1 4 1 5 9 2 6 . . . . . . .                4           8               2 . . . .
+
+The last num_drafts tokens of a row are guesses that nobody has verified: they count in num_total, and at least one
+token before them is not computed. Steps verify them from the first on; a wrong one takes those after it along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +33,7 @@ class RowTable:
         self.token_ids = lazy_zeros((num_rows, max_model_len + 1), np.int32)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
         self.num_total = np.zeros(num_rows, dtype=np.int64)
+        self.num_drafts = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows, dtype=np.int64)
         self.is_final = np.zeros(num_rows, dtype=np.bool_)
         self.is_used = np.zeros(num_rows, dtype=np.bool_)
@@ -50,6 +55,7 @@ class RowTable:
         self.token_ids[row, :num_tokens] = sequence.token_ids
         self.num_computed[row] = sequence.num_computed_tokens
         self.num_total[row] = num_tokens
+        self.num_drafts[row] = 0
         self.num_prompt[row] = sequence.num_prompt_tokens
         self.is_final[row] = sequence.is_final
         self.is_used[row] = True
@@ -63,20 +69,25 @@ class RowTable:
         self.block_tables[:, row] = self.block_tables[:, parent]
         self.num_computed[row] = fork.num_computed_tokens
         self.num_total[row] = num_tokens
+        # what the child has of the parent's drafts is as little verified
+        self.num_drafts[row] = max(0, num_tokens - int(self.num_verified(parent)))
         self.num_prompt[row] = min(self.num_prompt[parent], num_tokens)
         self.is_final[row] = self.is_final[parent]
         self.is_used[row] = True
 
     def set_progress(self, progress: Sequence[tuple[int, int]]) -> None:
+        """Drafts stay: they are the last tokens of their row, and are verified when it comes to them again."""
         if progress:
             rows, num_computed = np.array(progress, dtype=np.int64).T
             self.num_computed[rows] = num_computed
 
     def extend(self, appended: AppendedTokens) -> None:
         row, num_tokens = appended.row, len(appended.token_ids)
-        start = int(self.num_total[row])
+        # What the core says comes after what it knows: drafts do not count.
+        start = int(self.num_verified(row))
         self.token_ids[row, start : start + num_tokens] = appended.token_ids
-        self.num_total[row] += num_tokens
+        self.num_total[row] = start + num_tokens
+        self.num_drafts[row] = 0
         if not self.is_final[row]:  # 4.4.4, streaming prefill: what arrives before the end of the input is prompt
             self.num_prompt[row] += num_tokens
         self.is_final[row] = appended.is_final
@@ -87,20 +98,59 @@ class RowTable:
 
     # ------------------------------------------------------------------------------------------ what a step computed
 
+    def granted(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
+        """Rows that have something to compute, and how much: a grant is an upper bound, because the core may have
+        counted on drafts that were not found or were wrong, or on a row that has failed."""
+        num_tokens = np.minimum(num_tokens, self.num_total[rows] - self.num_computed[rows])
+        has_some = num_tokens > 0
+        return (rows, num_tokens) if has_some.all() else (rows[has_some], num_tokens[has_some])
+
     def advance(self, rows: IntArray, num_tokens: IntArray) -> None:
         self.num_computed[rows] += num_tokens
 
-    def append(self, rows: IntArray, token_ids: IntArray) -> None:
-        """One sampled token for each row; a row occurs once."""
-        self.token_ids[rows, self.num_total[rows]] = token_ids
-        self.num_total[rows] += 1
+    def append(self, rows: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
+        """What the model says stands at these lengths, which follow each other in a row and begin after its verified
+        tokens: drafts that are right, then one that is wrong, or the token after the last."""
+        if not self.num_drafts[rows].any():
+            self.token_ids[rows, lengths] = token_ids
+            self.num_total[rows] += 1
+            return
+        is_right = (lengths < self.num_total[rows]) & (self.token_ids[rows, lengths] == token_ids)
+        self.token_ids[rows, lengths] = token_ids
+        # A row occurs several times: the last assignment holds, which is that of its last token.
+        self.num_total[rows] = np.where(is_right, self.num_total[rows], lengths + 1)
+        self.num_drafts[rows] = self.num_total[rows] - lengths - 1
+        self.num_computed[rows] = lengths
+
+    def add_drafts(self, rows: IntArray, drafts: IntArray) -> None:
+        """Guesses [rows, K] after the tokens of rows that have none, -1 after the last of a row."""
+        is_draft = drafts >= 0
+        index, place = np.nonzero(is_draft)
+        self.token_ids[rows[index], self.num_total[rows[index]] + place] = drafts[is_draft]
+        self.num_drafts[rows] = is_draft.sum(axis=1)
+        self.num_total[rows] += self.num_drafts[rows]
+
+    def drop_drafts(self, rows: IntArray) -> None:
+        """Of rows that failed: what was computed beyond their verified tokens is nothing."""
+        self.num_total[rows] -= self.num_drafts[rows]
+        self.num_drafts[rows] = 0
+        self.num_computed[rows] = np.minimum(self.num_computed[rows], self.num_total[rows])
+
+    def num_verified(self, rows: int | list[int] | IntArray) -> Any:
+        """Tokens of a row that are none of its drafts; of several rows, an array."""
+        return self.num_total[rows] - self.num_drafts[rows]
 
     def check_invariants(self) -> None:
         used = np.flatnonzero(self.is_used)
         total = self.num_total[used]
         assert (self.num_computed[used] >= 0).all()
         assert (self.num_computed[used] <= total).all(), "computed more tokens than there are"
-        assert (self.num_prompt[used] <= total).all(), "the prompt is longer than the sequence"
+        drafts = self.num_drafts[used]
+        assert (drafts >= 0).all()
+        is_behind = self.num_computed[used] < total - drafts
+        assert (is_behind | (drafts == 0)).all(), "nothing is left to compute before the drafts"
+        assert (self.is_final[used] | (drafts == 0)).all(), "drafts follow an input that is still arriving"
+        assert (self.num_prompt[used] <= total - drafts).all(), "the prompt is longer than the sequence"
         assert (total <= self.token_ids.shape[1]).all(), "a sequence is longer than its row"
         for row, num_tokens in zip(used.tolist(), total.tolist(), strict=True):
             assert (self.token_ids[row, :num_tokens] >= 0).all(), f"row {row} has a token below 0"

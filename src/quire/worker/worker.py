@@ -15,7 +15,7 @@ from quire.config import WorkerConfig
 from quire.errors import EngineError
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.worker.attention import attention_layers
-from quire.worker.capacity import capacity, measure_largest_step
+from quire.worker.capacity import capacity, measure_largest_step, with_draft
 from quire.worker.compilation import compile_layers
 from quire.worker.host_memory import host_memory
 from quire.worker.input_batch import BatchBuilder
@@ -25,6 +25,8 @@ from quire.worker.model_runner import ModelRunner
 from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
+from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
+from quire.worker.speculative.cost import measure_costs
 
 
 class Worker:
@@ -36,24 +38,32 @@ class Worker:
         self._platform = current_platform(config.device)
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
+        self._proposer: Proposer = NoProposer()
         self._runner: ModelRunner | None = None
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
             "statistics": self.statistics,
             "check_invariants": self._check_invariants,
+            "measure_speculation": self._measure_speculation,
             "measure_swap": self._measure_swap,
         }
 
     def load(self) -> None:
         self._platform.set_threads(self._config.num_threads)
         self._model = self._model_loader(self._config)
+        self._proposer = make_proposer(self._config, self._model)
 
     def measure_capacity(self) -> WorkerCapacity:
         model = self._loaded_model()
-        step = measure_largest_step(model, self._platform, self._config)
+        step = with_draft(
+            measure_largest_step(model, self._platform, self._config),
+            self._proposer.largest_step(self._platform, self._config),
+        )
         memory, host_bytes = self._platform.memory(), self._host_memory.free_bytes()
-        return capacity(model, memory, step, self._config.gpu_memory_utilization, host_bytes)
+        found = capacity(model, memory, step, self._config.gpu_memory_utilization, host_bytes)
+        found.layers += [layer.spec for layer in self._proposer.layers.values()]
+        return found
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
         """Blocks 0 ... num_blocks - 1 for the layers of all groups, and swap space for as many as num_host_blocks.
@@ -66,18 +76,16 @@ class Worker:
             # Not earlier: what is measured is the model uncompiled, which needs no less memory.
             compile_layers(model)
         cache = KVCache()
-        cache.allocate(layers, groups, num_blocks, config.block_size, device)
+        cache.allocate(layers | self._proposer.layers, groups, num_blocks, config.block_size, device)
         cache.open_swap_space(num_host_blocks, self._host_memory)
         table = RowTable(config.max_num_seqs, config.max_model_len)
         table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
-        self._runner = ModelRunner(
-            model=model,
-            backend=next((layer.backend for layer in layers.values()), None),
-            table=table,
-            cache=cache,
-            sampler=Sampler(table, model.compute_logits),
-            batches=BatchBuilder(table, config.block_size, device),
-        )
+        backend = next((layer.backend for layer in layers.values()), None)
+        sampler = Sampler(table, model.compute_logits)
+        batches = BatchBuilder(table, config.block_size, device)
+        self._proposer.open(ProposerContext(table, batches, sampler.settings, backend))
+        drafting = Drafting(table, self._proposer)
+        self._runner = ModelRunner(model, backend, table, cache, sampler, batches, drafting)
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)
@@ -110,11 +118,17 @@ class Worker:
         if self._model is not None:
             self._platform.synchronize()
         self._runner = None
+        self._proposer = NoProposer()
         self._model = None
 
     def _measure_swap(self) -> float:
         """Seconds per block and direction; 0.0 without swap space."""
         return self._ready_runner().cache.swap_arena.measure(self._platform.synchronize)
+
+    def _measure_speculation(self) -> dict[str, float]:
+        """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
+        model, most_tokens = self._loaded_model(), self._config.max_num_batched_tokens
+        return measure_costs(model, self._proposer, self._platform, most_tokens)
 
     def _check_invariants(self) -> None:
         self._ready_runner().table.check_invariants()

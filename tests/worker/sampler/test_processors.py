@@ -47,12 +47,21 @@ class Bench:
         self.table.fork(fork)
         self.processor.fork(fork)
 
+    def append(self, row, token):
+        self.table.append(int_array([row]), self.table.num_total[[row]], int_array([token]))
+
+    def apply_to(self, row, logits):
+        """What the processor makes of this row's logits, alone in a batch."""
+        batch = torch.tensor([logits])
+        self.processor.apply(batch, int_array([row]), self.table.num_total[[row]])
+        return batch[0]
+
     def apply(self, logits=None, rows=ROWS):
         """Logits of row 5; those of the others must be untouched."""
         logits = torch.zeros(VOCAB) if logits is None else torch.tensor(logits)
         batch = logits.repeat(len(rows), 1)
         if self.processor.is_active(rows):
-            self.processor.apply(batch, rows)
+            self.processor.apply(batch, rows, self.table.num_total[rows])
         for position, row in enumerate(rows.tolist()):
             if row in (2, 7):
                 assert torch.equal(batch[position], logits)
@@ -102,9 +111,9 @@ def test_min_tokens_excludes_stop_tokens_while_the_output_is_short():
     bench = Bench(MIN_TOKENS)
     bench.admit(5, [1], min_tokens=2, stop_token_ids=[7], eos=[3])
     assert bench.excluded() == [3, 7]
-    bench.table.append(int_array([5]), int_array([4]))
+    bench.append(5, 4)
     assert bench.excluded() == [3, 7]
-    bench.table.append(int_array([5]), int_array([4]))
+    bench.append(5, 4)
     assert bench.excluded() == []
 
 
@@ -159,28 +168,63 @@ def test_counts_that_follow_equal_counts_from_the_start(repetition, num_tokens):
     bench.admit(1, tokens, num_prompt=2, **parameters)
     logits = torch.linspace(-1, 1, VOCAB).tolist()
     for length in range(3, num_tokens + 1):
-        bench.table.append(int_array([5, 0]), int_array([tokens[length - 1]] * 2))
+        for row in (5, 0):
+            bench.append(row, tokens[length - 1])
         step_by_step = bench.apply(logits)
         if length == num_tokens // 2 or length == num_tokens:
-            batch = torch.tensor([logits])
-            bench.processor.apply(batch, int_array([0]))
-    all_at_once = torch.tensor([logits])
-    bench.processor.apply(all_at_once, int_array([1]))
+            in_leaps = bench.apply_to(0, logits)
+    all_at_once = bench.apply_to(1, logits)
 
-    assert torch.equal(step_by_step, all_at_once[0])
-    assert torch.equal(batch, all_at_once)
+    assert torch.equal(step_by_step, all_at_once)
+    assert torch.equal(in_leaps, all_at_once)
 
 
 def test_a_child_counts_its_own_tokens():
     bench = Bench(PENALTIES)
     bench.admit(0, [1, 4, 4, 4], frequency_penalty=0.5)
-    batch = torch.zeros(1, VOCAB)
-    bench.processor.apply(batch, int_array([0]))
+    assert bench.apply_to(0, [0.0] * VOCAB)[4] == -1.5
     bench.fork(0, 5, num_total=2)
-    bench.table.append(int_array([5]), int_array([6]))
+    bench.append(5, 6)
 
-    assert batch[0, 4] == -1.5
     assert bench.apply()[[4, 6]].tolist() == [-0.5, -0.5]
+
+
+PARAMETERS = (
+    {"allowed_token_ids": [1, 2, 3, 4]},
+    {"bad_words": [[2, 3], [4]]},
+    {"min_tokens": 3, "stop_token_ids": [7]},
+    {"logit_bias": {3: 1.5}},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.25},
+)
+
+
+@pytest.mark.parametrize("processor", range(5))
+@pytest.mark.parametrize("outcome", [[2, 3, 2], [2, 9], [8]])
+def test_drafts_are_judged_as_if_they_stood_there_and_leave_no_trace(processor, outcome):
+    """Row 5 has drafts 2, 3, 2, row by row the same as one that has these tokens; then some of them are taken back."""
+    logits = torch.linspace(-1, 1, VOCAB).tolist()
+    bench = Bench(processor)
+    bench.admit(5, [1, 6, 6], **PARAMETERS[processor])
+    before = bench.apply_to(5, logits)
+    bench.table.num_computed[5] = 2
+    bench.table.add_drafts(int_array([5]), int_array([[2, 3, 2, -1]]))
+    rows, lengths = int_array([5, 5, 5, 5, 2]), int_array([3, 4, 5, 6, 1])
+    batch = torch.tensor([logits] * 5)
+    bench.processor.apply(batch, rows, lengths)
+
+    assert torch.equal(batch[0], before)
+    assert torch.equal(batch[4], torch.tensor(logits))
+    for length in (4, 5, 6):
+        other = Bench(processor)
+        other.admit(5, [1, 6, 6, 2, 3, 2][:length], **PARAMETERS[processor])
+        assert torch.equal(batch[length - 3], other.apply_to(5, logits))
+
+    said = int_array(outcome)
+    bench.table.append(int_array([5] * len(said)), 3 + int_array(range(len(said))), said)
+    bench.table.drop_drafts(int_array([5]))
+    other = Bench(processor)
+    other.admit(5, [1, 6, 6, *outcome], **PARAMETERS[processor])
+    assert torch.equal(bench.apply_to(5, logits), other.apply_to(5, logits))
 
 
 @pytest.mark.parametrize("processor", range(5))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -72,11 +73,17 @@ class SampledLogprobs:
     def read(self, tokens_N: Tensor) -> list[Tensor]:
         return self._reader.read(self._logits_nV, tokens_N[self._index_n]) if self._is_asked else []
 
-    def by_row(self, arrays: Sequence[Array], rows_N: IntArray) -> dict[int, list[TokenLogprobs]]:
-        if not self._is_asked:
-            return {}
-        rows = rows_N[self._positions_n].tolist()
-        return {row: [entry] for row, entry in zip(rows, self._reader.entries(arrays), strict=True)}
+    def by_row(
+        self, arrays: Sequence[Array], rows_N: IntArray, is_kept_N: npt.NDArray[np.bool_]
+    ) -> dict[int, list[TokenLogprobs]]:
+        """One entry for each token that is kept, in the order of the batch."""
+        entries_by_row: dict[int, list[TokenLogprobs]] = {}
+        if self._is_asked:
+            columns = rows_N[self._positions_n].tolist(), is_kept_N[self._positions_n].tolist()
+            for row, is_kept, entry in zip(*columns, self._reader.entries(arrays), strict=True):
+                if is_kept:
+                    entries_by_row.setdefault(row, []).append(entry)
+        return entries_by_row
 
 
 def _widened(tensor_nK: Tensor, width: int) -> Tensor:

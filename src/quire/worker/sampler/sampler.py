@@ -1,5 +1,8 @@
 """From hidden states to sampled tokens: logits, raw log-probabilities, processors, choice, one way back to the host.
 
+A row with drafts is asked at several lengths, and what it says is read off on the host (`verify.py`). Suffix N counts
+these questions; without drafts there is one for each row.
+
 Owns the sampling parameters of rows and the logits processors. Must never change the row table: ModelRunner does, with
 what this returns. A row whose logits are unusable fails alone and gets no token.
 """
@@ -17,12 +20,12 @@ from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArra
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.candidates import NOTHING_TO_READ, CandidateReading, read_candidates
-from quire.worker.sampler.choose import DrawSettings, choose_tokens
+from quire.worker.sampler.choose import choose_tokens
 from quire.worker.sampler.logprobs import SampledLogprobs
 from quire.worker.sampler.processors import RowFollower, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
-from quire.worker.sampler.random import uniforms
 from quire.worker.sampler.settings import RowSettings
+from quire.worker.sampler.verify import kept_draws
 from quire.worker.staging import Array, to_device, to_host
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be chosen."
@@ -31,9 +34,13 @@ NOTHING_LEFT = "no token is left to choose from: allowed_token_ids, bad_words an
 
 @dataclass(frozen=True)
 class Sampled:
-    """One token for each of `rows`, and what goes with it; candidates are of other rows, which get no token."""
+    """Tokens of rows, and what goes with them; candidates are of other rows, which get no token.
+
+    A row stands here once for each token, in order: `lengths` says how many tokens are before each.
+    """
 
     rows: IntArray
+    lengths: IntArray
     token_ids: IntArray
     logprobs: dict[int, list[TokenLogprobs]]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
@@ -47,10 +54,10 @@ class Sampler:
     def __init__(self, table: RowTable, compute_logits: Callable[[Tensor], Tensor]) -> None:
         self._table = table
         self._compute_logits = compute_logits
-        self._settings = RowSettings(table.num_rows)
+        self.settings = RowSettings(table.num_rows)
         self._processors = built_in_processors(table)
         self._prompt_logprobs = PromptLogprobs(table, compute_logits)
-        self._followers: tuple[RowFollower, ...] = (self._settings, *self._processors, self._prompt_logprobs)
+        self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors, self._prompt_logprobs)
 
     def admit(self, sequence: AdmittedSequence) -> None:
         for follower in self._followers:
@@ -69,50 +76,45 @@ class Sampler:
         prompt = self._prompt_logprobs.start(hidden_TE, batch)
         if len(rows_N) == 0:
             by_row = prompt.by_row(to_host(prompt.tensors))
-            return Sampled(no_ints(), no_ints(), {}, by_row, {}, prompt.failures)
+            return Sampled(no_ints(), no_ints(), no_ints(), {}, by_row, {}, prompt.failures)
         logits_NV = self._compute_logits(hidden_TE[batch.logits_indices_N]).float()
-        rows_N, logits_NV, reading = self._without_candidates(rows_N, logits_NV)
-        logprobs = SampledLogprobs(logits_NV, self._settings.num_logprobs[rows_N])
+        rows_N, lengths_N, logits_NV, reading = self._without_candidates(rows_N, batch.lengths_N, logits_NV)
+        logprobs = SampledLogprobs(logits_NV, self.settings.num_logprobs[rows_N])
         for processor in self._processors:
             if processor.is_active(rows_N):
-                processor.apply(logits_NV, rows_N)
-        tokens_N, top_N = choose_tokens(logits_NV, self._draw_settings(rows_N))
+                processor.apply(logits_NV, rows_N, lengths_N)
+        tokens_N, top_N = choose_tokens(logits_NV, self.settings.draw_settings(rows_N, lengths_N))
         parts = (tokens_N, top_N), logprobs.read(tokens_N), reading.tensors, prompt.tensors
         (token_ids, top), *rest = _to_host_together(parts)
         candidates, failed = reading.by_row(rest[1])
-        is_good = np.isfinite(top)
+        is_kept = np.isfinite(top)
+        is_failed = ~is_kept
+        if batch.has_drafts:
+            is_said = kept_draws(self._table, rows_N, lengths_N, token_ids)
+            # What followed a wrong draft may be as it likes. A row that fails before gets no token at all.
+            is_failed &= is_said
+            is_kept = is_said & ~np.isin(rows_N, rows_N[is_failed])
         return Sampled(
-            rows=rows_N[is_good],
-            token_ids=token_ids[is_good],
-            logprobs=logprobs.by_row(rest[0], rows_N),
+            rows=rows_N[is_kept],
+            lengths=lengths_N[is_kept],
+            token_ids=token_ids[is_kept],
+            logprobs=logprobs.by_row(rest[0], rows_N, is_kept),
             prompt_logprobs=prompt.by_row(rest[2]),
             candidates=candidates,
-            failures=prompt.failures | dict.fromkeys(failed, NOT_FINITE) | _failures(rows_N[~is_good], top[~is_good]),
+            failures=prompt.failures | dict.fromkeys(failed, NOT_FINITE) | _failures(rows_N[is_failed], top[is_failed]),
         )
 
-    def _without_candidates(self, rows_N: IntArray, logits_NV: Tensor) -> tuple[IntArray, Tensor, CandidateReading]:
+    def _without_candidates(
+        self, rows_N: IntArray, lengths_N: IntArray, logits_NV: Tensor
+    ) -> tuple[IntArray, IntArray, Tensor, CandidateReading]:
         """Rows whose next token the core chooses are read and leave the batch: nothing below is meant for them."""
-        counts_N = self._settings.num_candidates[rows_N]
+        counts_N = self.settings.num_candidates[rows_N]
         if not counts_N.any():
-            return rows_N, logits_NV, NOTHING_TO_READ
+            return rows_N, lengths_N, logits_NV, NOTHING_TO_READ
         asked, others = np.flatnonzero(counts_N), np.flatnonzero(counts_N == 0)
         rows = rows_N[asked]
-        reading = read_candidates(_rows_of(logits_NV, asked), rows, counts_N[asked], self._settings.temperature[rows])
-        return rows_N[others], _rows_of(logits_NV, others), reading
-
-    def _draw_settings(self, rows_N: IntArray) -> DrawSettings | None:
-        """None if every row is greedy."""
-        settings = self._settings
-        temperature_N = settings.temperature[rows_N]
-        if not temperature_N.any():
-            return None
-        return DrawSettings(
-            temperature=temperature_N,
-            top_k=settings.top_k[rows_N],
-            top_p=settings.top_p[rows_N],
-            min_p=settings.min_p[rows_N],
-            uniform=uniforms(settings.seed[rows_N], self._table.num_total[rows_N]),
-        )
+        reading = read_candidates(_rows_of(logits_NV, asked), rows, counts_N[asked], self.settings.temperature[rows])
+        return rows_N[others], lengths_N[others], _rows_of(logits_NV, others), reading
 
 
 def _failures(rows: IntArray, top: npt.NDArray[np.float32]) -> dict[int, str]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.messages import AdmittedSequence, ForkedSequence
-from quire.worker.sampler.random import to_uint64
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray
+from quire.worker.sampler.choose import DrawSettings
+from quire.worker.sampler.random import to_uint64, uniforms
 
 # stands for "all tokens", so that one comparison with the vocabulary covers it
 ALL_TOKENS = np.iinfo(np.int64).max
@@ -57,3 +58,16 @@ class RowSettings:
 
     def release(self, row: int) -> None:
         """Nothing to free."""
+
+    def draw_settings(self, rows_N: IntArray, lengths_N: IntArray) -> DrawSettings | None:
+        """How to draw the token after so many of each row; None if every row is greedy."""
+        temperature_N = self.temperature[rows_N]
+        if not temperature_N.any():
+            return None
+        return DrawSettings(
+            temperature=temperature_N,
+            top_k=self.top_k[rows_N],
+            top_p=self.top_p[rows_N],
+            min_p=self.min_p[rows_N],
+            uniform=uniforms(self.seed[rows_N], lengths_N),
+        )

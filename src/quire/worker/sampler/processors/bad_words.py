@@ -26,14 +26,13 @@ class BadWords:
         return parent
 
     def apply(self, logits_NV: Tensor, users: list[User[list[list[int]]]]) -> None:
-        ids = [self._excluded(user.row, user.state) for user in users]
+        ids = [self._excluded(user.row, user.length, user.state) for user in users]
         TokenPlaces([user.position for user in users], ids, logits_NV).write(-torch.inf)
 
-    def _excluded(self, row: int, words: list[list[int]]) -> IntArray:
+    def _excluded(self, row: int, length: int, words: list[list[int]]) -> IntArray:
         longest = max(len(word) for word in words) - 1
-        total = int(self._table.num_total[row])
-        start = max(int(self._table.num_prompt[row]), total - longest)
-        end_of_output = self._table.token_ids[row, start:total].tolist()
+        start = max(int(self._table.num_prompt[row]), length - longest)
+        end_of_output = self._table.token_ids[row, start:length].tolist()
         return int_array([word[-1] for word in words if _ends_in(end_of_output, word[:-1])])
 
 

@@ -35,10 +35,8 @@ class MinTokens:
         return parent
 
     def apply(self, logits_NV: Tensor, users: list[User[Held]]) -> None:
-        users = [user for user in users if self._num_output(user.row) < user.state.min_tokens]
+        num_prompt = self._table.num_prompt
+        users = [user for user in users if user.length - num_prompt[user.row] < user.state.min_tokens]
         if users:
             ids = [user.state.token_ids for user in users]
             TokenPlaces([user.position for user in users], ids, logits_NV).write(-torch.inf)
-
-    def _num_output(self, row: int) -> int:
-        return int(self._table.num_total[row] - self._table.num_prompt[row])

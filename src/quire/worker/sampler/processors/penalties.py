@@ -5,11 +5,13 @@
     presence     tokens of the output: minus the penalty once
 
 Only the tokens that a row contains are touched, not the vocabulary. A row's counts follow its tokens in the row table
-lazily: new ones are added when the row samples, so a child of a fork simply starts to count its own tokens.
+lazily: new ones are added when the row samples, so a child of a fork simply starts to count its own tokens. Drafts are
+counted for the question at hand, in copies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, IntArray
+from quire.messages import AdmittedSequence, IntArray, int_array
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors.processor import TokenPlaces, User
 
@@ -52,6 +54,16 @@ class TokenCounts:
     @property
     def counts(self) -> npt.NDArray[np.float32]:
         return self._counts[: self._size]
+
+    def with_drafts(self, drafts: Sequence[int]) -> tuple[IntArray, npt.NDArray[np.float32]]:
+        """Copies of tokens and counts, as if these came next."""
+        new = [token for token in dict.fromkeys(drafts) if token not in self._place_by_token]
+        place_by_new = {token: place for place, token in enumerate(new, start=self._size)}
+        tokens = np.append(self.tokens, int_array(new))
+        counts = np.append(self.counts, np.zeros(len(new), dtype=np.float32))
+        for token in drafts:
+            counts[place_by_new[token] if token in place_by_new else self._place_by_token[token]] += 1
+        return tokens, counts
 
     def follow(self, tokens: npt.NDArray[np.int32], num_prompt: int) -> None:
         """Count what is new in a row's tokens. Only repetition looks at the prompt."""
@@ -99,15 +111,28 @@ class Penalties:
         return TokenCounts(parent.strengths)
 
     def apply(self, logits_NV: Tensor, users: list[User[TokenCounts]]) -> None:
-        for _, row, state in users:
-            state.follow(self._table.token_ids[row, : self._table.num_total[row]], int(self._table.num_prompt[row]))
-        states = [user.state for user in users]
-        strengths = [state.strengths for state in states]
-        places = TokenPlaces([user.position for user in users], [state.tokens for state in states], logits_NV)
-        counts = places.each([state.counts for state in states])
+        strengths = [user.state.strengths for user in users]
+        tokens, token_counts = self._counted(users)
+        places = TokenPlaces([user.position for user in users], tokens, logits_NV)
+        counts = places.each(token_counts)
         repetition = places.repeated([strength.repetition for strength in strengths])
         logits = places.read()
         logits = torch.where(logits > 0, logits / repetition, logits * repetition)
         logits -= places.repeated([strength.frequency for strength in strengths]) * counts
         logits -= places.repeated([strength.presence for strength in strengths]) * (counts > 0)
         places.write(logits)
+
+    def _counted(self, users: list[User[TokenCounts]]) -> tuple[list[IntArray], list[npt.NDArray[np.float32]]]:
+        """For each user, its different tokens and how often each one is in the output, drafts included."""
+        table, rows = self._table, [user.row for user in users]
+        num_prompt, num_verified = table.num_prompt[rows].tolist(), table.num_verified(rows).tolist()
+        all_tokens, all_counts = [], []
+        for user, prompt, verified in zip(users, num_prompt, num_verified, strict=True):
+            state = user.state
+            state.follow(table.token_ids[user.row, :verified], prompt)
+            tokens, counts = state.tokens, state.counts
+            if user.length > verified:
+                tokens, counts = state.with_drafts(table.token_ids[user.row, verified : user.length].tolist())
+            all_tokens.append(tokens)
+            all_counts.append(counts)
+        return all_tokens, all_counts

@@ -20,10 +20,12 @@ State = TypeVar("State")
 
 
 class User(NamedTuple, Generic[State]):
-    """A row that uses a processor, and its position in the batch."""
+    """A row that uses a processor, its position in the batch, and how many of its tokens precede the one that is chosen
+    there."""
 
     position: int
     row: int
+    length: int
     state: State
 
 
@@ -44,14 +46,15 @@ class RowFollower(Protocol):
 
 
 class LogitsProcessor(RowFollower, Protocol):
-    """Two more hooks over a step. Rows of a step are distinct."""
+    """Two more hooks over a step. A row with drafts occurs several times in it, side by side, with rising lengths."""
 
     def is_active(self, rows_N: IntArray) -> bool:
         """Whether any of these rows uses it in this step."""
         ...
 
-    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
-        """Change float32 logits in place; logits[i] are those of the token that rows[i] samples next."""
+    def apply(self, logits_NV: Tensor, rows_N: IntArray, lengths_N: IntArray) -> None:
+        """Change float32 logits in place; logits[i] are those of the token after the first lengths[i] of rows[i].
+        Drafts may be among these, so nothing may be kept of them."""
         ...
 
 
@@ -89,10 +92,10 @@ class ByRow(Generic[State]):
     def is_active(self, rows_N: IntArray) -> bool:
         return bool(self._states) and bool(self._has_state[rows_N].any())
 
-    def apply(self, logits_NV: Tensor, rows_N: IntArray) -> None:
-        positions = np.flatnonzero(self._has_state[rows_N]).tolist()
-        rows = rows_N[positions].tolist()
-        users = [User(position, row, self._states[row]) for position, row in zip(positions, rows, strict=True)]
+    def apply(self, logits_NV: Tensor, rows_N: IntArray, lengths_N: IntArray) -> None:
+        positions_n = np.flatnonzero(self._has_state[rows_N])
+        columns = positions_n.tolist(), rows_N[positions_n].tolist(), lengths_N[positions_n].tolist()
+        users = [User(position, row, length, self._states[row]) for position, row, length in zip(*columns, strict=True)]
         self._rule.apply(logits_NV, users)
 
     def _set(self, row: int, state: State | None) -> None:
