@@ -101,7 +101,7 @@ def test_a_reader_that_leaves_aborts_its_request():
                 await anext(stream)
         assert (await engine.statistics())["sequences_aborted"] == 2
         assert engine.num_open_requests == 0
-        assert engine._request_ids_by_label == {}
+        assert len(engine._labels) == 0
 
     run(scenario)
 
@@ -155,7 +155,7 @@ def test_many_requests_may_bear_one_label():
             return max([len(output.outputs[0].token_ids) async for output in stream])
 
         assert await asyncio.gather(*map(tokens, range(1, 50))) == list(range(1, 50))
-        assert engine._request_ids_by_label == {}
+        assert len(engine._labels) == 0
 
     run(scenario)
 
@@ -183,7 +183,7 @@ def test_a_prepared_request_runs_once_at_a_time():
         await anext(first)
         with pytest.raises(RequestError, match="running already"):
             await anext(engine.generate(prepared, request_id="mine"))
-        assert len(engine._request_ids_by_label["mine"]) == 1
+        assert engine._labels.count("mine") == 1
         await engine.control("hold")
         assert [output async for output in first][-1].finished
         assert [output async for output in engine.generate(prepared)][-1].finished

@@ -11,9 +11,10 @@ Owns an engine, by default in a process of its own. A stream whose reader goes a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
@@ -22,14 +23,17 @@ from quire.errors import EngineDeadError, EngineError, RequestError, RequestFail
 from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssembly
 from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.beams import beam_search_output, check_beams
+from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from quire.interfaces.prompts import Prompt, render, text_of
+from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.requests import PreparedRequest, RequestMaker, checked_cache_salt
 from quire.interfaces.session import Conversations
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
 from quire.interfaces.steps import Control, Step, Steps, perform_async
-from quire.interfaces.text_threads import TextThreads
+from quire.interfaces.streamed_prompt import Piece, PromptFeed
+from quire.interfaces.text_threads import LONG_TEXT, TextThreads
 from quire.messages import EngineReady
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling_params import SamplingParams
@@ -38,8 +42,8 @@ if TYPE_CHECKING:
     from quire.renderer import RenderedPrompt, Renderer
 
 _T = TypeVar("_T")
-# Longer texts are tokenised in a thread; below this the way to the thread and back costs more than the work.
-_THREAD_CHARACTERS = 4096
+# Whole, prepared, or arriving in pieces.
+AnyPrompt: TypeAlias = "Prompt | RenderedPrompt | PreparedRequest | AsyncIterable[Piece]"
 
 
 class AsyncLLM:
@@ -67,7 +71,7 @@ class AsyncLLM:
         self._prefixes: PinnedPrefixes | None = None
         self._conversations: Conversations | None = None
         self._defaults = default_sampling_params(config)
-        self._request_ids_by_label: dict[str, set[int]] = {}
+        self._labels = Labels()
         self._start_lock = asyncio.Lock()
         self._text_threads = TextThreads()
         self._is_shut_down = False
@@ -185,7 +189,7 @@ class AsyncLLM:
         await self.start()
         assert self._maker is not None
         text, length = text_of(prompt), self._maker.limits.max_model_len
-        if text is not None and len(text) > _THREAD_CHARACTERS:
+        if text is not None and len(text) > LONG_TEXT:
             text, token_ids, media = await self._text_threads.call(render, prompt, self.renderer, length)
         else:
             text, token_ids, media = render(prompt, self.renderer, length)
@@ -193,9 +197,42 @@ class AsyncLLM:
         request = self._maker.make(token_ids, params, priority=priority, cache_salt=cache_salt, media=media)
         return PreparedRequest(request, text, params.logprobs is not None)
 
+    async def receive(
+        self,
+        pieces: AsyncIterable[Piece],
+        sampling_params: GenerationParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> ReceivedRequest:
+        """Computes a prompt while it arrives, in texts or in token ids (4.4.4); returns when the last piece has come.
+
+        What it returns runs already: give it to `stream` or `generate`, or close it. Both also take the pieces
+        themselves.
+        """
+        await self.start()
+        assert self._maker is not None
+        assert self._client is not None
+        params = sampling_params if sampling_params is not None else self._defaults
+        request = self._maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False)
+        feed = PromptFeed(
+            self._client,
+            self._maker,
+            self._text_threads,
+            partial(
+                self.renderer.open_text,
+                max_tokens=self._maker.limits.max_model_len,
+                add_special_tokens=add_special_tokens,
+            ),
+        )
+        with self._labels.borne(request_id, feed.abort):
+            return await feed.run(pieces, request, shows_logprobs=params.logprobs is not None)
+
     async def generate(
         self,
-        prompt: Prompt | RenderedPrompt | PreparedRequest,
+        prompt: AnyPrompt,
         sampling_params: GenerationParams | None = None,
         request_id: str | None = None,
         *,
@@ -204,10 +241,11 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """The request as it grows: each output holds everything so far, or with delta=True what is new in one sequence.
 
+        An asynchronous iterator as prompt is computed while it arrives; what is generated comes after its end.
         Of beams (BeamSearchParams) come the tokens that all of them share, and at the end the rest, best first.
         `request_id` is a label for outputs and for `abort`; two requests may bear the same one.
         """
-        prepared = await self._prepared(prompt, sampling_params, priority)
+        prepared = await self._prepared(prompt, sampling_params, request_id, priority)
         label = request_id if request_id is not None else str(prepared.request.request_id)
         gatherer = OutputGatherer(label, prepared)
         stream = self.stream(prepared, request_id=label)
@@ -223,7 +261,7 @@ class AsyncLLM:
 
     async def beam_search(
         self,
-        prompt: Prompt | RenderedPrompt,
+        prompt: AnyPrompt,
         params: BeamSearchParams,
         request_id: str | None = None,
         *,
@@ -231,7 +269,7 @@ class AsyncLLM:
     ) -> BeamSearchOutput:
         """The best continuations of the prompt, best first, when all are found; `generate` streams them."""
         check_beams(params)
-        prepared = await self.prepare(prompt, params, priority=priority)
+        prepared = await self._prepared(prompt, params, request_id, priority)
         label = request_id if request_id is not None else str(prepared.request.request_id)
         gatherer = OutputGatherer(label, prepared)
         async for new in self.stream(prepared, request_id=label):
@@ -240,7 +278,7 @@ class AsyncLLM:
 
     async def stream(
         self,
-        prompt: Prompt | RenderedPrompt | PreparedRequest,
+        prompt: AnyPrompt,
         sampling_params: GenerationParams | None = None,
         request_id: str | None = None,
         *,
@@ -249,37 +287,30 @@ class AsyncLLM:
         """What is new, sequence by sequence, at the least cost per token. What arrives while the reader is busy comes
         as one delta. A sequence that fails raises RequestFailedError, a request that the engine has no room for even
         alone RequestError; the engine's death raises EngineDeadError."""
-        prepared = await self._prepared(prompt, sampling_params, priority)
+        prepared = await self._prepared(prompt, sampling_params, request_id, priority)
         request, client = prepared.request, self._client
         assert client is not None
-        if client.is_open(request.request_id):
-            raise RequestError(
-                "This prepared request is running already, and runs once at a time. Call prepare() for each run.",
-                param="prompt",
-            )
-        assembly = RequestAssembly(prepared, self.renderer)
-        deltas = client.generate(request)
+        deltas = prepared.start(client)
         has_started = False
-        self._enter(request_id, request.request_id)
         try:
-            async for delta in deltas:
-                new = assembly.push(delta)
-                if new.ends_early:
-                    client.abort(request.request_id, new.index)
-                has_started = has_started or new.num_cached_tokens is not None
-                if new.finish_reason == "error":
-                    # One that never started was refused: the core found that it could not run even alone.
-                    raise (RequestFailedError if has_started else RequestError)(str(new.stop_reason))
-                yield new
+            assembly = RequestAssembly(prepared, self.renderer)
+            with self._labels.borne(request_id, partial(client.abort, request.request_id)):
+                async for delta in deltas:
+                    new = assembly.push(delta)
+                    if new.ends_early:
+                        client.abort(request.request_id, new.index)
+                    has_started = has_started or new.num_cached_tokens is not None
+                    if new.finish_reason == "error":
+                        # One that never started was refused: the core found that it could not run even alone.
+                        is_failure = has_started and prepared.is_whole
+                        raise (RequestFailedError if is_failure else RequestError)(str(new.stop_reason))
+                    yield new
         finally:
-            self._leave(request_id, request.request_id)
             await deltas.aclose()  # type: ignore[attr-defined]
 
     async def abort(self, request_id: str) -> None:
         """Ends all requests that bear this label; their streams close with finish reason "abort"."""
-        for number in self._request_ids_by_label.get(request_id, ()):
-            if self._client is not None:
-                self._client.abort(number)
+        self._labels.abort(request_id)
 
     # ------------------------------------------------------------------------------------------ keeping
 
@@ -347,23 +378,10 @@ class AsyncLLM:
         return gatherer.gathered()
 
     async def _prepared(
-        self,
-        prompt: Prompt | RenderedPrompt | PreparedRequest,
-        sampling_params: GenerationParams | None,
-        priority: int,
+        self, prompt: AnyPrompt, sampling_params: GenerationParams | None, request_id: str | None, priority: int
     ) -> PreparedRequest:
         if isinstance(prompt, PreparedRequest):
             return prompt
+        if isinstance(prompt, AsyncIterable):
+            return await self.receive(prompt, sampling_params, request_id, priority=priority)
         return await self.prepare(prompt, sampling_params, priority=priority)
-
-    def _enter(self, label: str | None, request_id: int) -> None:
-        if label is not None:
-            self._request_ids_by_label.setdefault(label, set()).add(request_id)
-
-    def _leave(self, label: str | None, request_id: int) -> None:
-        if label is None:
-            return
-        numbers = self._request_ids_by_label.get(label, set())
-        numbers.discard(request_id)
-        if not numbers:
-            self._request_ids_by_label.pop(label, None)

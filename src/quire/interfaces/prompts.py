@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 # a text, {"prompt": text}, {"prompt_token_ids": ids}, or the ids themselves
 Prompt: TypeAlias = "str | Mapping[str, Any] | Sequence[int]"
 _FORMS = 'a text, {"prompt": text}, {"prompt_token_ids": [ids]} or a list of token ids'
+_ITERATOR_HINT = (
+    " A prompt that arrives in pieces is an asynchronous iterator, and given to AsyncLLM's generate, stream or receive."
+)
 _KEYS = ("prompt", "prompt_token_ids")
 
 
@@ -46,7 +49,8 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
         return prompt.text, prompt.token_ids, prompt.media
     elif is_token_ids(prompt) or (isinstance(prompt, list | tuple) and not prompt):
         return None, list(prompt), []
-    raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.", param="prompt")
+    hint = _ITERATOR_HINT if isinstance(prompt, AsyncIterable | Iterator) else ""
+    raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.{hint}", param="prompt")
 
 
 def as_list(prompts: object) -> list[object]:

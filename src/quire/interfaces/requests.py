@@ -7,16 +7,21 @@ has been started then. Called by LLM and AsyncLLM for every request; costs what 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
 from quire.messages import EngineRequest
 from quire.parameter_checks import check_encodable, plain
 from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.engine_client import AsyncEngineClient, TokenDelta
 
 # What one request may cost before it runs: most entries of a field.
 _MOST_ENTRIES = (("bad_words", 128), ("logit_bias", 1024), ("stop_token_ids", 1024))
@@ -66,6 +71,17 @@ class PreparedRequest:
     shows_logprobs: bool
     # tokens of a session that stand before the request's own prompt
     before: list[int] = field(default_factory=list)
+    # not so only for one that ended while its prompt was still arriving
+    is_whole: bool = True
+
+    def start(self, client: AsyncEngineClient) -> AsyncIterator[TokenDelta]:
+        """What comes back from the engine; closing it aborts the request."""
+        if client.is_open(self.request.request_id):
+            raise RequestError(
+                "This prepared request is running already, and runs once at a time. Call prepare() for each run.",
+                param="prompt",
+            )
+        return client.generate(self.request)
 
 
 def _check_prompt_not_empty(asked: Asked, limits: Limits) -> None:
@@ -221,6 +237,13 @@ CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
 )
 
 
+# Of a prompt that arrives in pieces (4.4.4): these when a piece has come, the others before the first.
+_PIECE_CHECKS = (_check_prompt_ids, _check_context_length)
+_OPEN_CHECKS = tuple(check for check in CHECKS if check not in (*_PIECE_CHECKS, _check_prompt_not_empty))
+# Numbers of requests that are sent once more: far from the others, so that seeds do not depend on how a prompt arrived.
+_FIRST_RESENT = 2**40
+
+
 class RequestMaker:
     """Checks a request and gives it its number, its seed and its bounds."""
 
@@ -237,6 +260,7 @@ class RequestMaker:
         self._seed = seed
         self._bad_words_token_ids = bad_words_token_ids
         self._counter = itertools.count()
+        self._resent_counter = itertools.count(_FIRST_RESENT)
 
     def make(
         self,
@@ -250,8 +274,9 @@ class RequestMaker:
         keep: str | None = None,
         continues: str | None = None,
         num_kept_tokens: int = 0,
+        is_final: bool = True,
     ) -> EngineRequest:
-        """A request for the core; raises RequestError for what cannot be done."""
+        """A request for the core; raises RequestError for what cannot be done. Not final: its prompt is to come."""
         beams = params if isinstance(params, BeamSearchParams) else None
         sampling = _sampling_of(params)
         eos_token_ids = [] if sampling.ignore_eos else self._eos_token_ids
@@ -268,7 +293,7 @@ class RequestMaker:
             beams=beams,
             eos_token_ids=eos_token_ids,
         )
-        for check in CHECKS:
+        for check in CHECKS if is_final else _OPEN_CHECKS:
             check(asked, self.limits)
         # Bad words need the tokenizer, so they come last, and only where there are any.
         bad_words = self._bad_words_token_ids(sampling.bad_words) if sampling.bad_words else []
@@ -286,6 +311,22 @@ class RequestMaker:
             decoding=beams.decoding_spec() if beams is not None else None,
             keep=keep,
             continues=continues,
+            is_final=is_final,
+        )
+
+    def checked_piece(self, token_ids: list[int], sampling: SamplingParams, num_before: int) -> list[int]:
+        """Tokens that follow `num_before` others of the same prompt."""
+        token_ids = _as_ints(token_ids)
+        asked = Asked(prompt_token_ids=token_ids, sampling=sampling, media=[], adapter=None, num_kept_tokens=num_before)
+        for check in _PIECE_CHECKS:
+            check(asked, self.limits)
+        return token_ids
+
+    def resent(self, request: EngineRequest, prompt_token_ids: list[int]) -> EngineRequest:
+        """The same request with another prompt, which is whole; the outputs are those that it would have had."""
+        checked = self.checked_piece(prompt_token_ids, request.sampling, 0)
+        return msgspec.structs.replace(
+            request, request_id=next(self._resent_counter), prompt_token_ids=checked, is_final=True
         )
 
     def _max_tokens(self, sampling: SamplingParams, num_prompt_tokens: int) -> int:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _MOST_AT_ONCE = 2
+# For shorter texts the way to a thread and back costs more than the work.
+LONG_TEXT = 4096
 
 
 class TextThreads:

@@ -1,6 +1,7 @@
 """RENDERER: text and chats to tokens; tokens to text (4.3.2)."""
 
+from quire.renderer.growing_text import GrowingText
 from quire.renderer.renderer import RenderedPrompt, Renderer
 from quire.renderer.text_stream import TextDelta, TextStream
 
-__all__ = ["RenderedPrompt", "Renderer", "TextDelta", "TextStream"]
+__all__ = ["GrowingText", "RenderedPrompt", "Renderer", "TextDelta", "TextStream"]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.renderer.chat_template import ChatTemplates
+from quire.renderer.growing_text import GrowingText, PieceEncoder
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.stop_strings import StopMatcher
 from quire.renderer.text_decoder import SilentDecoder, TextDecoder
@@ -116,6 +118,15 @@ class Renderer:
         tokenizer = self._needed_tokenizer("prompt")
         tokenizer.check_can_fit(text, max_tokens, "prompt")
         return tokenizer.encode_continuation(text)
+
+    def open_text(self, *, max_tokens: int, add_special_tokens: bool = True) -> GrowingText:
+        """For a prompt that arrives in pieces. One that cannot be max_tokens or fewer is refused before its end."""
+        self._needed_tokenizer("prompt")
+        return GrowingText(self._piece_encoder, max_tokens, add_special_tokens=add_special_tokens)
+
+    @cached_property
+    def _piece_encoder(self) -> PieceEncoder:
+        return PieceEncoder(self._needed_tokenizer("prompt"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._needed_tokenizer("text").encode(text, add_special_tokens=add_special_tokens)

@@ -34,6 +34,7 @@ _MAX_BYTES_IN_CHARACTER = 4
 # Longer texts take the library's way for batches: it lets other threads run, but costs a short text more.
 _SHORT_CHARACTERS = 2000
 _LINE_END = "\n"
+_SURROGATE = "The text holds a lone surrogate, which is no valid Unicode. Remove it."
 # Unicode's normal forms compose at most so many characters into one.
 _MAX_COMPOSED = 4
 
@@ -49,6 +50,7 @@ class Tokenizer:
         backend.no_padding()
         _add_declared_tokens(backend, special)
         _apply_bos_and_eos(backend, special)
+        self.added_ids = frozenset(backend.get_added_tokens_decoder())
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._decoding = _verified_decoding(backend)
 
@@ -74,7 +76,15 @@ class Tokenizer:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (UnicodeEncodeError, TypeError) as error:
             # half of a surrogate pair: JSON can carry one, UTF-8 cannot
-            raise RequestError("The text holds a lone surrogate, which is no valid Unicode. Remove it.") from error
+            raise RequestError(_SURROGATE) from error
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens without special ones around them, and the characters from which to which each goes."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(_SURROGATE) from error
+        return list(encoding.ids), list(encoding.offsets)
 
     def encode_continuation(self, text: str) -> list[int]:
         """As it stands in the middle of a text. SentencePiece puts a space before the first word, which is not wanted
@@ -89,10 +99,16 @@ class Tokenizer:
 
     def check_can_fit(self, text: str, max_tokens: int, param: str) -> None:
         """Refuses what cannot fit even if each token were the longest: tokenising it may take gigabytes."""
-        if len(text) <= max(_SHORT_CHARACTERS, max_tokens) or len(text) <= max_tokens * self._most_characters_of_token:
+        self.check_size(len(text), max_tokens, param)
+
+    def check_size(self, num_characters: int, max_tokens: int, param: str) -> None:
+        """The same for a text of which not everything has come."""
+        if num_characters <= max(_SHORT_CHARACTERS, max_tokens):
+            return
+        if num_characters <= max_tokens * self._most_characters_of_token:
             return
         raise ContextLengthError(
-            f"This model's maximum context length is {max_tokens} tokens. However, your {param} has {len(text)} "
+            f"This model's maximum context length is {max_tokens} tokens. However, your {param} has {num_characters} "
             f"characters, and {max_tokens} tokens hold at most {max_tokens * self._most_characters_of_token}. "
             f"Please reduce the length of the {param}.",
             param=param,

@@ -1,5 +1,6 @@
 """Flags that are made from the one declaration of the options."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from quire.interfaces.cli.parser import CommandParser
 from quire.interfaces.cli.sampling_flags import add_sampling_flags, sampling_of
 from quire.sampling_params import SamplingParams
 
+VALUES = {int: "7", float: "0.7", str: "text", bool: None, Mapping: '{"method": "ngram"}'}
 DOCS = Path(__file__).parents[3] / "docs"
 
 
@@ -58,7 +60,7 @@ def test_a_model_may_be_given_twice_if_it_is_the_same():
 @pytest.mark.parametrize("name", options_of(EngineOptions))
 def test_every_option_can_be_typed(name):
     option = options_of(EngineOptions)[name]
-    value = option.choices[-1] if option.choices else {int: "7", float: "0.7", str: "text", bool: None}[option.kind]
+    value = option.choices[-1] if option.choices else VALUES[option.kind]
     argv = [option.flag] if value is None else [option.flag, value]
     assert engine_options(*argv) == {name: option.check("true" if value is None else value)}
 

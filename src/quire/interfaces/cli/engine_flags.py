@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from quire.config.engine_options import EngineOptions
 from quire.config.option import Option, options_of
 from quire.errors import OptionError
 
-_KIND_NAMES = {int: "N", float: "X", str: "TEXT"}
+_KIND_NAMES = {int: "N", float: "X", str: "TEXT", Mapping: "JSON"}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, leave_out: Collection[str] = ()) -> None:

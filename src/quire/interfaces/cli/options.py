@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from quire.config.engine_options import EngineOptions
 from quire.config.option import Option, options_of
@@ -16,6 +17,9 @@ Each option is declared once, in `src/quire/config/engine_options.py`; this page
 `AsyncLLM`; the flag belongs to `quire serve`, `chat`, `generate` and `bench`. A switch has a second flag with `--no-`.
 A dash as default means that nothing is set, and Quire decides where the meaning says so.
 """
+
+
+_KINDS: dict[type, str] = {Mapping: "a JSON object"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,5 +44,5 @@ def markdown() -> str:
 
 def _cells(option: Option) -> tuple[str, ...]:
     default = default_in_words(option)
-    allowed = "on, off" if option.kind is bool else allowed_in_words(option) or "a text"
+    allowed = "on, off" if option.kind is bool else allowed_in_words(option) or _KINDS.get(option.kind, "a text")
     return f"`{option.name}`", f"`{option.flag}`", default, allowed, option.help

@@ -16,6 +16,7 @@ from quire.interfaces.server import (
     health,
     metrics,
     models,
+    streamed_completion,
     tokenization,
 )
 from quire.interfaces.server.engine import ServedEngine
@@ -25,7 +26,17 @@ from quire.interfaces.server.state import ServerState
 from quire.version import __version__
 
 # One file a family of endpoints: a new one is imported above and entered here.
-_FAMILIES = (health, models, completions, chat, tokenization, metrics, admin_pinned_prefixes, admin_memory)
+_FAMILIES = (
+    health,
+    models,
+    completions,
+    streamed_completion,
+    chat,
+    tokenization,
+    metrics,
+    admin_pinned_prefixes,
+    admin_memory,
+)
 
 
 def create_app(
@@ -49,7 +60,7 @@ def create_app(
     for kind in (ApiError, ClientGoneError, QuireError):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle_routing)
-    app.add_middleware(Gate, state=state, api_keys=api_keys)
+    app.add_middleware(Gate, state=state, api_keys=api_keys, allowed_origins=allowed_origins)
     if allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
 

@@ -34,6 +34,17 @@ class ServedEngine(Protocol):
     ) -> Any:
         """Checks a request without starting it; raises RequestError. The result is given to `stream`."""
 
+    async def receive(
+        self,
+        pieces: AsyncIterator[str | list[int]],
+        sampling_params: GenerationParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> Any:
+        """The same for a prompt that arrives in pieces, when it has arrived: it runs, and has `aclose`."""
+
     def stream(self, prompt: Any) -> AsyncIterator[OutputDelta]: ...
 
     async def pin_prefix(self, prompt: Any, name: str | None = None, *, cache_salt: str = "") -> PinnedPrefix: ...

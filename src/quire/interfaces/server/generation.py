@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -47,12 +47,36 @@ class Work:
                 await engine.prepare(prompt, params, priority=priority, cache_salt=cache_salt) for prompt in prompts
             ]
         except RequestError as error:
-            raise renamed(error, beam_search.NAMES if isinstance(params, BeamSearchParams) else {}) from None
+            raise _in_words_of_the_client(error, params) from None
         return cls(prompts, params, prepared)
+
+    @classmethod
+    async def receive(
+        cls,
+        engine: ServedEngine,
+        pieces: AsyncIterator[str | list[int]],
+        params: GenerationParams,
+        *,
+        priority: int,
+        cache_salt: str,
+        add_special_tokens: bool,
+    ) -> Work:
+        """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
+        try:
+            received = await engine.receive(
+                pieces, params, priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens
+            )
+        except RequestError as error:
+            raise _in_words_of_the_client(error, params) from None
+        return cls([received.request.prompt_token_ids], params, [received])
 
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
+
+
+def _in_words_of_the_client(error: RequestError, params: GenerationParams) -> RequestError:
+    return renamed(error, beam_search.NAMES if isinstance(params, BeamSearchParams) else {})
 
 
 @dataclass(slots=True)

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import unavailable
 from quire.interfaces.server.in_flight import InFlight
+from quire.interfaces.server.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.state import Readiness, ServerState
 
 _KEEP_ALIVE_SECONDS = 75
@@ -27,6 +30,14 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class _WebSockets(WebSocketsSansIOProtocol):
+    async def send(self, message: Any) -> None:
+        """An HTTP answer ends the handshake as well: else uvicorn logs an error for each client that was refused."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
+
+
 class HttpServer:
     """Serves from `start` to `close`; answers requests from `attach` on."""
 
@@ -37,7 +48,10 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 http="httptools",
-                ws="none",
+                ws=_WebSockets,
+                ws_max_size=MAX_PIECE_BYTES,
+                # a compressed message could be a thousand times its size
+                ws_per_message_deflate=False,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -35,25 +35,27 @@ _ALWAYS = PUBLIC_PATHS | {"/metrics", "/openapi.json"}
 class Gate:
     """The outermost layer of the application."""
 
-    def __init__(self, app: App, state: ServerState, api_keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, app: App, state: ServerState, api_keys: Sequence[str] = (), allowed_origins: Sequence[str] = ()
+    ) -> None:
         self._app = app
         self._state = state
         self._keys = [_digest(key.encode()) for key in api_keys]
+        self._allowed_origins = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
         request_id = _request_id(scope["headers"])
-        response = _Response(send, request_id)
+        is_socket = scope["type"] == "websocket"
+        response = _SocketResponse(send, request_id) if is_socket else _Response(send, request_id)
         began = time.monotonic()
         try:
             self._check(scope)
             await self._app(scope, receive, response.send)
         except Exception as error:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
-            answer = api_error_of(error)
-            if not response.status:
-                await answer.response()(scope, receive, response.send)
+            await response.end_with(api_error_of(error), scope, receive)
         finally:
             self._account(scope, response, request_id, time.monotonic() - began)
 
@@ -61,10 +63,17 @@ class Gate:
         headers = scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             raise ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
+        if scope["type"] == "websocket":
+            self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
         if self._keys and scope["path"] not in PUBLIC_PATHS:
             self._check_key([value for name, value in headers if name == b"authorization"])
         if scope["path"] not in _ALWAYS:
             self._state.check_ready()
+
+    def _check_origin(self, origins: list[str]) -> None:
+        """Browsers let any page open a WebSocket to any host, and ask nobody before."""
+        if "*" not in self._allowed_origins and not self._allowed_origins.issuperset(origins):
+            raise ApiError(403, f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
 
     def _check_key(self, values: list[bytes]) -> None:
         challenge = {"www-authenticate": "Bearer"}
@@ -82,7 +91,8 @@ class Gate:
         status = 499 if scope.get("client_gone") else response.status or 499
         self._state.metrics.http_responses.add(1, route, str(status))
         level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
-        logger.log(level, "%s %s %d %.3f s %s", scope["method"], route, status, seconds, request_id.decode())
+        method = scope.get("method", "WS")
+        logger.log(level, "%s %s %d %.3f s %s", method, route, status, seconds, request_id.decode())
 
 
 class _Response:
@@ -98,6 +108,38 @@ class _Response:
             self.status = message["status"]
             message["headers"] = [*message["headers"], self._header]
         await self._send(message)
+
+    async def end_with(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        """If nothing was sent yet."""
+        if not self.status:
+            await error.response()(scope, receive, self.send)
+
+
+class _SocketResponse(_Response):
+    """The same for a WebSocket: it is accepted with 101, or refused as a request is."""
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "websocket.accept":
+            self.status = 101
+            message["headers"] = [*message.get("headers", []), self._header]
+        elif message["type"] == "websocket.close" and not self.status:
+            # the router's word for a path that it does not know
+            await self._refuse(ApiError(404, "No WebSocket is served on this path."))
+            return
+        await self._send(message)
+
+    async def end_with(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        if self.status:
+            await self._send({"type": "websocket.close", "code": 1011})
+        else:
+            await self._refuse(error)
+
+    async def _refuse(self, error: ApiError) -> None:
+        answer = error.response()
+        self.status = answer.status_code
+        headers = [*answer.raw_headers, self._header]
+        await self._send({"type": "websocket.http.response.start", "status": self.status, "headers": headers})
+        await self._send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
 
 
 def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -15,7 +15,7 @@ from quire.interfaces.server.beam_search import NOT_WITH_BEAMS
 from quire.interfaces.server.chat import RULES as CHAT_RULES
 from quire.interfaces.server.completions import RULES as COMPLETION_RULES
 from quire.interfaces.server.field_rules import IGNORED, FieldRules
-from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields
+from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
 from quire.observability.instruments import Counter, Histogram
 from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
 
@@ -27,6 +27,7 @@ def tables() -> dict[str, str]:
         "Fields of both": _implemented(GenerationFields, set()),
         "Fields of /v1/chat/completions": _implemented(ChatRequest, shared),
         "Fields of /v1/completions": _implemented(CompletionRequest, shared),
+        "Fields of a piece": _implemented(PromptPiece, set()),
         "Fields of /v1/admin/pinned_prefixes": _implemented(PinPrefixRequest, set()),
         "Refused with use_beam_search": _table(("field", "let through"), _refused_with_beams()),
         "Refused by /v1/chat/completions": _refused(CHAT_RULES),

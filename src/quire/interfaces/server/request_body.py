@@ -69,6 +69,11 @@ def _check_media_type(request: Request) -> None:
     if not _CONTENT_TYPE.fullmatch(content_type.strip()):
         shown = repr(content_type[:64]) if content_type else "missing"
         raise ApiError(415, f"Content-Type is {shown}; it must be application/json, and the body UTF-8.")
+    check_encoding(request)
+
+
+def check_encoding(request: Request) -> None:
+    """No compression: a small body must not become a large one."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise ApiError(415, f"Content-Encoding {encoding[:32]!r} is not supported; send the body as it is.")

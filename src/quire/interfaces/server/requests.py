@@ -83,6 +83,21 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: Annotated[int | None, Meta(description="log-probabilities of so many best tokens")] = None
 
 
+class StreamedCompletionRequest(CompletionRequest, kw_only=True):
+    """A completion whose prompt follows in pieces; `prompt` may be the first one."""
+
+    # the same field, which may be left out
+    prompt: str | list[Any] | None = None  # type: ignore[assignment]
+
+
+class PromptPiece(msgspec.Struct, kw_only=True):
+    """A part of a prompt: `text` or `token_ids`."""
+
+    text: Annotated[str | None, Meta(description="the next part of the text, of whole characters; may be empty")] = None
+    token_ids: Annotated[list[int] | None, Meta(description="the next tokens; one prompt is of one kind")] = None
+    is_final: Annotated[bool, Meta(description="the prompt ends here; the answer follows")] = False
+
+
 class ChatRequest(GenerationFields, kw_only=True):
     """POST /v1/chat/completions."""
 

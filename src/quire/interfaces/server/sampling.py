@@ -10,7 +10,7 @@ from quire.config import EngineConfig
 from quire.errors import ContextLengthError
 from quire.interfaces.server.beam_search import beam_search_params, check_fields
 from quire.interfaces.server.errors import invalid
-from quire.interfaces.server.requests import GenerationFields
+from quire.interfaces.server.requests import CompletionRequest, GenerationFields
 from quire.interfaces.setup import default_sampling_params
 from quire.sampling_params import SamplingParams
 
@@ -20,6 +20,9 @@ _FROM_REQUEST = (
     "seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "skip_special_tokens",
     "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "prompt_logprobs",
 )  # fmt: skip
+
+# OpenAI's for a completion; a chat has no such default
+_DEFAULT_MAX_TOKENS = 16
 
 
 def generation_defaults(config: EngineConfig) -> dict[str, Any]:
@@ -44,6 +47,24 @@ def generation_params(fields: GenerationFields, defaults: dict[str, Any], **deci
         if value is not None:
             values[name] = value
     return SamplingParams(**{**values, **decided})
+
+
+def completion_params(body: CompletionRequest, defaults: dict[str, Any]) -> GenerationParams:
+    decided: dict[str, Any] = {}
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid(
+            "max_tokens=0: only with echo=true, which returns the prompt alone; else at least 1.", "max_tokens"
+        )
+    if body.max_tokens is not None:
+        # the prompt alone: one token is generated, because the engine does no less, and left out
+        decided["max_tokens"] = 1 if body.max_tokens == 0 and body.echo else body.max_tokens
+    elif "max_tokens" not in defaults:
+        decided["max_tokens"] = _DEFAULT_MAX_TOKENS
+    if body.logprobs is not None:
+        decided["logprobs"] = body.logprobs
+        if body.echo and body.prompt_logprobs is None:
+            decided["prompt_logprobs"] = body.logprobs
+    return generation_params(body, defaults, **decided)
 
 
 def check_length(num_prompt: int, name: str, max_tokens: int | None, limit: int, *, what: str) -> None:

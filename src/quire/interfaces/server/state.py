@@ -6,7 +6,7 @@ import enum
 import time
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import ApiError, unavailable
@@ -71,6 +71,7 @@ class ServerState:
             raise ApiError(404, text, param="model", code="model_not_found")
 
 
-def state_of(request: Request) -> ServerState:
-    state: ServerState = request.app.state.server
+def state_of(connection: HTTPConnection) -> ServerState:
+    """Of a request, or of a WebSocket."""
+    state: ServerState = connection.app.state.server
     return state
