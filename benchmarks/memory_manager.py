@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from engine_overhead import InstantExecutor
+from quire.testing.instant_executor import InstantExecutor
 
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.changes import WorkerChanges
@@ -108,7 +108,7 @@ def started_core(lengths: list[int], num_blocks: int = 0, **options: Any) -> Cor
         check_invariants=False,
         **options,
     )
-    core.core.executor = InstantExecutor([], 1, BLOCK_SIZE)
+    core.core.executor = InstantExecutor(len(lengths) + 2)
     for number, length in enumerate(lengths):
         core.core.add(request_of(number, length))
     core.core.step()

@@ -57,6 +57,18 @@ class DecodingSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     args: dict[str, Any] = {}
 
 
+class KVTransfer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """KV that another engine takes over, or has left for this one, by way of the engine's connector (4.4.4)."""
+
+    # where the KV of the prompt is put once it has been computed
+    store: str | None = None
+    # where the KV of the first num_fetch_tokens tokens lies; what is lost is computed
+    fetch: str | None = None
+    num_fetch_tokens: int = 0
+    # of the tokens that are sent, so many at the end are no prompt, but output that was sampled elsewhere
+    num_output_tokens: int = 0
+
+
 class EngineRequest(Message):
     """Tokens in. `seed` is always set by the client, so that the core draws no randomness of its own."""
 
@@ -78,6 +90,8 @@ class EngineRequest(Message):
     keep: str | None = None
     # the prompt follows the tokens kept under this handle, which itself does not change
     continues: str | None = None
+    # what of its KV comes from elsewhere or goes there
+    transfer: KVTransfer | None = None
 
 
 class ExtendRequest(Message):
@@ -126,7 +140,7 @@ class SequenceLogprobs(msgspec.Struct, array_like=True):
 
 
 class SequenceStart(msgspec.Struct, array_like=True):
-    """A sequence computes for the first time; so many of its tokens came from the prefix cache."""
+    """A sequence computes for the first time; so many of its tokens came from the prefix cache or a connector."""
 
     sequence_id: int
     num_cached_tokens: int
@@ -315,6 +329,8 @@ class WorkerCapacity(msgspec.Struct, kw_only=True):
     # bytes of host memory that swap space may take, and what computing a token took in the step that was measured
     host_bytes: int = 0
     seconds_per_token: float = 0.0
+    # a step of one token
+    seconds_per_step: float = 0.0
 
 
 # ---------------------------------------------------------------------------------------------- encoding

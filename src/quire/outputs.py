@@ -30,6 +30,9 @@ class CompletionOutput:
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    # with speculation: drafts that were verified, and those of them that were right; known at the end
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def is_finished(self) -> bool:

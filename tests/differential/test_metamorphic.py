@@ -95,7 +95,7 @@ def num_blocks(subject: Subject, setting: Setting) -> int:
     if setting.memory == "ample":
         return 1024 // setting.block_size * len(subject.windows)
     groups = [KVGroup((), window) for window in subject.windows]
-    step_tokens = min(setting.chunk, WHOLE)
+    step_tokens = min(setting.chunk, WHOLE) + 1  # the token that is on its way while the next step is decided
     lengths = [(MAX_MODEL_LEN, 1)] + [(len(prompt) + NUM_TOKENS, 2) for prompt in subject.prompts[SEVERAL:]]
     needed = [
         count * sum(group.most_blocks(length, step_tokens, setting.block_size) for group in groups)

@@ -22,7 +22,7 @@ SCARCE: dict[str, Any] = {"max_model_len": 128, "max_num_batched_tokens": 16, "p
 # The longest prompt and its output need 95 tokens, all of them together 393.
 NUM_SLOTS = 144
 # by block size: hardly more than one request needs where a window of 24 passes
-NUM_BLOCKS_WITH_WINDOW = {1: 48, 8: 6, 16: 4}
+NUM_BLOCKS_WITH_WINDOW = {1: 48, 8: 7, 16: 5}
 
 
 @dataclass

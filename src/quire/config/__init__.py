@@ -1,6 +1,6 @@
 """Options declared once, their resolution into one frozen configuration, and the facts of a model's config.json."""
 
-from quire.config.engine_config import EngineConfig, WorkerConfig
+from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.model_facts import ModelFacts
 from quire.config.option import Option, checked, options_of, parse_bytes
@@ -11,6 +11,7 @@ __all__ = [
     "EMBEDDED",
     "EngineConfig",
     "EngineOptions",
+    "KVConnectorConfig",
     "ModelFacts",
     "Option",
     "Reasons",

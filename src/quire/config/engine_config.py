@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from quire.config.model_facts import ModelFacts
 from quire.config.speculation import SpeculationConfig
+
+
+@dataclass(frozen=True)
+class KVConnectorConfig:
+    """Which connector, and what it is told."""
+
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +41,8 @@ class WorkerConfig:
     swap_directory: str | None = None
     # who proposes tokens; None: nobody
     speculation: SpeculationConfig | None = None
+    # where KV comes from and goes to beside the cache; None: nowhere
+    kv_connector: KVConnectorConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +78,11 @@ class EngineConfig:
     # 0: no such limit
     long_prefill_token_threshold: int
     chunk_alignment: int
-    async_scheduling: bool
+    # None: decided when a step has been timed
+    async_scheduling: bool | None
     engine_process: bool | None
     check_invariants: bool
     # the same as the worker's: the core plans the drafts, the worker makes them
     speculation: SpeculationConfig | None = None
+    # the same as the worker's: each has its half
+    kv_connector: KVConnectorConfig | None = None

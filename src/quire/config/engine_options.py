@@ -75,6 +75,13 @@ class EngineOptions:
     swap_directory: str | None = option(
         None, "folder for a file that holds swapped blocks, instead of memory", section="memory"
     )
+    kv_connector: str | None = option(
+        None, "where KV comes from or goes to besides: memory, for engines of one process (docs/kv-connectors.md)",
+        section="memory",
+    )  # fmt: skip
+    kv_connector_args: Mapping[str, Any] | None = option(
+        None, "arguments of the connector; memory: store (a name) and max_bytes", section="memory"
+    )
 
     # scheduling
     max_num_batched_tokens: int = option(
@@ -82,7 +89,7 @@ class EngineOptions:
     )
     max_num_seqs: int = option(256, "sequences that run at once", section="scheduling", least=1, greatest=65536)
     scheduling_policy: str = option(
-        "fifo", "order of serving: fifo (or fcfs), priority, srtf, two_level", section="scheduling"
+        "two_level", "order of serving: two_level, fifo (or fcfs), priority, srtf", section="scheduling"
     )
     staging_size: int = option(
         8, "requests among which two_level chooses the shortest", section="scheduling", least=1, greatest=4096
@@ -97,9 +104,10 @@ class EngineOptions:
     chunk_alignment: int = option(
         0, "chunks of a prompt end at multiples of so many tokens; 0: anywhere", section="scheduling", least=0
     )
-    async_scheduling: bool = option(
-        True, "decide the next step while one runs, one step ahead of what is sampled", section="scheduling"
-    )
+    async_scheduling: bool | None = option(
+        None, "decide the next step while one runs; by default yes, unless a step is too short to hide anything",
+        section="scheduling",
+    )  # fmt: skip
 
     # speculation
     speculative_config: Mapping[str, Any] | None = option(

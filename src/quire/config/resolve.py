@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from quire.config.engine_config import EngineConfig, WorkerConfig
+from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
@@ -49,6 +49,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     threads, decided["num_threads"] = _num_threads(options, facts)
     swap_space, decided["swap_space"] = _swap_space(options)
     speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
+    connector = _kv_connector(options)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
@@ -70,6 +71,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         seed=options.seed,
         swap_directory=options.swap_directory,
         speculation=speculation,
+        kv_connector=connector,
     )
     config = EngineConfig(
         facts=facts,
@@ -100,6 +102,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         engine_process=options.engine_process,
         check_invariants=options.check_invariants,
         speculation=speculation,
+        kv_connector=connector,
     )
     return config, _reasons(options, decided)
 
@@ -184,6 +187,15 @@ def _swap_space(options: EngineOptions) -> tuple[int | None, tuple[object, str]]
 def _least_block_bytes(options: EngineOptions) -> int:
     """Of any model: a key and a value of a byte each."""
     return 2 * options.block_size
+
+
+def _kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
+    """Its name is looked up where it is made: packages beside Quire bring others."""
+    if options.kv_connector is not None:
+        return KVConnectorConfig(options.kv_connector, dict(options.kv_connector_args or {}))
+    if options.kv_connector_args is not None:
+        raise OptionError("kv_connector_args: whose arguments they are is said by kv_connector. Give both, or none.")
+    return None
 
 
 def _check_swap_directory(options: EngineOptions) -> None:

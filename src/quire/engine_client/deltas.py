@@ -23,6 +23,9 @@ class TokenDelta(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    # in the last one: drafts of the sequence that were verified, and those of them that were right
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -52,3 +55,4 @@ class TokenDelta(msgspec.Struct):
             self.num_cached_tokens = later.num_cached_tokens
         if later.finish_reason is not None:
             self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+            self.num_drafted_tokens, self.num_accepted_tokens = later.num_drafted_tokens, later.num_accepted_tokens

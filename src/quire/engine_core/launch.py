@@ -17,8 +17,16 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
-from quire.messages import EngineReady
+from quire.kv_connectors import make_scheduler_half
+from quire.kv_connectors.connector import CacheLayout, SchedulerHalf
+from quire.messages import EngineReady, WorkerCapacity
 from quire.observability.phases import PhaseTimer
+
+
+# Steps of a tiny model are hundreds of calls of a few microseconds. A second thread that decides the next step takes the
+# interpreter's lock from it between two of them, and the step loses more than the decision gains
+# (benchmarks/async_scheduling.py). Above this, most of a step runs outside of the interpreter.
+_SHORT_STEP = 0.004
 
 
 def build_engine_core(config: EngineConfig) -> EngineCore:
@@ -26,7 +34,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     phases = PhaseTimer()
     policy = _policy(config)  # a wrong name is found before anything is loaded
     with phases.measure("load model"):
-        executor = InProcessExecutor(config.worker, is_async=config.async_scheduling)
+        executor = InProcessExecutor(config.worker)
     with phases.measure("measure memory"):
         measured = executor.measure_capacity()
         plan = plan_cache(measured, _asked(config))
@@ -39,8 +47,15 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     if config.speculation is not None:
         with phases.measure("measure speculation"):
             speculation = _speculation(config, SpeculationCosts(**executor.control("measure_speculation", {})))
-    scheduler = make_scheduler(config, plan, policy=policy, costs=costs, speculation=speculation)
-    return assemble(config, executor, plan, scheduler, [*phases.report(), plan.explanation])
+    layout = CacheLayout.of(config.worker.model_path, config.worker.dtype, config.block_size, groups, measured.layers)
+    connector = make_scheduler_half(config.kv_connector, layout)
+    scheduler = make_scheduler(config, plan, policy=policy, costs=costs, speculation=speculation, connector=connector)
+    is_ahead, reason = _runs_ahead(config, measured)
+    if is_ahead:
+        executor.run_ahead()
+    return assemble(
+        config, executor, plan, scheduler, [*phases.report(), plan.explanation, reason], depth=int(is_ahead)
+    )
 
 
 def make_scheduler(
@@ -49,6 +64,7 @@ def make_scheduler(
     policy: SchedulingPolicy | None = None,
     costs: RecoveryCosts = RecoveryCosts(),  # noqa: B008 (frozen)
     speculation: Speculation | None = None,
+    connector: SchedulerHalf | None = None,
 ) -> Scheduler:
     rows = Rows(config.max_num_seqs, plan.max_model_len)
     pool = BlockPool(plan.num_blocks, keeps_contents=config.enable_prefix_caching)
@@ -72,6 +88,7 @@ def make_scheduler(
         max_model_len=plan.max_model_len,
         vocab_size=config.facts.vocab_size,
         speculation=speculation,
+        connector=connector,
         constraints=_constraints(config),
     )
 
@@ -95,19 +112,31 @@ def _speculation(config: EngineConfig, costs: SpeculationCosts) -> Speculation:
     return AdaptiveSpeculation(config.max_num_seqs, asked.num_speculative_tokens, asked.lookahead, costs)
 
 
-def _depth(config: EngineConfig) -> int:
-    """4.6.1: steps in flight while the next one is decided."""
-    return 1 if config.async_scheduling else 0
+def _runs_ahead(config: EngineConfig, measured: WorkerCapacity) -> tuple[bool, str]:
+    """4.6.1: whether a step is decided while the one before it runs, and why."""
+    took = f"a step of one token takes {measured.seconds_per_step * 1e3:.1f} ms"
+    if config.async_scheduling is not None:
+        return config.async_scheduling, f"async_scheduling={config.async_scheduling}: as asked; {took}"
+    is_ahead = measured.seconds_per_step >= _SHORT_STEP
+    why = "long enough to hide the scheduler" if is_ahead else "too short for two threads of one interpreter"
+    return is_ahead, f"async_scheduling={is_ahead}: {took}, {why}"
 
 
 def _num_uncertain(config: EngineConfig) -> int:
     """Tokens of a sequence that may be granted and not be there: drafts, and what is granted on top of them."""
     num_drafts = config.speculation.num_speculative_tokens if config.speculation else 0
-    return num_drafts + _depth(config) * (1 + num_drafts)
+    most_in_flight = 0 if config.async_scheduling is False else 1
+    return num_drafts + most_in_flight * (1 + num_drafts)
 
 
 def assemble(
-    config: EngineConfig, executor: Executor, plan: CachePlan, scheduler: Scheduler, report: list[str]
+    config: EngineConfig,
+    executor: Executor,
+    plan: CachePlan,
+    scheduler: Scheduler,
+    report: list[str],
+    *,
+    depth: int = 0,
 ) -> EngineCore:
     ready = EngineReady(
         max_model_len=plan.max_model_len,
@@ -116,7 +145,7 @@ def assemble(
         block_size=config.block_size,
         report=report,
     )
-    return EngineCore(scheduler, executor, ready, depth=_depth(config), check_invariants=config.check_invariants)
+    return EngineCore(scheduler, executor, ready, depth=depth, check_invariants=config.check_invariants)
 
 
 def _asked(config: EngineConfig) -> CacheOptions:

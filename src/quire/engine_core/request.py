@@ -138,7 +138,7 @@ class Request:
         self.arrival = arrival
         self.status = Status.WAITING
         self.is_final = message.is_final
-        self.num_prompt_tokens = len(prompt)
+        self.num_prompt_tokens = len(prompt) - (message.transfer.num_output_tokens if message.transfer else 0)
         self.max_total = 0
         # what besides the tokens changes a block's content or its visibility
         self.user_key = _user_key(message)

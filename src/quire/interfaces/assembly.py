@@ -34,6 +34,9 @@ class OutputDelta:
     # of the prompt positions that were computed since the last delta; the first token of a prompt has none
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
+    # in the last one: drafts that were verified, and those of them that were right (speculation)
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     # a stop string was met, of which the core knows nothing: it must be told to drop the sequence
     ends_early: bool = False
 
@@ -64,6 +67,8 @@ class RequestAssembly:
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason if delta.error is None else delta.error,
             num_cached_tokens=delta.num_cached_tokens,
+            num_drafted_tokens=delta.num_drafted_tokens,
+            num_accepted_tokens=delta.num_accepted_tokens,
         )
         if self._streams is not None:
             self._add_text(new, self._streams[delta.index])
@@ -117,6 +122,7 @@ class OutputGatherer:
         output.text += delta.text
         output.token_ids.extend(delta.token_ids)
         output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        output.num_drafted_tokens, output.num_accepted_tokens = delta.num_drafted_tokens, delta.num_accepted_tokens
         if delta.cumulative_logprob is not None and output.cumulative_logprob is not None:
             output.cumulative_logprob += delta.cumulative_logprob
         if delta.logprobs is not None and output.logprobs is not None:
@@ -137,6 +143,7 @@ class OutputGatherer:
         output = self._empty(delta.index)
         output.text, output.token_ids = delta.text, delta.token_ids
         output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        output.num_drafted_tokens, output.num_accepted_tokens = delta.num_drafted_tokens, delta.num_accepted_tokens
         if delta.cumulative_logprob is not None:
             output.cumulative_logprob = delta.cumulative_logprob
         if delta.logprobs is not None:
@@ -179,6 +186,8 @@ def _copy_of(output: CompletionOutput) -> CompletionOutput:
         logprobs=None if output.logprobs is None else output.logprobs.copy(),
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
+        num_drafted_tokens=output.num_drafted_tokens,
+        num_accepted_tokens=output.num_accepted_tokens,
     )
 
 

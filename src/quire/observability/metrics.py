@@ -70,6 +70,19 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Prompt tokens looked up in the prefix cache.",
     ),
     "num_prefix_hit_tokens_total": ("quire:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+    "num_draft_tokens_total": ("quire:spec_decode_num_draft_tokens_total", "Drafts that were verified."),
+    "num_accepted_draft_tokens_total": (
+        "quire:spec_decode_num_accepted_tokens_total",
+        "Drafts that were right, each a step less.",
+    ),
+    "num_speculation_pauses_total": (
+        "quire:spec_decode_num_pauses_total",
+        "Times that a sequence went on without drafts, because they did not pay.",
+    ),
+    "num_dropped_tokens_total": (
+        "quire:num_dropped_tokens_total",
+        "Tokens that were computed past the end of a sequence, and never seen.",
+    ),
     "num_pinned_prefixes": ("quire:num_pinned_prefixes", "Prefixes that are never evicted."),
     "num_kept_sequences": ("quire:num_kept_sequences", "Sequences kept for sessions, and pinned prefixes."),
     "num_blocks_saved_by_sharing": (

@@ -55,6 +55,8 @@ class StepCost:
     seconds_per_token: float = 0.0
     # of num_bytes: the hidden states of all tokens, which stay until the step ends
     hidden_bytes: int = 0
+    # a step of one token
+    seconds_per_step: float = 0.0
 
 
 def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
@@ -63,7 +65,8 @@ def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
         return target
     num_bytes = max(target.num_bytes, draft.num_bytes + target.hidden_bytes)
     seconds = target.seconds_per_token + draft.seconds_per_token
-    return StepCost(num_bytes, f"{target.description}; the draft included", seconds, target.hidden_bytes)
+    description = f"{target.description}; the draft included"
+    return StepCost(num_bytes, description, seconds, target.hidden_bytes, target.seconds_per_step)
 
 
 @torch.inference_mode()
@@ -102,6 +105,7 @@ def measure_largest_step(model: MeasuredModel, platform: Platform, config: Worke
         f"{most_tokens} tokens, {most_rows} sampling; measured with {tokens} and {rows}{scaled}",
         seconds,
         hidden_bytes,
+        min(_seconds_of(run_model, 1, platform) for _ in range(2)),
     )
 
 
@@ -123,6 +127,7 @@ def capacity(
         explanation=explanation,
         host_bytes=host_bytes,
         seconds_per_token=step.seconds_per_token,
+        seconds_per_step=step.seconds_per_step,
     )
 
 
@@ -134,10 +139,14 @@ def _seconds_per_token(
         if first_seconds > _LONG_SECONDS:
             return first_seconds / num_tokens
         num_tokens = min(most, _TIMED_TOKENS, num_tokens * max(1, int(_TIMED_SECONDS / first_seconds)))
+    return _seconds_of(run_model, num_tokens, platform) / num_tokens
+
+
+def _seconds_of(run_model: Callable[[int], object], num_tokens: int, platform: Platform) -> float:
     start = time.perf_counter()
     run_model(num_tokens)
     platform.synchronize()
-    return (time.perf_counter() - start) / num_tokens
+    return time.perf_counter() - start
 
 
 def _slice_bytes(vocab_size: int, most_rows: int, platform: Platform) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from quire.kv_connectors.connector import STEP_DATA, StepTransfers, WorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, int_array
 from quire.worker.attention import AttentionBackend
 from quire.worker.input_batch import BatchBuilder, attention_context
@@ -18,6 +19,8 @@ from quire.worker.kv_cache import KVCache
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting
+
+_NOTHING = StepTransfers()
 
 
 class ModelRunner:
@@ -32,6 +35,7 @@ class ModelRunner:
         sampler: Sampler,
         batches: BatchBuilder,
         drafting: Drafting,
+        connector: WorkerHalf,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -40,10 +44,13 @@ class ModelRunner:
         self.sampler = sampler
         self.batches = batches
         self.drafting = drafting
+        self.connector = connector
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:
         self._apply(scheduled)
+        transfers: StepTransfers = scheduled.step_data.get(STEP_DATA, _NOTHING)
+        self.connector.load(transfers.loads)
         rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
         if len(rows) == 0:
             return StepOutput(step=scheduled.step, speculated=self.drafting.report(scheduled))
@@ -56,6 +63,7 @@ class ModelRunner:
         if sampled.failures:
             self.table.drop_drafts(int_array(list(sampled.failures)))
         speculated = self.drafting.end_step(scheduled, batch, hidden_TE, sampled.rows)
+        self.connector.store([store for store in transfers.stores if store.row not in sampled.failures])
         return StepOutput(
             step=scheduled.step,
             rows=sampled.rows,

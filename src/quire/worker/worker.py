@@ -13,6 +13,8 @@ from torch import nn
 
 from quire.config import WorkerConfig
 from quire.errors import EngineError
+from quire.kv_connectors import make_worker_half
+from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.worker.attention import attention_layers
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
@@ -39,6 +41,7 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
+        self._connector = make_worker_half(config.kv_connector)
         self._runner: ModelRunner | None = None
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
@@ -75,9 +78,12 @@ class Worker:
         if config.compile:
             # Not earlier: what is measured is the model uncompiled, which needs no less memory.
             compile_layers(model)
-        cache = KVCache()
-        cache.allocate(layers | self._proposer.layers, groups, num_blocks, config.block_size, device)
+        cache, cached_layers = KVCache(), layers | self._proposer.layers
+        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device)
         cache.open_swap_space(num_host_blocks, self._host_memory)
+        specs = [layer.spec for layer in cached_layers.values()]
+        layout = CacheLayout.of(config.model_path, config.dtype, config.block_size, groups, specs)
+        self._connector.open(layout, cache.tensors)
         table = RowTable(config.max_num_seqs, config.max_model_len)
         table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
         backend = next((layer.backend for layer in layers.values()), None)
@@ -85,7 +91,7 @@ class Worker:
         batches = BatchBuilder(table, config.block_size, device)
         self._proposer.open(ProposerContext(table, batches, sampler.settings, backend))
         drafting = Drafting(table, self._proposer)
-        self._runner = ModelRunner(model, backend, table, cache, sampler, batches, drafting)
+        self._runner = ModelRunner(model, backend, table, cache, sampler, batches, drafting, self._connector)
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)
@@ -119,6 +125,7 @@ class Worker:
             self._platform.synchronize()
         self._runner = None
         self._proposer = NoProposer()
+        self._connector = NoWorkerHalf()
         self._model = None
 
     def _measure_swap(self) -> float:

@@ -28,7 +28,11 @@ def test_an_answer(run, served):
                 "completion_tokens": generated,
                 "total_tokens": 8 + generated,
                 "prompt_tokens_details": {"cached_tokens": 4},
-                "completion_tokens_details": {"reasoning_tokens": 0},
+                "completion_tokens_details": {
+                    "reasoning_tokens": 0,
+                    "accepted_prediction_tokens": 0,
+                    "rejected_prediction_tokens": 0,
+                },
             }
 
     run(main())

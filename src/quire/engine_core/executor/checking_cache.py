@@ -56,6 +56,14 @@ class CheckingCache:
         hashes: Hashes = self._slots[slots]
         return hashes
 
+    def blocks_at(self, blocks: IntArray) -> Hashes:
+        """A copy of what whole blocks hold."""
+        cells: Hashes = self._blocks[blocks]
+        return cells
+
+    def set_blocks(self, blocks: IntArray, cells: Hashes) -> None:
+        self._blocks[blocks] = cells
+
     def poison(self, blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
         """Nobody may count on these any more."""
         self._blocks[list(blocks)] = POISON

@@ -1,9 +1,11 @@
-"""One worker in this process, in a thread of its own if steps are to run while the next one is decided."""
+"""One worker in this process; in a thread of its own, if steps are to run while the next one is decided."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from quire.config import WorkerConfig
@@ -13,39 +15,97 @@ from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 class InProcessExecutor:
     """The simplest executor, and the default on one device.
 
-    Asynchronous: one thread runs everything that touches the worker, in the order in which it was asked, so a step that
-    waits in its queue begins the moment the last one ends. Otherwise a step is done when `execute` returns.
+    A step is done when `execute` returns, until `run_ahead` is called: then one thread runs everything that touches the
+    worker, in the order in which it was asked, and a step that waits in its queue begins the moment the last one ends.
     """
 
-    def __init__(self, config: WorkerConfig, *, is_async: bool = False) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         # imported here: the core itself knows no torch
         from quire.worker.worker import Worker
 
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-worker") if is_async else None
-        self._worker = self._run(Worker, config)
-        self._run(self._worker.load)
+        self._thread: _WorkerThread | None = None
+        self.worker = Worker(config)
+        self.worker.load()
+
+    def run_ahead(self) -> None:
+        """From now on `execute` returns at once."""
+        self._thread = _WorkerThread()
 
     def measure_capacity(self) -> WorkerCapacity:
-        measured: WorkerCapacity = self._run(self._worker.measure_capacity)
+        measured: WorkerCapacity = self._run(self.worker.measure_capacity)
         return measured
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._run(self._worker.initialize_cache, groups, num_blocks, num_host_blocks)
+        self._run(self.worker.initialize_cache, groups, num_blocks, num_host_blocks)
 
     def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
         if self._thread is not None:
-            return self._thread.submit(self._worker.execute, output)
+            return self._thread.submit(self.worker.execute, output)
         future: Future[StepOutput] = Future()
-        future.set_result(self._worker.execute(output))
+        future.set_result(self.worker.execute(output))
         return future
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
-        return self._run(self._worker.control, name, args)
+        return self._run(self.worker.control, name, args)
 
     def shutdown(self) -> None:
-        self._run(self._worker.shutdown)
+        self._run(self.worker.shutdown)
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.end()
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args) if self._thread is None else self._thread.submit(function, *args).result()
+
+
+class _WorkerThread:
+    """Calls functions in the order in which they were handed in.
+
+    A thread pool of one would do the same in 20 microseconds a call, of which this needs a third: it hands a step over
+    while another one runs, and what it spends with the interpreter's lock the running step must wait for.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="quire-worker", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> _Call:
+        call = _Call(function, args)
+        self._calls.put(call)
+        return call
+
+    def end(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
+
+
+class _Call(Future[Any]):
+    """A future of one caller and one thread, with a lock for all its state: held until there is a result."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        # not Future's own, which makes a condition and a list of callbacks that nobody asks for
+        self._function = function
+        self._args = args
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._pending = threading.Lock()
+        self._pending.acquire()
+
+    def run(self) -> None:
+        try:
+            self._value = self._function(*self._args)
+        except BaseException as error:
+            self._error = error
+        self._pending.release()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._pending.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError
+        self._pending.release()
+        if self._error is not None:
+            raise self._error
+        return self._value

@@ -15,11 +15,13 @@ import numpy as np
 
 from quire.engine_core.executor.checking_cache import CheckingCache
 from quire.engine_core.executor.checking_model import log_probabilities, next_tokens
+from quire.engine_core.executor.simulated_connector import simulated_layout
 from quire.engine_core.executor.simulated_drafts import SimulatedDrafts, propose, verify
 from quire.engine_core.executor.simulated_rows import SimulatedRows
 from quire.engine_core.executor.simulated_work import SimulatedAnswer, SimulatedClock, SimulatedWork, StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.errors import UserError
+from quire.kv_connectors.connector import STEP_DATA, NoWorkerHalf, StepTransfers, WorkerHalf
 from quire.messages import Candidates, IntArray, SchedulerOutput, StepOutput, WorkerCapacity
 
 __all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor", "StepCosts"]
@@ -41,7 +43,9 @@ class SimulatedExecutor:
         costs: StepCosts | None = None,
         clock: SimulatedClock | None = None,
         drafts: SimulatedDrafts | None = None,
+        connector: WorkerHalf | None = None,
     ) -> None:
+        """The connector moves the contents of the checking caches (simulated_connector.py)."""
         self.vocab_size = vocab_size
         self.clock = clock or SimulatedClock()
         self.costs = costs or StepCosts()
@@ -51,6 +55,8 @@ class SimulatedExecutor:
         self._caches = [self.cache]
         if drafts is not None and drafts.has_cache:
             self._caches.append(CheckingCache(num_blocks, num_host_blocks, block_size))
+        self.connector = connector or NoWorkerHalf()
+        self.connector.open(simulated_layout(block_size), self._caches)
         self.work = SimulatedWork()
         # rows that fail the next time they compute, with the reason
         self.failing_rows: dict[int, str] = {}
@@ -73,6 +79,9 @@ class SimulatedExecutor:
         for observe in self.observers:
             observe(output)
         self._apply(output)
+        transfers: StepTransfers | None = output.step_data.get(STEP_DATA)
+        if transfers is not None:
+            self.connector.load(transfers.loads)
         rows, num_tokens = self._computable(output.rows, output.num_tokens)
         num_context_tokens = self._compute(rows, num_tokens)
         asked = output.step_data.get("num_drafts")
@@ -80,6 +89,8 @@ class SimulatedExecutor:
             answer = self._answer(output.step, rows)
         else:
             answer = self._answer_with_drafts(output, rows, asked)
+        if transfers is not None:
+            self.connector.store([store for store in transfers.stores if store.row not in answer.failures])
         seconds = self._count(output, int(num_tokens.sum()), num_context_tokens)
         self._busy_until = max(self._busy_until, self.clock.now()) + seconds
         return SimulatedAnswer(answer, self.clock, self._busy_until)

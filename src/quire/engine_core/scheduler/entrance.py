@@ -15,6 +15,7 @@ from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
+from quire.engine_core.scheduler.transfers import Transfers
 from quire.messages import IntArray
 
 # steps after which a request that waits for blocks looks again what it finds computed
@@ -31,6 +32,7 @@ class Entrance:
         policy: SchedulingPolicy,
         recovery: Recovery,
         lifecycle: Lifecycle,
+        transfers: Transfers,
         step_tokens: int,
         granted: IntArray,
     ) -> None:
@@ -39,6 +41,7 @@ class Entrance:
         self._policy = policy
         self._recovery = recovery
         self._lifecycle = lifecycle
+        self._transfers = transfers
         self._running = lifecycle.running
         self._queues = lifecycle.queues
         self._step_tokens = step_tokens
@@ -81,7 +84,8 @@ class Entrance:
     def num_remaining(self, request: Request) -> int:
         """What it would compute if it started now; algorithm 2 refreshes it whenever somebody has started."""
         (sequence,) = request.sequences.values()
-        return sequence.num_total_tokens - self._manager.get_computed_blocks(sequence).num_tokens
+        num_computed = self._manager.get_computed_blocks(sequence).num_tokens
+        return sequence.num_total_tokens - num_computed - self._transfers.num_found(sequence, num_computed)
 
     def stuck(self) -> Request | None:
         """Who waits for room though nothing runs that could give some."""

@@ -10,7 +10,6 @@ import logging
 from dataclasses import dataclass
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
-from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
 
@@ -116,9 +115,9 @@ class Recovery:
         """From swap space, with all that its sequences share."""
         self.lost_seconds += self._manager.swap_in(request) * self._costs.seconds_per_block
 
-    def begun(self, sequence: Sequence, computed: ComputedBlocks) -> None:
+    def begun(self, sequence: Sequence, num_computed: int) -> None:
         """What had been computed before it gave way, and is not at hand, is computed again."""
-        again = max(0, sequence.num_lost_tokens - computed.num_tokens)
+        again = max(0, sequence.num_lost_tokens - num_computed)
         sequence.num_lost_tokens = 0
         self.num_recomputed_tokens += again
         self.lost_seconds += again * self._costs.seconds_per_token

@@ -28,6 +28,8 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results, StepInFlight
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
+from quire.engine_core.scheduler.transfers import Transfers
+from quire.kv_connectors.connector import NoSchedulerHalf, SchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, SchedulerOutput, StepOutput
 
 
@@ -48,6 +50,7 @@ class Scheduler:
         max_model_len: int,
         vocab_size: int,
         speculation: Speculation | None = None,
+        connector: SchedulerHalf | None = None,
         constraints: Sequence[Constraint] = (),
     ) -> None:
         self.manager = manager
@@ -55,11 +58,12 @@ class Scheduler:
         self.policy = policy
         self.recovery = recovery
         self.speculation = speculation or NoSpeculation()
+        self._transfers = Transfers(connector or NoSchedulerHalf(), manager.block_size)
         self.max_num_batched_tokens = max_num_batched_tokens
         self._constraints = tuple(constraints)
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
-        always = (ModelLength(max_model_len), RowLimit(rows.num_rows))
+        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), self._transfers)
         self._admission = Admission(manager, (*always, *constraints), reach, max_model_len, vocab_size)
         self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation)
         self.running = self.lifecycle.running
@@ -67,7 +71,9 @@ class Scheduler:
         self._results = Results(manager, rows, self.lifecycle, self.speculation)
         # tokens granted in the step that is being decided, by row
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
-        self._entrance = Entrance(manager, rows, policy, recovery, self.lifecycle, reach, self._granted)
+        self._entrance = Entrance(
+            manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted
+        )
         self._gave_way = False
         self._num_steps = 0
 
@@ -130,7 +136,7 @@ class Scheduler:
             block_copies=moves.block_copies,
             rows=rows,
             num_tokens=num_tokens,
-            step_data=self.speculation.step_data(growth),
+            step_data={**self.speculation.step_data(growth), **self._transfers.step_data()},
         )
 
     # ------------------------------------------------------------------------------------------ granting
@@ -140,12 +146,9 @@ class Scheduler:
         self._gave_way = False
         self._granted[:] = 0
         rows = self.running.rows_in_order()
-        wanted = self.rows.remaining(rows)
-        for constraint in self._constraints:
-            wanted = constraint.most(self.rows, rows, wanted)
-        granted = wanted
-        if wanted.sum() > self.max_num_batched_tokens:
-            granted = self._share_out(rows, wanted)
+        granted = self._within_limits(rows, self.rows.remaining(rows))
+        if granted.sum() > self.max_num_batched_tokens:
+            granted = self._within_limits(rows, self._share_out(rows, granted))
         self._granted[rows] = granted
         end = self.rows.num_computed[rows] + granted
         needs_block = rows[(end > self.rows.writable_until[rows]) & (granted > 0)]
@@ -210,13 +213,15 @@ class Scheduler:
         return self._begin(sequence, int(self._granted[sequence.row]))
 
     def _begin(self, sequence: TokenSequence, budget: int) -> bool:
-        """The first tokens of a sequence that holds nothing: behind the longest prefix at hand."""
+        """The first tokens of a sequence that holds nothing: behind the longest prefix at hand, and what is fetched."""
         computed = self.manager.get_computed_blocks(sequence)
-        num_tokens = min(sequence.num_total_tokens - computed.num_tokens, budget)
-        if not self.manager.allocate_slots(sequence, num_tokens, computed):
+        num_fetched = self._transfers.fetch(sequence, computed.num_tokens)
+        num_computed = computed.num_tokens + num_fetched
+        num_tokens = min(sequence.num_total_tokens - num_computed, budget)
+        if not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             return False
-        self.recovery.begun(sequence, computed)
-        self.lifecycle.set_progress(sequence, computed.num_tokens)
+        self.recovery.begun(sequence, num_computed)
+        self.lifecycle.set_progress(sequence, num_computed)
         self._granted[sequence.row] = num_tokens
         return True
 
@@ -299,10 +304,12 @@ class Scheduler:
         wanted = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
         if not self._constraints or not wanted:
             return wanted
-        rows, most = np.array([sequence.row]), np.array([wanted])
+        return int(self._within_limits(np.array([sequence.row]), np.array([wanted]))[0])
+
+    def _within_limits(self, rows: IntArray, num_tokens: IntArray) -> IntArray:
         for constraint in self._constraints:
-            most = constraint.most(self.rows, rows, most)
-        return int(most[0])
+            num_tokens = constraint.most(self.rows, rows, num_tokens)
+        return num_tokens
 
     # ------------------------------------------------------------------------------------------ what can be seen
 
@@ -317,6 +324,7 @@ class Scheduler:
             **self.manager.statistics(),
             **self.recovery.statistics(),
             **self.speculation.statistics(),
+            **self._transfers.statistics(),
             **{f"kv_slots_{name}": count for name, count in account["slots"].items()},
             **{f"host_slots_{name}": count for name, count in account["host_slots"].items()},
             "num_blocks_saved_by_sharing": account["num_blocks_saved_by_sharing"],

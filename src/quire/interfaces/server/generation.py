@@ -86,9 +86,12 @@ class Counts:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def usage(self) -> Usage:
-        return usage_of(self.num_prompt_tokens, self.num_generated_tokens, self.num_cached_tokens)
+        drafts = self.num_drafted_tokens, self.num_accepted_tokens
+        return usage_of(self.num_prompt_tokens, self.num_generated_tokens, self.num_cached_tokens, *drafts)
 
 
 @dataclass(slots=True)
@@ -177,6 +180,8 @@ async def _stream_of(
                     counts.num_generated_tokens += len(delta.token_ids)
                     observer.tokens(len(delta.token_ids), time.monotonic())
                 if delta.finish_reason is not None:
+                    counts.num_drafted_tokens += delta.num_drafted_tokens
+                    counts.num_accepted_tokens += delta.num_accepted_tokens
                     num_open -= 1
                     _check_end(delta, observer, is_last=num_open == 0)
                 yield number, delta

@@ -18,10 +18,12 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class ReasoningTokens(msgspec.Struct):
-    """Reasoning is not told apart yet."""
+class CompletionTokens(msgspec.Struct):
+    """Reasoning is not told apart yet. Predictions are those of the engine's own speculation."""
 
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
@@ -31,7 +33,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: CompletionTokens
 
 
 class TopLogprob(msgspec.Struct):
@@ -127,8 +129,11 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str = SYSTEM_FINGERPRINT
 
 
-def usage_of(num_prompt: int, num_generated: int, num_cached: int) -> Usage:
-    return Usage(num_prompt, num_generated, num_prompt + num_generated, CachedTokens(num_cached), ReasoningTokens())
+def usage_of(
+    num_prompt: int, num_generated: int, num_cached: int, num_drafted: int = 0, num_accepted: int = 0
+) -> Usage:
+    details = CompletionTokens(0, num_accepted, num_drafted - num_accepted)
+    return Usage(num_prompt, num_generated, num_prompt + num_generated, CachedTokens(num_cached), details)
 
 
 def new_id(prefix: str) -> str:

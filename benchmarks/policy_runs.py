@@ -1,0 +1,186 @@
+"""Runs a trace through the real core on the virtual clock, and says what its requests saw. Used by policies.py."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from policy_traces import VOCAB, Engine, Trace
+
+from quire.engine_core.executor.simulated import SimulatedClock, StepCosts
+from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.messages import EngineRequest, SchedulerOutput, StepOutput, split_sequence_id
+from quire.testing.core import CoreUnderTest
+from quire.testing.instant_executor import InstantExecutor
+
+# by the name that tables show: the policy's own, and its options
+POLICIES: dict[str, tuple[str, dict[str, float]]] = {
+    "fifo": ("fifo", {}),
+    "priority": ("priority", {}),
+    "srtf": ("srtf", {}),
+    "two_level": ("two_level", {}),
+    "two_level, no share": ("two_level", {"progress_share": 0.0}),
+}
+
+
+@dataclass
+class Seen:
+    """One request, in seconds of the virtual clock and in steps."""
+
+    request: EngineRequest
+    # its number in the order of arrival
+    place: int
+    arrival: float
+    arrival_step: int
+    first_token: float = 0.0
+    first_token_step: int = 0
+    end: float = 0.0
+    output: list[int] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float:
+        return self.first_token - self.arrival
+
+    @property
+    def num_steps_to_first(self) -> int:
+        return self.first_token_step - self.arrival_step
+
+
+class ClockedExecutor(InstantExecutor):
+    """Moves a clock by what each step would take. Nothing is checked: the simulator would read every context anew."""
+
+    def __init__(self, num_rows: int, costs: StepCosts, clock: SimulatedClock) -> None:
+        super().__init__(num_rows)
+        self._costs, self._clock = costs, clock
+
+    def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
+        answer, costs = super().execute(output), self._costs
+        self._clock.advance(
+            costs.seconds_per_step
+            + costs.seconds_per_token * output.num_scheduled_tokens
+            + costs.seconds_per_context_token * int(self._num_computed[output.rows].sum())
+            + costs.seconds_per_swapped_block * (output.swapped_out.shape[1] + output.swapped_in.shape[1])
+            + costs.seconds_per_copied_block * output.block_copies.shape[1]
+        )
+        return answer
+
+
+class TimedScheduler:
+    """The scheduler, and the CPU seconds of each decision."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.seconds: list[float] = []
+
+    def schedule(self) -> SchedulerOutput | None:
+        start = time.process_time()
+        decision = self._scheduler.schedule()
+        self.seconds.append(time.process_time() - start)
+        return decision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+
+@dataclass
+class Outcome:
+    """What a run gave."""
+
+    seen: dict[int, Seen]
+    hit_rate: float
+    num_preemptions: int
+    num_steps: int
+    schedule_seconds: list[float]
+
+    def ttfts(self, priority: int | None = None) -> list[float]:
+        """Of all requests, or of those of one priority."""
+        return [one.ttft for one in self.seen.values() if priority in (None, one.request.priority)]
+
+    def row(self) -> dict[str, float]:
+        ttfts = self.ttfts()
+        normalised = [(one.end - one.arrival) / len(one.output) for one in self.seen.values()]
+        # the first steps warm caches up
+        seconds = self.schedule_seconds[20:] or self.schedule_seconds
+        return {
+            "ttft_mean": round(statistics.mean(ttfts), 4),
+            "ttft_p99": round(float(np.percentile(ttfts, 99)), 4),
+            "ttft_worst": round(max(ttfts), 4),
+            "hit_rate": round(self.hit_rate, 4),
+            "normalised_latency": round(statistics.mean(normalised), 5),
+            "schedule_us_median": round(1e6 * statistics.median(seconds), 1),
+            "schedule_us_p99": round(1e6 * float(np.percentile(seconds, 99)), 1),
+            "steps": self.num_steps,
+            "preemptions": self.num_preemptions,
+        }
+
+
+def core_of(engine: Engine, policy: str, **further: float) -> CoreUnderTest:
+    """The real core on an executor that answers at once. Each run has a policy of its own, for they have state."""
+    name, options = POLICIES[policy]
+    core = CoreUnderTest(
+        num_blocks=engine.num_slots // engine.block_size,
+        block_size=engine.block_size,
+        budget=engine.budget,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=engine.max_model_len,
+        costs=engine.costs,
+        policy=name,
+        policy_options={**options, **further},
+        vocab_size=VOCAB,
+        check_invariants=False,
+    )
+    core.core.executor = ClockedExecutor(engine.max_num_seqs, engine.costs, core.clock)
+    return core
+
+
+def run(trace: Trace, policy: str, **options: float) -> Outcome:
+    """Every request of the trace to its end. `options` are further ones of the policy."""
+    under_test = core_of(trace.engine, policy, **options)
+    core, clock, source = under_test.core, under_test.clock, trace.source()
+    timed = TimedScheduler(core.scheduler)
+    core.scheduler = cast(Scheduler, timed)
+    seen: dict[int, Seen] = {}
+    num_steps = 0
+    while (moment := source.next_moment()) is not None or core.has_work:
+        if not core.has_work and moment is not None:
+            clock.advance(max(0.0, moment - clock.now()))
+        while (moment := source.next_moment()) is not None and moment <= clock.now():
+            arrival, request = source.take()
+            seen[request.request_id] = Seen(request, len(seen), arrival, num_steps)
+            core.add(request)
+        result = core.step()
+        num_steps += bool(result.step)
+        now = clock.now()
+        for sequence_id, token in zip(result.sequence_ids.tolist(), result.token_ids.tolist(), strict=True):
+            one = seen[split_sequence_id(sequence_id)[0]]
+            if not one.output:
+                one.first_token, one.first_token_step = now, num_steps
+            one.output.append(token)
+        for end in result.ends:
+            assert end.error is None, end.error
+            one = seen[split_sequence_id(end.sequence_id)[0]]
+            one.end = now
+            source.ended(one.request, one.output, now)
+    assert all(one.end for one in seen.values()), "a request never ended"
+    counted = under_test.scheduler.statistics()
+    queried = counted["num_prefix_queried_tokens_total"]
+    return Outcome(
+        seen=seen,
+        hit_rate=counted["num_prefix_hit_tokens_total"] / queried if queried else 0.0,
+        num_preemptions=int(counted["num_preemptions_total"]),
+        num_steps=num_steps,
+        schedule_seconds=timed.seconds,
+    )
+
+
+def capacity(make: Callable[[float], Trace]) -> float:
+    """Requests a second that FIFO can serve: all come at once; the middle of the run, where the engine is full."""
+    outcome = run(make(0.0), "fifo")
+    ends = sorted(one.end for one in outcome.seen.values())
+    low, high = len(ends) // 5, 3 * len(ends) // 5
+    return (high - low) / (ends[high] - ends[low])
