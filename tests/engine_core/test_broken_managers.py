@@ -22,7 +22,6 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.scheduler.lifecycle import Lifecycle
-from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.messages import no_ints
@@ -104,9 +103,9 @@ def swapped_into_each_others_blocks(take: Method) -> Method:
     return broken
 
 
-def releases_late(output: Method) -> Method:
+def releases_late(decided: Method) -> Method:
     def broken(self: Scheduler, *args: Any) -> Any:
-        found = output(self, *args)
+        found = decided(self, *args)
         late = getattr(self, "late", [])
         self.late, found.released = found.released, late  # type: ignore[attr-defined]
         return found
@@ -234,10 +233,6 @@ def always_a_victim(_: Method) -> Method:
     return staticmethod(lambda request: True)
 
 
-def newcomers_overtake(_: Method) -> Method:
-    return lambda self: iter([iter([*self._waiting.values(), *self._preempted.values()])])
-
-
 def window_passes_early(first_needed: Method) -> Method:
     def broken(self: KVGroup, num_computed: int, block_size: int) -> int:
         first = first_needed(self, num_computed, block_size)
@@ -277,7 +272,7 @@ BREAKAGES: dict[str, Breakage] = {
         "take",
         swapped_into_each_others_blocks,
     ),
-    "row released late": ("the worker hears of the end a step late", Scheduler, "_output", releases_late),
+    "row released late": ("the worker hears of the end a step late", Scheduler, "_decided", releases_late),
     "num_computed not reset": ("who comes back counts as computed", Lifecycle, "set_progress", resumes_where_it_was),
     "progress untold": (
         "the worker is not told where a resumed one begins",
@@ -307,7 +302,6 @@ BREAKAGES: dict[str, Breakage] = {
     "host content stale": ("a free host block keeps its name", SwapSpace, "_release", host_content_not_forgotten),
     "host block freed twice": ("it is free twice", SwapSpace, "free", host_block_freed_twice),
     "no protection": ("who came back is a victim at once", Recovery, "may_be_victim", always_a_victim),
-    "overtaking": ("newcomers start before who gave way", WaitingQueues, "lines", newcomers_overtake),
     "window too short": (
         "a block is freed that a window still reads",
         KVGroup,

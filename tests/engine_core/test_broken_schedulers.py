@@ -22,6 +22,7 @@ from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.scheduler import Scheduler
+from quire.engine_core.scheduler.transfers import Transfers
 from quire.testing.engine_settings import EngineSettings
 from quire.testing.soak import run_seed
 
@@ -32,6 +33,7 @@ ASYNC = EngineSettings(is_async=True)
 DRAFTS = EngineSettings(drafting="changing", most_drafts=4, drafts=SimulatedDrafts(acceptance=0.5))
 ASYNC_DRAFTS = replace(DRAFTS, is_async=True)
 DRAFT_MODEL = replace(ASYNC_DRAFTS, drafts=SimulatedDrafts(acceptance=0.8, has_cache=True))
+CONNECTED = EngineSettings(has_connector=True)
 SCARCE_ROWS = EngineSettings(policy="priority", is_async=True, priorities=(0, 1, 2, 3), max_num_seqs=2)
 
 Method = Callable[..., Any]
@@ -172,6 +174,30 @@ def window_frees_what_a_rejection_needs(free_passed: Method) -> Method:
     return broken
 
 
+# ---- what comes from elsewhere
+
+
+def not_fetched(step_data: Method) -> Method:
+    def broken(self: Transfers) -> dict[str, Any]:
+        found: dict[str, Any] = step_data(self)
+        for transfers in found.values():
+            transfers.loads = []
+        return found
+
+    return broken
+
+
+def fetched_to_a_wrong_place(load: Method) -> Method:
+    """The contents of the block before each one."""
+
+    def broken(self: Transfers, fetch: Any) -> Any:
+        found = load(self, fetch)
+        found.first_block = max(0, found.first_block - 1)
+        return found
+
+    return broken
+
+
 # ---- rows that change hands, and order
 
 
@@ -257,6 +283,8 @@ BREAKAGES: dict[str, Breakage] = {
         "_free_passed",
         window_frees_what_a_rejection_needs,
     ),
+    "not fetched": ("what is elsewhere counts as computed", CONNECTED, Transfers, "step_data", not_fetched),
+    "fetched wrongly": ("other blocks are brought", CONNECTED, Transfers, "_load", fetched_to_a_wrong_place),
     "displaced not released": (
         "the worker is not told",
         SCARCE_ROWS,

@@ -136,3 +136,42 @@ def test_a_group_that_gave_way_before_it_forked_gets_blocks_for_its_forks() -> N
             checked.core.scheduler._preempt(one, "asked for")
         checked.drain()
         assert checked.core.scheduler.recovery.num_broken_protections == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_row_of_which_the_worker_has_not_heard_is_not_released(is_async: bool) -> None:
+    """A group that had lost its rows comes back, the budget reaches only its first sequence, and it is given up."""
+    core = CoreUnderTest(max_num_seqs=2, budget=8, policy="priority", prefix_caching=False, is_async=is_async)
+    checked = CheckedCore(core)
+    sampling = SamplingParams(n=2, temperature=1.0, max_tokens=12)
+    checked.add(EngineRequest(request_id=1, prompt_token_ids=list(range(6)), sampling=sampling, priority=5))
+    for _ in range(8):
+        checked.step()
+    checked.add(request(2, [30, 31, 32], 2, priority=1))
+    group = core.scheduler.lifecycle.requests[1]
+    was_displaced = False
+    for _ in range(20):
+        checked.step()
+        was_displaced |= not group.holds_rows
+        if was_displaced and any(one.row >= 0 and not one.is_admitted for one in group.sequences.values()):
+            break
+    else:
+        pytest.fail("it never came to that")
+    checked.abort(1)
+    checked.add(request(3, [40, 41], 2))  # the worker hears of ends with the next step
+    checked.drain()
+
+
+def test_siblings_are_named_as_far_as_they_have_blocks() -> None:
+    """Three sequences come back with a budget of 3: the later ones look for what the earlier ones are computing."""
+    core = CoreUnderTest(max_num_seqs=4, budget=3, block_size=2, groups=[KVGroup(("a",), 5)], num_blocks=40)
+    checked = CheckedCore(core)
+    sampling = SamplingParams(n=3, temperature=1.0, max_tokens=12)
+    checked.add(EngineRequest(request_id=1, prompt_token_ids=list(range(4)), sampling=sampling))
+    for _ in range(3):
+        for _ in range(6):
+            checked.step()
+        if 1 in core.scheduler.lifecycle.requests:
+            core.scheduler._preempt(core.scheduler.lifecycle.requests[1], "asked for")
+    checked.drain()
+    assert core.scheduler.recovery.num_by_recompute > 0

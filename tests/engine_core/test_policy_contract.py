@@ -17,6 +17,7 @@ from quire.testing.workload import Workload
 
 POLICIES = ["fifo", "priority", "srtf", "two_level"]
 every_policy = pytest.mark.parametrize("policy", POLICIES)
+synchronous_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 @dataclass
@@ -81,10 +82,10 @@ def test_random_workloads(policy: str, seed: int) -> None:
     assert logs[0] == logs[1], "the same calls gave another schedule"
 
 
-def crowded(policy: str, seed: int) -> Observed:
+def crowded(policy: str, seed: int, *, is_async: bool = False) -> Observed:
     """Requests of all sizes and three priorities come over time, into few blocks and rows; some are aborted."""
     chance = random.Random(seed)
-    seen = observed(policy, num_blocks=24, block_size=4, budget=16, max_num_seqs=5)
+    seen = observed(policy, num_blocks=14, block_size=4, budget=16, max_num_seqs=5, is_async=is_async)
     for number in range(40):
         length, num_output = chance.choice([1, 3, 5, 9, 30]), chance.randint(1, 12)
         seen.core.add(
@@ -100,9 +101,10 @@ def crowded(policy: str, seed: int) -> Observed:
 
 
 @every_policy
+@synchronous_or_not
 @pytest.mark.parametrize("seed", range(3))
-def test_everybody_ends_and_nothing_leaks(policy: str, seed: int) -> None:
-    core = crowded(policy, seed).core
+def test_everybody_ends_and_nothing_leaks(policy: str, seed: int, is_async: bool) -> None:
+    core = crowded(policy, seed, is_async=is_async).core
     assert {split_sequence_id(sequence_id)[0] for sequence_id in core.ends} == set(range(40))
     assert {end.finish_reason for end in core.ends.values()} <= {"length", "abort"}
     assert core.scheduler.statistics()["num_preemptions_total"] > 0, "the test is meant to be crowded"
@@ -110,13 +112,15 @@ def test_everybody_ends_and_nothing_leaks(policy: str, seed: int) -> None:
 
 
 @every_policy
-def test_the_same_requests_give_the_same_schedule(policy: str) -> None:
-    assert crowded(policy, 5).grants == crowded(policy, 5).grants
+@synchronous_or_not
+def test_the_same_requests_give_the_same_schedule(policy: str, is_async: bool) -> None:
+    assert crowded(policy, 5, is_async=is_async).grants == crowded(policy, 5, is_async=is_async).grants
 
 
 @every_policy
-def test_tokens_do_not_depend_on_the_policy(policy: str) -> None:
-    seen = observed(policy, num_blocks=14, budget=8, max_num_seqs=4)
+@synchronous_or_not
+def test_tokens_do_not_depend_on_the_policy(policy: str, is_async: bool) -> None:
+    seen = observed(policy, num_blocks=14, budget=8, max_num_seqs=4, is_async=is_async)
     for number in range(9):
         seen.core.add(number, prompt_of(number, 1 + 5 * (number % 4)), max_tokens=12)
     seen.run()

@@ -43,7 +43,7 @@ def test_every_rule_holds_over_random_schedules(part: int, counts: Counter[str])
 
 def test_the_workloads_reach_every_transition_often(counts: Counter[str]) -> None:
     """Counts those of the test above; alone, it runs some workloads of its own."""
-    for seed in range(120) if counts["workloads"] < 120 else ():
+    for seed in range(160) if counts["workloads"] < 160 else ():
         counts.update(counts_of(run_seed(seed)))
     assert {name: counts[name] for name in TRANSITIONS if counts[name] < OFTEN} == {}
 

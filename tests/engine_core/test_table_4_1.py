@@ -12,7 +12,8 @@ import pytest
 from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.request import Sequence
-from quire.messages import ExtendRequest, SchedulerOutput
+from quire.kv_connectors.memory.store import PrefixStore
+from quire.messages import ExtendRequest, KVTransfer, SchedulerOutput
 from quire.testing.core import CoreUnderTest
 
 PROMPT = list(range(10, 21))
@@ -244,6 +245,46 @@ def test_asynchronously_an_output_block_is_registered_one_step_later(
     assert {num_steps: block_names_of(is_async, num_steps) for num_steps in num_hits_by_step} == num_hits_by_step
 
 
+# ---- prefill elsewhere
+
+
+@in_both_ways
+def test_prefill_elsewhere_starts_with_the_prompt_computed_and_its_first_token_there(is_async: bool) -> None:
+    """4.4.4: computed <- L_prompt, total <- L_prompt + 1; then it decodes like any other."""
+    store = PrefixStore()
+    prefill, decode = Watched(store=store, is_async=is_async), Watched(store=store, is_async=is_async)
+    prefill.add(1, PROMPT, max_tokens=1, request={"transfer": KVTransfer(store="a")})
+    prefill.run()
+    assert (prefill.grants, prefill.decided) == ([[11]], [(11, 11)])  # generation stops after the first token
+    first = prefill.tokens[1 << 10]
+    transfer = KVTransfer(fetch="a", num_fetch_tokens=11, num_output_tokens=1)
+    decode.add(1, [*PROMPT, *first], max_tokens=6, request={"transfer": transfer})
+    assert decode.take() == [1]
+    # before the decision 11 of 12; a grant of 1 on top of it
+    assert decode.decided == [(11 + 1, 12 + 1)]
+    assert numbers(decode) == (12, 13, 12 if is_async else 13)
+    decode.run()
+    assert [*first, *decode.tokens[1 << 10]] == expected_tokens(PROMPT, 6, vocab_size=50)
+    assert decode.executor.work.num_tokens == 5
+
+
+@in_both_ways
+def test_prefill_elsewhere_fetches_only_what_is_not_here(is_async: bool) -> None:
+    store = PrefixStore()
+    prefill, decode = Watched(store=store), Watched(store=store, is_async=is_async)
+    prefill.add(1, PROMPT, max_tokens=1, request={"transfer": KVTransfer(store="a")})
+    prefill.run()
+    decode.add(1, PROMPT[:9], max_tokens=1)
+    decode.run()
+    transfer = KVTransfer(fetch="a", num_fetch_tokens=11, num_output_tokens=1)
+    decode.add(2, [*PROMPT, *prefill.tokens[1 << 10]], max_tokens=3, request={"transfer": transfer})
+    decode.run()
+    # two of its three blocks are here; the third is the one that was moved
+    assert decode.scheduler.statistics()["fetched_blocks_total"] == 1
+    assert decode.grants == [[9], [1], [1]]
+    assert decode.tokens[2 << 10] == expected_tokens(PROMPT, 3, vocab_size=50)[1:]
+
+
 # ---- speculation
 
 
@@ -290,3 +331,46 @@ def test_a_long_draft_is_verified_in_chunks(is_async: bool) -> None:
     assert core.executor.work.num_partial_verifications > 0
     assert {count for (count,) in core.grants} <= {1, 2}
     assert core.tokens[1 << 10] == expected_tokens(PROMPT[:2], 12, vocab_size=50)
+
+
+# ---- KV that another engine has computed
+
+
+@in_both_ways
+def test_disaggregated_prefill_begins_where_the_other_engine_ended(is_async: bool) -> None:
+    """It arrives with num_computed = L_prompt and num_total = L_prompt + 1, and decoding goes on as ever."""
+    store = PrefixStore()
+    first = Watched(store=store, is_async=is_async)
+    first.add(1, PROMPT, max_tokens=1, request={"transfer": KVTransfer(store="kv")})
+    first.run()
+    assert first.grants == [[11]]
+    second = Watched(store=store, is_async=is_async)
+    arrived: list[tuple[int, int]] = []
+    second.executor.observers.append(
+        lambda output: arrived.extend((one.num_computed_tokens, len(one.token_ids)) for one in output.admitted)
+    )
+    transfer = KVTransfer(fetch="kv", num_fetch_tokens=11, num_output_tokens=1)
+    second.add(1, [*PROMPT, *first.tokens[1 << 10]], max_tokens=5, request={"transfer": transfer})
+    assert second.take() == [1]
+    assert arrived == [(11, 12)]
+    assert numbers(second) == (12, 13, 12 if is_async else 13)
+    second.run()
+    assert second.grants == [[1]] * 4
+    assert [*first.tokens[1 << 10], *second.tokens[1 << 10]] == expected_tokens(PROMPT, 5, vocab_size=50)
+
+
+@in_both_ways
+def test_disaggregated_prefill_moves_only_what_prefix_caching_has_not(is_async: bool) -> None:
+    store = PrefixStore()
+    first = CoreUnderTest(store=store, is_async=is_async)
+    first.add(1, PROMPT, max_tokens=1, request={"transfer": KVTransfer(store="kv")})
+    first.run()
+    second = CoreUnderTest(store=store, is_async=is_async)
+    second.add(1, PROMPT[:9], max_tokens=1)
+    second.run()
+    transfer = KVTransfer(fetch="kv", num_fetch_tokens=11, num_output_tokens=1)
+    second.add(2, [*PROMPT, *first.tokens[1 << 10]], max_tokens=5, request={"transfer": transfer})
+    second.step()
+    assert second.cached[2 << 10] == 11
+    statistics = second.core.statistics()
+    assert (statistics["fetched_tokens_total"], statistics["fetched_blocks_total"]) == (11 - 8, 1)

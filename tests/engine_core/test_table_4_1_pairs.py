@@ -18,13 +18,15 @@ import pytest
 
 from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.scheduler import scheduler
-from quire.messages import EngineRequest
+from quire.kv_connectors.memory.store import PrefixStore
+from quire.messages import EngineRequest, KVTransfer
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
 from quire.testing.core import CoreUnderTest
 from quire.testing.table_4_1 import (
     BEHAVIOURS,
     CHUNKED,
+    DISAGGREGATION,
     PREEMPTION,
     PREFIX,
     SPECULATION,
@@ -56,7 +58,7 @@ def requests_for(pair: tuple[str, str]) -> Iterator[tuple[EngineRequest, list[in
         own = [number + 20, *range(30, 30 + number * 5 % 9)]
         begins_alike = PREFIX in pair and number % 4 > 0
         prompt = [*STEM, *own] if begins_alike else own if number % 4 == 0 else [*own, *STEM]
-        num_sent = 1 + 3 * begins_alike if STREAMING in pair and number % 4 < 3 else len(prompt)
+        num_sent = 1 + 3 * begins_alike if STREAMING in pair and number % 3 < 2 else len(prompt)
         yield (
             EngineRequest(
                 request_id=number,
@@ -76,15 +78,36 @@ def cases() -> Iterator[Any]:
             yield pytest.param(pair, mode, id=f"{' and '.join(pair)} ({mode})")
 
 
+def handed_over(
+    pair: tuple[str, str], requests: Iterator[tuple[EngineRequest, list[int]]], store: PrefixStore
+) -> Iterator[tuple[EngineRequest, list[int]]]:
+    """Another core computes some of the prompts and samples their first tokens."""
+    for request, rest in requests:
+        if not rest and (request.request_id % 2 == 0 or STREAMING in pair):
+            prompt, key = request.prompt_token_ids, str(request.request_id)
+            other = CoreUnderTest(store=store, block_size=4)
+            fields = {"transfer": KVTransfer(store=key)}
+            other.add(1, prompt, seed=request.seed, temperature=1.0, max_tokens=1, request=fields)
+            other.run()
+            request.prompt_token_ids = [*prompt, *other.tokens[1 << 10]]
+            # of a prompt that was not computed whole the rest is left for this core
+            length = len(prompt) if CHUNKED not in pair else max(1, len(prompt) // 3)
+            request.transfer = KVTransfer(fetch=key, num_fetch_tokens=length, num_output_tokens=1)
+        yield request, rest
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize(("pair", "mode"), cases())
+@pytest.mark.parametrize(("pair", "mode"), list(cases()))
 def test_a_pair_occurs_together(pair: tuple[str, str], mode: str, is_async: bool) -> None:
-    core = CoreUnderTest(is_async=is_async, preemption_mode=mode, num_host_blocks=60, **options_for(pair))
+    store = PrefixStore()
+    core = CoreUnderTest(is_async=is_async, preemption_mode=mode, num_host_blocks=60, store=store, **options_for(pair))
     shown = Behaviours(core)
     checked = CheckedCore(core)
     requests = requests_for(pair)
+    if DISAGGREGATION in pair:
+        requests = handed_over(pair, requests, store)
     for step in itertools.count():
-        for arrival in itertools.islice(requests, 2 if step % 4 == 0 else 0):
+        for arrival in itertools.islice(requests, 2 if step % 4 == 1 else 0):
             checked.add(*arrival)
         for number in [number for number, plan in checked.plans.items() if plan.is_open]:
             if step % 6 == 5:

@@ -73,11 +73,13 @@ class CheckedCore:
         """`rest_of_prompt` follows by `extend`, if the request is not final."""
         kept = self.kept.tokens_of(request.continues)
         unsent = list(rest_of_prompt or [])
+        num_prompt = len(request.prompt_token_ids) - (request.transfer.num_output_tokens if request.transfer else 0)
         plan = Plan(
             request,
-            [*(kept or []), *request.prompt_token_ids, *unsent],
+            [*(kept or []), *request.prompt_token_ids[:num_prompt], *unsent],
             self.core.executor.vocab_size,
             self.core.max_model_len,
+            request.prompt_token_ids[num_prompt:],
             unsent,
             must_fail=request.continues is not None and kept is None,
         )
@@ -176,8 +178,13 @@ class CheckedCore:
         assert not plan.has_started, f"request {number} starts twice"
         plan.has_started = True
         cached = start.num_cached_tokens
+        transfer = plan.request.transfer
         # I15: at least one token is computed, and what is found are whole blocks, unless a handle has kept the rest
-        assert 0 <= cached < max(1, len(plan.prompt)), f"request {number}: {cached} cached tokens"
+        assert 0 <= cached < max(1, len(plan.prompt) + len(plan.given)), f"request {number}: {cached} cached tokens"
+        if transfer is not None and transfer.fetch is not None:
+            self.counts["prefixes fetched"] += cached > 0
+            self.counts["outputs continued"] += bool(plan.given)
+            return  # how much of it is there is up to the connector
         if not self.kept.by_handle and plan.request.continues is None:
             assert cached % self.core.manager.block_size == 0, f"request {number}: {cached} cached tokens"
         if cached:
@@ -193,7 +200,7 @@ class CheckedCore:
             sent = plan.prompt[: len(plan.prompt) - len(plan.unsent)]
             received = self._num_received[sequence_id_of(number, 0)]
             output = plan.outcomes[0].tokens[:received] if received else []
-            self.kept.keep(plan.request.keep, [*sent, *output], plan.request.cache_salt)
+            self.kept.keep(plan.request.keep, [*sent, *plan.given, *output], plan.request.cache_salt)
 
     def _was_seen(self, plan: Plan, count: int) -> bool:
         """Whether somebody with the same salt can have computed the first `count` tokens of this prompt."""
@@ -252,9 +259,10 @@ class CheckedCore:
             assert not plan.must_fail, f"request {number}: must have been refused"  # I10
             assert self._num_received[end.sequence_id] == len(outcome.tokens), f"request {number}: ended too early"
             assert (end.finish_reason, end.stop_reason) == (outcome.finish_reason, outcome.stop_reason)
-            self.recent.append([*plan.prompt, *outcome.tokens])
+            tokens = [*plan.prompt, *plan.given, *outcome.tokens]
+            self.recent.append(tokens)
             if index == 0 and plan.request.keep is not None:
-                self.kept.keep(plan.request.keep, [*plan.prompt, *outcome.tokens], plan.request.cache_salt)
+                self.kept.keep(plan.request.keep, tokens, plan.request.cache_salt)
         self._close(number, index)
 
     def _without_due_ends(self, ends: list[SequenceEnd]) -> list[SequenceEnd]:
@@ -344,4 +352,5 @@ def _may_have_computed(other: Plan, wanted: list[int]) -> bool:
     rest = wanted[len(prompt) :]
     if not rest or other.request.decoding:
         return True
-    return not other.must_fail and any(outcome.tokens[: len(rest)] == rest for outcome in other.outcomes)
+    outputs = ([*other.given, *outcome.tokens] for outcome in other.outcomes) if not other.must_fail else ()
+    return any(output[: len(rest)] == rest for output in outputs)

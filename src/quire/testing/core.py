@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.simulated import SimulatedDrafts, SimulatedExecutor, StepCosts
+from quire.engine_core.executor.simulated_connector import SimulatedConnector, simulated_layout
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -21,6 +22,8 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
+from quire.kv_connectors.memory.scheduler import MemoryScheduler
+from quire.kv_connectors.memory.store import PrefixStore
 from quire.messages import DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
 from quire.sampling_params import SamplingParams
 
@@ -85,12 +88,13 @@ class CoreUnderTest:
         num_drafts: int = 0,
         speculation: Speculation | None = None,
         constraints: Sequence[Constraint] = (),
+        store: PrefixStore | None = None,
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
         check_invariants: bool = True,
     ) -> None:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
-        `drafts` says how good they are."""
+        `drafts` says how good they are. Cores with the same `store` have the memory connector and share it."""
         costs = costs or StepCosts()
         drafts = (drafts or SimulatedDrafts()) if num_drafts else None
         if speculation is None:
@@ -98,9 +102,17 @@ class CoreUnderTest:
             speculation = ManyDrafts(num_drafts, lookahead=lookahead) if num_drafts else NoSpeculation()
         self.speculation = speculation
         self.is_async = is_async
+        self.store = store
         self.max_model_len = max_model_len
         self.executor = SimulatedExecutor(
-            groups, num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, costs=costs, drafts=drafts
+            groups,
+            num_blocks,
+            block_size,
+            vocab_size,
+            num_host_blocks=num_host_blocks,
+            costs=costs,
+            drafts=drafts,
+            connector=SimulatedConnector(store) if store is not None else None,
         )
         self.clock = self.executor.clock
         self.rows = Rows(max_num_seqs, max_model_len)
@@ -126,6 +138,7 @@ class CoreUnderTest:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             speculation=speculation,
+            connector=MemoryScheduler(simulated_layout(block_size), store) if store is not None else None,
             constraints=constraints,
         )
         ready = EngineReady(

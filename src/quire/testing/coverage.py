@@ -35,10 +35,14 @@ TRANSITIONS = (
     "drafts accepted",
     "drafts rejected",
     "drafts verified in chunks",
+    "prefixes fetched",
+    "blocks stored for others",
+    "outputs continued",
 )
 
 _STATISTICS = {
     "tokens past an end": "num_dropped_tokens_total",
+    "blocks stored for others": "stored_blocks_total",
     "preempted by recomputation": "num_preemptions_by_recompute_total",
     "preempted by swapping": "num_preemptions_by_swap_total",
     "blocks copied": "num_blocks_copied_total",

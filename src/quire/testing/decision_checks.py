@@ -9,7 +9,7 @@ import numpy as np
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.request import Request, Status
 from quire.engine_core.scheduler.policies.fifo import Fifo
-from quire.messages import IntArray, SchedulerOutput
+from quire.messages import IntArray, SchedulerOutput, split_sequence_id
 from quire.testing.core import CoreUnderTest
 
 
@@ -24,24 +24,34 @@ class DecisionChecks:
         # requests that are preempted, and the length that each had when it came back the last time
         self._preempted: dict[int, Request] = {}
         self._length_at_resume: dict[int, int] = {}
-        # requests that have run, those that have lost their rows, and those that the last step computes
+        # requests that have run, those that have lost their rows, and sequences that the last step computes
         self._started: set[int] = set()
         self._displaced: set[int] = set()
-        self._in_flight: set[int] = set()
+        self._in_flight: IntArray = np.zeros(0, dtype=np.int64)
+        # columns that the last step was sent with, and what they were
+        self._sent: list[tuple[IntArray, IntArray]] = []
         self._num_forks: Counter[int] = Counter()
         core.executor.observers.append(self._check)
         core.executor.write_observers.append(self._check_writers)
 
     def is_in_flight(self, request_id: int) -> bool:
         """Whether a step that computes it has been decided, and its results may not be here."""
-        return request_id in self._in_flight
+        return any(split_sequence_id(one)[0] == request_id for one in self._in_flight.tolist())
 
     def _check(self, output: SchedulerOutput) -> None:
+        if self._core.is_async:
+            self._check_messages(output)
         self._check_budget(output)
         self._check_preemptions(output)
         self._count(output)
-        running = self._core.scheduler.running
-        self._in_flight = {running.sequence_at(row).request.request_id for row in output.rows.tolist()}
+        self._in_flight = self._core.rows.sequence_id[output.rows]
+
+    def _check_messages(self, output: SchedulerOutput) -> None:
+        """A worker may read a step's columns while the next step is decided."""
+        assert all(np.array_equal(column, copy) for column, copy in self._sent), "a step in flight was changed"
+        moves = (output.block_writes, output.block_copies, output.swapped_out, output.swapped_in)
+        columns = (output.rows, output.num_tokens, *moves, *output.step_data.values())
+        self._sent = [(one, one.copy()) for one in columns if isinstance(one, np.ndarray) and one.size]
 
     def _check_budget(self, output: SchedulerOutput) -> None:
         """I7: what a step grants, and how many sequences it may have."""
@@ -75,7 +85,7 @@ class DecisionChecks:
         for number, request in preempted.items():
             if self._preempted.get(number) is not request:
                 self._check_victim(request)
-                self.counts["preempted in flight"] += self._core.is_async and number in self._in_flight
+                self.counts["preempted in flight"] += self._core.is_async and self.is_in_flight(number)
         for number, request in self._preempted.items():
             if number not in preempted and request.status is Status.RUNNING:
                 if request.is_final:  # one whose input is still open may give way again at once
@@ -83,6 +93,8 @@ class DecisionChecks:
                 self.counts["requests resumed"] += 1
         self._preempted = preempted
         self._count_displaced(preempted)
+        if not output.admitted:
+            return
         admitted = [scheduler.running.sequence_at(one.row).request for one in output.admitted]
         # others have lost their rows to somebody more important and get new ones
         newcomers = [one for one in admitted if one.arrival not in self._started]
@@ -97,7 +109,7 @@ class DecisionChecks:
     def _check_order(self, newcomers: list[Request]) -> None:
         """Who starts has overtaken nobody who is more important; first in, first out also nobody who came earlier."""
         policy = self._core.scheduler.policy
-        if not newcomers or not (policy.is_preemptive or isinstance(policy, Fifo)):
+        if not newcomers or not (policy.is_preemptive or type(policy) is Fifo):
             return
         requests = self._core.scheduler.lifecycle.requests.values()
         waiting = [one for one in requests if one.status is Status.WAITING and one.num_prompt_tokens]

@@ -13,6 +13,7 @@ from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.scheduler.constraints import ChunkAlignment, Constraint, LongPrefill
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
+from quire.kv_connectors.memory.store import PrefixStore
 from quire.testing.core import CoreUnderTest, ManyDrafts
 
 POLICIES = ("fifo", "priority", "srtf", "two_level")
@@ -30,12 +31,15 @@ class EngineSettings:
     drafts: SimulatedDrafts | None = None
     long_prefill_threshold: int = 0
     chunk_unit: int = 0
+    # prompts are stored for others and fetched, where no window is
+    has_connector: bool = False
     # what a workload asks for beside
     priorities: tuple[int, ...] = (0, 0, 1)
     max_num_seqs: int | None = None
 
     def core(self, *, policy: str | SchedulingPolicy | None = None, max_num_seqs: int, **sizes: Any) -> CoreUnderTest:
         """A core that runs so; a policy that is given takes the place of its own."""
+        has_windows = any(group.sliding_window for group in sizes.get("groups", ()))
         num_rows = self.max_num_seqs or max_num_seqs
         return CoreUnderTest(
             **sizes,
@@ -47,6 +51,7 @@ class EngineSettings:
             drafts=self.drafts,
             speculation=self._speculation(num_rows),
             constraints=self._constraints(),
+            store=PrefixStore() if self.has_connector and not has_windows else None,
         )
 
     def _speculation(self, num_rows: int) -> Speculation | None:
@@ -94,6 +99,7 @@ def random_engine(seed: int) -> EngineSettings:
         drafts=None if drafting == "none" else _random_drafts(pick),
         long_prefill_threshold=pick.choice([0, 0, 0, 2, 5]),
         chunk_unit=pick.choice([0, 0, 0, 2, 4]),
+        has_connector=pick.random() < 0.3,
         priorities=pick.choice([(0, 0, 1), (0, 1, 2, 3), (-5, 0, 0, 7)]),
         max_num_seqs=pick.choice([None, None, 2, 3]),
     )

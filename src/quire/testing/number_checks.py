@@ -65,7 +65,8 @@ class NumberChecks:
             known = sequence.token_ids(0, sequence.num_known_tokens)
             if request.message.decoding is None:
                 plan = plans[request.request_id]
-                expected = [*plan.prompt, *plan.outcomes[sequence.index].tokens] if request.is_final else plan.prompt
+                output = [*plan.given, *plan.outcomes[sequence.index].tokens] if request.is_final else []
+                expected = [*plan.prompt, *output]
                 assert known.tolist() == expected[: len(known)], f"row {sequence.row}: other tokens than the model's"
             hasher, pool = self._core.manager.cache.hasher, self._core.pool
             if not pool.keeps_contents and request.message.continues is not None:

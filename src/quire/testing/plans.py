@@ -20,7 +20,7 @@ from quire.testing.beam_reference import BeamSettings, beam_search
 
 @dataclass(frozen=True)
 class Outcome:
-    """One output as the client must see it. `logprobs` are of beams only."""
+    """One output as the client must see it, without what was given. `logprobs` are of beams only."""
 
     tokens: list[int]
     finish_reason: str
@@ -36,6 +36,8 @@ class Plan:
     prompt: list[int]
     vocab_size: int
     max_model_len: int
+    # what follows the prompt and was sampled by another engine; it is not sampled again
+    given: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
     # all of the prompt was sent
     is_complete: bool = False
@@ -103,14 +105,15 @@ def _sampled(plan: Plan, index: int) -> Outcome:
     sampling = plan.request.sampling
     seed = seed_of(plan.request.seed, index)
     tokens: list[int] = []
+    num_given = len(plan.given)
     parent = plan.hashes[-1]
     while len(tokens) < plan.max_tokens:
         token = next_token(parent, seed, sampling.is_greedy, plan.vocab_size)
         tokens.append(token)
         if token in plan.end_ids and len(tokens) >= sampling.min_tokens:
-            return Outcome(tokens, "stop", plan.stop_reason(token))
+            return Outcome(tokens[num_given:], "stop", plan.stop_reason(token))
         (parent,) = prefix_hashes([token], parent)
-    return Outcome(tokens, "length")
+    return Outcome(tokens[num_given:], "length")
 
 
 def _beams(plan: Plan, decoding: DecodingSpec) -> list[Outcome]:

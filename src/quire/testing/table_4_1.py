@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from quire.engine_core.request import Request, Sequence, Status
+from quire.kv_connectors.connector import STEP_DATA, StepTransfers
 from quire.messages import SchedulerOutput
 from quire.testing.core import CoreUnderTest
 
@@ -18,11 +19,18 @@ PREEMPTION = "preemption"
 CHUNKED = "chunked prefill"
 STREAMING = "streaming prefill"
 PREFIX = "prefix caching"
+DISAGGREGATION = "prefill disaggregation"
 SPECULATION = "speculative decoding"
-BEHAVIOURS = (PREFILL, DECODE, PREEMPTION, CHUNKED, STREAMING, PREFIX, SPECULATION)
+BEHAVIOURS = (PREFILL, DECODE, PREEMPTION, CHUNKED, STREAMING, PREFIX, DISAGGREGATION, SPECULATION)
 
-# A whole prompt in one step excludes these in the same prompt, so they are seen beside it.
-SIDE_BY_SIDE = (frozenset({PREFILL, CHUNKED}), frozenset({PREFILL, PREFIX}))
+# Of one prompt that is computed in one step these have not computed a part of it before; and what was sampled elsewhere
+# has come whole. So they are seen beside each other.
+SIDE_BY_SIDE = (
+    frozenset({PREFILL, CHUNKED}),
+    frozenset({PREFILL, PREFIX}),
+    frozenset({PREFILL, DISAGGREGATION}),
+    frozenset({STREAMING, DISAGGREGATION}),
+)
 
 
 class Behaviours:
@@ -47,9 +55,16 @@ class Behaviours:
         for row, granted in zip(output.rows.tolist(), output.num_tokens.tolist(), strict=True):
             sequence = running.sequence_at(row)
             in_step[sequence.request.request_id] |= self._of_grant(sequence, granted)
+        transfers: StepTransfers = output.step_data.get(STEP_DATA, StepTransfers())
+        # by the first block that is filled from elsewhere: how many blocks before it were here
+        num_here = {load.blocks[0][0]: load.first_block for load in transfers.loads}
         for admitted in output.admitted:
-            if admitted.num_computed_tokens:
-                in_step[running.sequence_at(admitted.row).request.request_id].add(PREFIX)
+            sequence = running.sequence_at(admitted.row)
+            blocks = sequence.block_tables[0].blocks.tolist()
+            fetched = next((block for block in blocks if block in num_here), None)
+            shown = in_step[sequence.request.request_id]
+            shown |= {DISAGGREGATION} if fetched is not None else set()
+            shown |= {PREFIX} if admitted.num_computed_tokens and (fetched is None or num_here[fetched]) else set()
         for appended in output.appended:
             request = running.sequence_at(appended.row).request
             if appended.token_ids and not request.message.is_final:

@@ -14,11 +14,11 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from quire.engine_core.executor.checking_model import END_TOKEN
+from quire.engine_core.executor.checking_model import END_TOKEN, expected_tokens
 from quire.engine_core.executor.simulated import StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
-from quire.messages import DecodingSpec, EngineRequest
+from quire.messages import DecodingSpec, EngineRequest, KVTransfer
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
 from quire.testing.core import FULL
@@ -27,6 +27,7 @@ from quire.testing.engine_settings import EngineSettings, random_engine
 VOCAB = 50
 _MOST_REQUESTS = 8
 _HANDLES = ["a", "b", "c", "d"]
+_KEYS = ["k", "l", "m"]
 _SALTS = ["", "", "", "blue"]
 
 
@@ -103,6 +104,7 @@ class Workload:
         )
         self.checked = CheckedCore(self.core)
         self._num_requests = 0
+        self._stored: dict[str, list[int]] = {}
         self._stems = [[pick.randrange(VOCAB) for _ in range(48)] for _ in range(2)]
         # how busy it is, what is asked for most, and which events there are besides
         self._arrival_rate = pick.choice([0.1, 0.3, 0.6])
@@ -171,7 +173,34 @@ class Workload:
             continues=continues,
             **self._asked(kind, count, max_tokens),
         )
+        if self.core.store is not None and continues is None and pick.random() < 0.6:
+            self._transfer(request, room)
         self.checked.add(request, prompt[num_sent:])
+
+    def _transfer(self, request: EngineRequest, room: int) -> None:
+        """The prompt is stored for others, or is one that was, with tokens of its output or without."""
+        pick = self.random
+        if not self._stored or pick.random() < 0.4:
+            key = pick.choice(_KEYS)
+            request.transfer = KVTransfer(store=key)
+            self._stored[key] = request.prompt_token_ids
+            return
+        key = pick.choice(sorted(self._stored))
+        sampling = request.sampling
+        if pick.random() < 0.8:  # else others' tokens lie there, or have been replaced
+            most = max(1, room - (sampling.max_tokens or 1))
+            request.prompt_token_ids = self._stored[key][:most] or request.prompt_token_ids
+        tokens = request.prompt_token_ids
+        request.transfer = KVTransfer(fetch=key, num_fetch_tokens=max(1, len(tokens) - pick.choice([0, 0, 0, 1, 3])))
+        may_go_on = request.is_final and request.decoding is None and sampling.n == 1
+        num_given = pick.randrange(3) if may_go_on else 0
+        if tokens and num_given < (sampling.max_tokens or 1):
+            given = expected_tokens(
+                tokens, num_given, vocab_size=VOCAB, seed=request.seed, is_greedy=sampling.is_greedy
+            )
+            if not {END_TOKEN, *request.eos_token_ids, *sampling.stop_token_ids} & set(given):
+                request.prompt_token_ids = [*tokens, *given]
+                request.transfer.num_output_tokens = num_given
 
     def _handle_to_continue(self) -> str | None:
         """One that leaves room for more; now and then one that may not be there."""

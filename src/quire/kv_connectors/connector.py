@@ -1,0 +1,156 @@
+"""KV connectors: where keys and values come from, or go to, if not this engine's own blocks (4.4.4).
+
+A connector has two halves. The scheduler half says what can be had, and what its worker half must know to get it; it
+lives with the engine core, without tensors. The worker half moves the contents of blocks. What both say to each other
+travels with the step that needs it: SchedulerOutput.step_data["kv_connector"]. See docs/kv-connectors.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quire.messages import KVTransfer, LayerSpec
+
+Tokens = npt.NDArray[np.int32]
+
+# the name of what both halves say to each other
+STEP_DATA = "kv_connector"
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """What a block of this engine holds. Only engines with equal layouts can read each other's."""
+
+    model: str
+    dtype: str
+    block_size: int
+    # by group of layers
+    groups: tuple[tuple[LayerSpec, ...], ...]
+
+    @classmethod
+    def of(
+        cls, model: str, dtype: str, block_size: int, groups: Iterable[Iterable[str]], specs: Iterable[LayerSpec]
+    ) -> CacheLayout:
+        by_name = {spec.name: spec for spec in specs}
+        return cls(model, dtype, block_size, tuple(tuple(by_name[name] for name in names) for names in groups))
+
+    @property
+    def has_windows(self) -> bool:
+        return any(spec.sliding_window for specs in self.groups for spec in specs)
+
+    def difference(self, other: CacheLayout) -> str | None:
+        """The first thing in which both differ, in words."""
+        for field in dataclasses.fields(self):
+            own, theirs = getattr(self, field.name), getattr(other, field.name)
+            if own != theirs:
+                return "layers" if field.name == "groups" else f"{field.name} {own}, not {theirs}"
+        return None
+
+
+class BlockLoad(msgspec.Struct, kw_only=True):
+    """Blocks to fill before anything of the step is computed."""
+
+    # what the scheduler half says about it
+    source: Any
+    # the first of the prefix' blocks that is needed
+    first_block: int
+    # by group of layers: where they go
+    blocks: list[list[int]]
+
+
+class BlockStore(msgspec.Struct, kw_only=True):
+    """Blocks that hold these tokens, from the first on, once the step has been computed."""
+
+    row: int
+    key: str
+    token_ids: np.ndarray
+    # by group of layers
+    blocks: list[list[int]]
+
+
+class StepTransfers(msgspec.Struct, kw_only=True):
+    """All that a step moves."""
+
+    loads: list[BlockLoad] = []
+    stores: list[BlockStore] = []
+
+
+class Found(Protocol):
+    """A prefix that can be had; the scheduler half's own object."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class SchedulerHalf(Protocol):
+    """Asked while a step is decided: it must answer at once, and must not wait for anybody."""
+
+    def reason_to_refuse(self, transfer: KVTransfer) -> str | None:
+        """Why this engine cannot do what a request asks for; what may be lost or late is no reason."""
+
+    def find(self, key: str, token_ids: Tokens) -> Found | None:
+        """What lies there of these tokens, from the first on, and can be read by this engine. Changes nothing."""
+
+    def load(self, found: Found) -> Any:
+        """It is loaded in the step that is being decided. What the worker half must know, as plain data."""
+
+    def statistics(self) -> dict[str, float]: ...
+
+
+class WorkerHalf(Protocol):
+    """Called by the worker in each step. An exception here ends the engine: what was found is expected to be there."""
+
+    def open(self, layout: CacheLayout, tensors: Sequence[Any]) -> None:
+        """Once, when the cache is there: tensors whose first dimension is the block."""
+
+    def load(self, loads: list[BlockLoad]) -> None:
+        """After the step's block copies, before anything is computed."""
+
+    def store(self, stores: list[BlockStore]) -> None:
+        """After the step; the blocks may change with the next one."""
+
+
+class NoSchedulerHalf:
+    """Nothing is anywhere else."""
+
+    def reason_to_refuse(self, transfer: KVTransfer) -> str | None:
+        if transfer.store is None and transfer.fetch is None:
+            return None
+        return "transfer: this engine has no connector. Start it with kv_connector, or leave store and fetch out."
+
+    def find(self, key: str, token_ids: Tokens) -> Found | None:
+        return None
+
+    def load(self, found: Found) -> Any:
+        raise AssertionError("nothing was found")
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+
+class NoWorkerHalf:
+    """Nothing to move."""
+
+    def open(self, layout: CacheLayout, tensors: Sequence[Any]) -> None: ...
+
+    def load(self, loads: list[BlockLoad]) -> None:
+        assert not loads, "there is no connector to load from"
+
+    def store(self, stores: list[BlockStore]) -> None:
+        assert not stores, "there is no connector to store with"
+
+
+class Connector(Protocol):
+    """What an entry point of the group `quire.kv_connectors` names: a module, or anything else with these two."""
+
+    def scheduler_half(self, layout: CacheLayout, **args: Any) -> SchedulerHalf:
+        """`args` are those of the option kv_connector_args; a TypeError or OptionError says what is wrong with them."""
+
+    def worker_half(self, **args: Any) -> WorkerHalf: ...
