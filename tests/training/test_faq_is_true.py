@@ -11,9 +11,11 @@ import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.config import EngineOptions, options_of
+from quire.config.speculation import METHODS
 from quire.interfaces.cli.program import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+POLICIES = ROOT / "src" / "quire" / "engine_core" / "scheduler" / "policies"
 SERVER = ROOT / "src" / "quire" / "interfaces" / "server"
 FAQ = tomllib.loads((ROOT / "training" / "faq.toml").read_text(encoding="utf-8"))
 EVERY = [answer for _, answer in (*FAQ["define"], *FAQ["questions"])]
@@ -31,6 +33,8 @@ KNOWN = {
     # numbers of a sequence, verbs of the KV cache manager, an executor, a field of the HTTP API and of config.json
     *("num_computed_tokens", "num_total_tokens", "get_computed_blocks", "allocate_slots", "check_invariants"),
     *("in_process", "use_beam_search", "model_type"),
+    *METHODS,
+    *(path.stem for path in POLICIES.glob("*.py")),
 }
 
 

@@ -22,9 +22,8 @@ from quire.kv_connectors.connector import CacheLayout, SchedulerHalf
 from quire.messages import EngineReady, WorkerCapacity
 from quire.observability.phases import PhaseTimer
 
-
-# Steps of a tiny model are hundreds of calls of a few microseconds. A second thread that decides the next step takes the
-# interpreter's lock from it between two of them, and the step loses more than the decision gains
+# Steps of a tiny model are hundreds of calls of a few microseconds. A second thread that decides the next step takes
+# the interpreter's lock from it between two of them, and the step loses more than the decision gains
 # (benchmarks/async_scheduling.py). Above this, most of a step runs outside of the interpreter.
 _SHORT_STEP = 0.004
 

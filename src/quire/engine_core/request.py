@@ -49,6 +49,8 @@ class Sequence:
         self.num_lost_tokens = 0
         # the worker has its row
         self.is_admitted = False
+        # (drafts, accepted ones) in rows that it had to give up
+        self.earlier_drafts = (0, 0)
         self._prompt = prompt
         self._rows: Rows | None = None
 

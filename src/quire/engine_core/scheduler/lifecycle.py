@@ -159,9 +159,15 @@ class Lifecycle:
         for sequence in request.sequences.values():
             if sequence.row >= 0:
                 row, is_known = sequence.row, sequence.is_admitted
+                sequence.earlier_drafts = self._drafts_of(sequence)
                 sequence.unplace()
                 self._give_back(row, is_known)
         self.running.leave_rows(request)
+
+    def _drafts_of(self, sequence: Sequence) -> tuple[int, int]:
+        """(drafts, accepted ones) since it began."""
+        earlier, now = sequence.earlier_drafts, self._speculation.counts(sequence.row) if sequence.row >= 0 else (0, 0)
+        return earlier[0] + now[0], earlier[1] + now[1]
 
     def _set_limits(self, sequence: Sequence) -> None:
         request, row = sequence.request, sequence.row
@@ -284,7 +290,7 @@ class Lifecycle:
             self._manager.name_granted(sequence, sequence.num_sure_tokens)
         if sequence.index == 0 and request.message.keep is not None:
             self._manager.kept.keep(request.message.keep, sequence)
-        drafts = self._speculation.counts(sequence.row) if sequence.row >= 0 else (0, 0)
+        drafts = self._drafts_of(sequence)
         self._remove(sequence)
         self.finish(request, sequence.index, finish_reason, stop_reason, drafts=drafts)
         if not request.sequences:
