@@ -1,8 +1,8 @@
 """Models whose every layer is computed and whose answer is known: the next token is a function of the last one.
 
-Attention and feed-forward parts have random weights but for their last matrices, which are zero, so what comes out is the
-embedding that went in; the head has the embedding of `previous(token)` in the place of `token`. A step costs what it
-costs any model of that shape. Two models with functions that agree on 80 % of the tokens are a target and a draft
+Attention and feed-forward parts have random weights but for their last matrices, which are zero, so what comes out is
+the embedding that went in; the head has the embedding of `previous(token)` in the place of `token`. A step costs what
+it costs any model of that shape. Two models with functions that agree on 80 % of the tokens are a target and a draft
 that is right in 80 % of the cases.
 """
 

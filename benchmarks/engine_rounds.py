@@ -19,7 +19,7 @@ PROMPT_TOKENS = 32
 class SteadyEngine:
     """A core with a real worker, driven as its process would drive it: step, then encode what came out."""
 
-    def __init__(self, model: str, *, is_async: bool, **options: Any) -> None:
+    def __init__(self, model: str, *, is_async: bool | None, **options: Any) -> None:
         config, _ = resolve(EngineOptions(model=model, async_scheduling=is_async, device="cpu", **options))
         self.core: EngineCore = build_engine_core(config)
         self._vocab_size = config.facts.vocab_size

@@ -19,6 +19,8 @@ import numpy.typing as npt
 from quire.sampling_params import SamplingParams
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+# In SchedulerOutput.step_data: how many tokens to propose behind each row of the step, if it samples.
+NUM_DRAFTS = "num_drafts"
 _NO_INTS: IntArray = np.empty(0, dtype=np.int64)
 
 # A request holds up to 2**10 sequences; both fit into one number, so that a step's output is two columns.
@@ -214,6 +216,8 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     num_candidates: int = 0
     # False: the prompt is still arriving, so nothing is sampled until an AppendedTokens with is_final=True
     is_final: bool = True
+    # prompt positions whose log-probabilities were reported: a sequence that had lost its row is admitted again
+    num_reported_positions: int = 0
 
 
 class ForkedSequence(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ import numpy as np
 from quire.engine_core.request import Request
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.constraints import ChunkAlignment, Constraint, LongPrefill
-from quire.messages import IntArray
+from quire.messages import IntArray, SchedulerOutput
 from quire.testing.core import CoreUnderTest
 
 
@@ -83,3 +83,30 @@ def test_its_chunks_are_those_of_its_budget() -> None:
     core = CoreUnderTest(budget=64, constraints=[EncoderBudget(2)])
     core.add(0, [1, 2, 3, 4, 5, 6, 7, 8, 9], max_tokens=1)
     assert grants_until_first_token(core, 0) == [5, 4]
+
+
+def test_a_limit_on_the_sum_holds_for_those_who_begin_too() -> None:
+    core = CoreUnderTest(budget=64, constraints=[EncoderBudget(2)])
+    evens: list[int] = []
+
+    def count(output: SchedulerOutput) -> None:
+        prompts = (core.scheduler.rows.tokens[row] for row in output.rows.tolist())
+        ends = core.scheduler.rows.num_computed[output.rows]
+        spans = zip(prompts, (ends - output.num_tokens).tolist(), ends.tolist(), strict=True)
+        evens.append(sum(int((tokens[start:end] % 2 == 0).sum()) for tokens, start, end in spans))
+
+    core.executor.observers.append(count)
+    for number in range(3):
+        core.add(number, [1, 2, 4, 6, 8], max_tokens=1, request={"cache_salt": str(number)})
+    core.run()
+    assert max(evens) <= 2
+    assert {end.finish_reason for end in core.ends.values()} == {"length"}
+
+
+def test_chunks_are_aligned_behind_a_hit() -> None:
+    core = CoreUnderTest(budget=10, block_size=4, constraints=[ChunkAlignment(8)])
+    core.add(0, list(range(5)), max_tokens=1)
+    core.run()
+    core.add(1, list(range(30)), max_tokens=1)
+    assert grants_until_first_token(core, 1) == [4, 8, 8, 6]
+    assert core.cached[1 << 10] == 4

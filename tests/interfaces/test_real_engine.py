@@ -48,3 +48,36 @@ def test_a_seed_makes_sampling_repeatable():
     texts = [[one.text for one in output.outputs] for output in (first, again, alone)]
     assert texts[0] == texts[1] == texts[2]
     assert texts[0][0] != texts[0][1]
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_one_that_loses_its_rows_to_an_urgent_one_reports_everything_once(num_samples: int):
+    """It is computed again from the prompt on; neither its prompt's scores nor its tokens come twice."""
+    ids = list(range(20, 50))
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=60, prompt_logprobs=0, logprobs=0, ignore_eos=True, n=num_samples
+    )
+
+    async def low(engine: AsyncLLM, has_begun: asyncio.Event):
+        async for output in engine.generate({"prompt_token_ids": ids}, sampling, priority=5):
+            has_begun.set()
+        return output
+
+    async def main() -> None:
+        options = {**SMALL, "max_num_seqs": num_samples, "async_scheduling": True, "engine_process": False}
+        async with asyncio.timeout(120), AsyncLLM(**options) as engine:
+            alone = await low(engine, asyncio.Event())
+            has_begun = asyncio.Event()
+            pushed_out = asyncio.create_task(low(engine, has_begun))
+            await has_begun.wait()
+            urgent = engine.generate({"prompt_token_ids": [60, 61]}, SamplingParams(max_tokens=2, ignore_eos=True))
+            assert [output async for output in urgent][-1].finished
+            assert not pushed_out.done(), "it went before"
+            output = await pushed_out
+            assert (await engine.statistics())["num_preemptions_total"] >= 1
+            assert output.prompt_logprobs == alone.prompt_logprobs
+            assert len(output.prompt_logprobs) == len(ids)
+            assert [one.token_ids for one in output.outputs] == [one.token_ids for one in alone.outputs]
+            assert [len(one.logprobs) for one in output.outputs] == [60] * num_samples
+
+    asyncio.run(main())

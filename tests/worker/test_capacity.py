@@ -91,7 +91,7 @@ def test_a_gpu_runs_the_largest_step_in_full(model, monkeypatch):
     assert platform.measured == [512, 64, 0]
     assert step.num_bytes == 512 * 1000
     assert step.description == "512 tokens, 64 sampling; measured with 512 and 64"
-    assert model.sizes == [512, 512, 64]
+    assert model.sizes == [512, 512, 64] + [1] * 8
 
 
 class SlowModel(RecordingModel):
@@ -135,8 +135,9 @@ def test_a_long_first_run_is_not_repeated(monkeypatch):
     config = worker_config("none", max_num_batched_tokens=1600, max_num_seqs=4)
     step = measure_largest_step(model, current_platform("cpu"), config)
 
-    assert model.sizes == [16, 4]
+    assert model.sizes == [16, 4, 1]
     assert step.seconds_per_token == pytest.approx(0.1 + 0.08 / 16)
+    assert step.seconds_per_step == pytest.approx(0.1)
 
 
 def test_no_more_rows_than_tokens_can_sample(model):
@@ -144,7 +145,7 @@ def test_no_more_rows_than_tokens_can_sample(model):
         model, current_platform("cpu"), worker_config("none", max_num_batched_tokens=8, max_num_seqs=64)
     )
 
-    assert model.sizes == [8, 8, 8]
+    assert model.sizes[:3] == [8, 8, 8]
     assert "8 tokens, 8 sampling" in step.description
 
 

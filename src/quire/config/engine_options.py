@@ -95,7 +95,7 @@ class EngineOptions:
         8, "requests among which two_level chooses the shortest", section="scheduling", least=1, greatest=4096
     )
     progress_share: float = option(
-        0.1, "share of a short budget for the started prompt that has waited longest (two_level)",
+        0.1, "share of a short budget for the earliest of the prompts that have started (two_level)",
         section="scheduling", least=0, greatest=1,
     )  # fmt: skip
     long_prefill_token_threshold: int = option(

@@ -52,6 +52,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     connector = _kv_connector(options)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
+    _check_policy_options(options)
     name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
     worker = WorkerConfig(
         model_path=str(path),
@@ -220,6 +221,17 @@ def _check_pinned_prefixes(options: EngineOptions) -> None:
             f"pinned_prefixes={options.pinned_prefixes}: needs the prefix cache, because later prompts find a pinned "
             "prefix there. Leave out enable_prefix_caching=False or pinned_prefixes."
         )
+
+
+def _check_policy_options(options: EngineOptions) -> None:
+    declared = options_of(EngineOptions)
+    for name in ("staging_size", "progress_share"):
+        value = getattr(options, name)
+        if options.scheduling_policy != "two_level" and value != declared[name].default:
+            raise OptionError(
+                f"{name}={value}: only scheduling_policy=two_level has it, and scheduling_policy is "
+                f"{options.scheduling_policy}. Leave {name} out, or choose two_level."
+            )
 
 
 def available_cpus() -> int:

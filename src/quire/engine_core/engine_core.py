@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
-from quire.engine_core.executor.executor import Executor
+from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError, suggestion
-from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest, StepOutput
+from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest
 
 ControlOperation = Callable[..., Any]
 
@@ -38,7 +37,7 @@ class EngineCore:
         # preemption's last token, which scheduler/results.py does not allow for.
         assert depth in (0, 1)
         self._depth = depth
-        self._in_flight: deque[Future[StepOutput]] = deque()
+        self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True

@@ -149,6 +149,8 @@ class Request:
         # prompt log-probabilities need every position computed, so nothing may come from the cache
         self.use_prefix_cache = message.sampling.prompt_logprobs is None
         self.was_started = False
+        # the client has heard that it computes
+        self.is_announced = False
         # its sequences, and forks to come, count among the rows that are taken
         self.holds_rows = False
         # what the client waits for: outputs that have not ended
@@ -163,6 +165,8 @@ class Request:
         self.look_again_at = 0
         # the step before which it gave way the last time
         self.preempted_at = -1
+        # of prompt_logprobs, what the client has
+        self.num_reported_positions = 0
         self.sequences: dict[int, Sequence] = {}
 
     @property

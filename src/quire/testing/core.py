@@ -24,7 +24,7 @@ from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.kv_connectors.memory.scheduler import MemoryScheduler
 from quire.kv_connectors.memory.store import PrefixStore
-from quire.messages import DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
+from quire.messages import NUM_DRAFTS, DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
 from quire.sampling_params import SamplingParams
 
 FULL = KVGroup(("layer",))
@@ -46,7 +46,7 @@ class ManyDrafts:
 
     def step_data(self, growth: IntArray) -> dict[str, Any]:
         num_drafts = np.maximum(growth - 1, 0)
-        return {"num_drafts": num_drafts} if num_drafts.any() else {}
+        return {NUM_DRAFTS: num_drafts} if num_drafts.any() else {}
 
     def observe(self, speculated: IntArray) -> None:
         for row, _, _, num_verified, num_accepted in speculated.T.tolist():

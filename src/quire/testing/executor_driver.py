@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.engine_core.executor.simulated import SimulatedExecutor
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import AdmittedSequence, ForkedSequence, SchedulerOutput, StepOutput, int_array
+from quire.messages import NUM_DRAFTS, AdmittedSequence, ForkedSequence, SchedulerOutput, StepOutput, int_array
 from quire.sampling_params import SamplingParams
 
 
@@ -26,7 +26,7 @@ class Messages:
     ) -> StepOutput:
         self.num_steps += 1
         if num_drafts is not None:
-            fields["step_data"] = {"num_drafts": int_array(num_drafts)}
+            fields["step_data"] = {NUM_DRAFTS: int_array(num_drafts)}
         writes = [(0, row, i, block) for row, blocks in (tables or {}).items() for i, block in enumerate(blocks)]
         for name in ("swapped_out", "swapped_in", "block_copies"):
             fields[name] = int_array(fields.get(name, [])).reshape(-1, 2).T

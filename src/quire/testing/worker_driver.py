@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.messages import (
+    NUM_DRAFTS,
     AdmittedSequence,
     AppendedTokens,
     ForkedSequence,
@@ -158,7 +159,7 @@ class WorkerDriver:
             step=self._num_steps,
             rows=int_array(list(grants)),
             num_tokens=int_array(list(grants.values())),
-            step_data={"num_drafts": int_array([num_drafts] * len(grants))} if num_drafts else {},
+            step_data={NUM_DRAFTS: int_array([num_drafts] * len(grants))} if num_drafts else {},
             **changes,
         )
         self._changes.clear()

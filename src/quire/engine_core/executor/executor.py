@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+
+
+class PendingStep(Protocol):
+    """A step that was handed in."""
+
+    def result(self) -> StepOutput:
+        """Waits for it. Raises if the step as a whole failed."""
 
 
 class Executor(Protocol):
@@ -17,8 +23,8 @@ class Executor(Protocol):
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the cache and the swap space beside it; nothing is allocated for them afterwards."""
 
-    def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
-        """One step. The future fails if the step as a whole failed."""
+    def execute(self, output: SchedulerOutput) -> PendingStep:
+        """One step."""
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """A management operation, passed to every worker."""

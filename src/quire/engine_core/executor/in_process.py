@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from quire.config import WorkerConfig
+from quire.engine_core.executor.executor import PendingStep
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 
 
@@ -38,7 +39,7 @@ class InProcessExecutor:
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
         self._run(self.worker.initialize_cache, groups, num_blocks, num_host_blocks)
 
-    def execute(self, output: SchedulerOutput) -> Future[StepOutput]:
+    def execute(self, output: SchedulerOutput) -> PendingStep:
         if self._thread is not None:
             return self._thread.submit(self.worker.execute, output)
         future: Future[StepOutput] = Future()
@@ -52,6 +53,7 @@ class InProcessExecutor:
         self._run(self.worker.shutdown)
         if self._thread is not None:
             self._thread.end()
+            self._thread = None
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args) if self._thread is None else self._thread.submit(function, *args).result()
@@ -83,11 +85,10 @@ class _WorkerThread:
             call.run()
 
 
-class _Call(Future[Any]):
-    """A future of one caller and one thread, with a lock for all its state: held until there is a result."""
+class _Call:
+    """What one thread does for another. A lock is all its state: held until there is a result."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        # not Future's own, which makes a condition and a list of callbacks that nobody asks for
         self._function = function
         self._args = args
         self._value: Any = None

@@ -22,7 +22,7 @@ from quire.engine_core.executor.simulated_work import SimulatedAnswer, Simulated
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.errors import UserError
 from quire.kv_connectors.connector import STEP_DATA, NoWorkerHalf, StepTransfers, WorkerHalf
-from quire.messages import Candidates, IntArray, SchedulerOutput, StepOutput, WorkerCapacity
+from quire.messages import NUM_DRAFTS, Candidates, IntArray, SchedulerOutput, StepOutput, WorkerCapacity
 
 __all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor", "StepCosts"]
 
@@ -84,7 +84,7 @@ class SimulatedExecutor:
             self.connector.load(transfers.loads)
         rows, num_tokens = self._computable(output.rows, output.num_tokens)
         num_context_tokens = self._compute(rows, num_tokens)
-        asked = output.step_data.get("num_drafts")
+        asked = output.step_data.get(NUM_DRAFTS)
         if asked is None and (self.drafts is None or not self.rows.num_drafts[rows].any()):
             answer = self._answer(output.step, rows)
         else:

@@ -112,6 +112,8 @@ class Admission:
             bad_words_token_ids=request.message.bad_words_token_ids,
             num_candidates=request.shape.num_candidates,
             is_final=request.is_final,
+            # the first sequence reports the prompt for all of them
+            num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:

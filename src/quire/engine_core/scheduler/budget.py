@@ -8,12 +8,12 @@ import numpy.typing as npt
 from quire.messages import IntArray
 
 
-def promised_to_longest_waiting(
+def promised_to_earliest(
     is_behind: npt.NDArray[np.bool_], wanted: IntArray, share: float, budget: int
 ) -> IntArray:
     """The rule of progress: a share of the budget for the first of those that are behind.
 
-    The entries stand by arrival, so it is the one that has waited longest. Without it, a long prompt that has started
+    The entries stand by arrival, so it is the earliest. Without it, a long prompt that has started
     may never get on while shorter ones keep coming (4.5.3 bounds only the wait to the first chunk).
     """
     promised = np.zeros(len(wanted), dtype=np.int64)

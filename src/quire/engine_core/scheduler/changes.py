@@ -36,7 +36,10 @@ class WorkerChanges:
 
     def release(self, row: int) -> None:
         """The row is given back; what was still to be said about it is void."""
-        self.released[row] = None
+        num_admitted = len(self.admitted)
+        self.admitted = [sequence for sequence in self.admitted if sequence.row != row]
+        if len(self.admitted) == num_admitted:  # else the worker has not heard of the sequence
+            self.released[row] = None
         self.progress.pop(row, None)
         self.appended.pop(row, None)
 

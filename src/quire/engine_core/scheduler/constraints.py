@@ -23,7 +23,10 @@ class Constraint:
         return None
 
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
-        """At most so many of num_tokens in one step, in the long run more than none."""
+        """At most so many of num_tokens in one step, in the long run more than none.
+
+        `row` and `num_tokens` have all that compute in the step so far, so a limit on their sum can be kept.
+        """
         return num_tokens
 
 

@@ -201,9 +201,11 @@ class Entrance:
         row_holders = [*lesser, *(one for one in self._queues.all_preempted() if one.priority > head.priority)]
         num_rows = self._rows.num_free - self._running.num_reserved_rows
         num_rows += sum(one.num_rows for one in row_holders if one.holds_rows)
-        needed = self._manager.estimates.blocks_to_come(head, self._step_tokens)
-        held = sum(len(table) for one in lesser for seq in one.sequences.values() for table in seq.block_tables)
-        there = self._manager.pool.num_available + self._manager.kept.num_blocks_to_give_up() + held
+        # Those who go on need a block each before long: the head would be the next to give way.
+        num_others = len(self._running.requests) - len(lesser)
+        needed = self._manager.estimates.blocks_to_come(head, self._step_tokens) + num_others
+        there = self._manager.pool.num_available + self._manager.kept.num_blocks_to_give_up()
+        there += self._manager.estimates.num_held_only_by(lesser)
         return (head.holds_rows or head.num_rows <= num_rows) and needed <= there
 
     def _has_blocks_after_all(self, head: Request) -> bool:

@@ -151,7 +151,8 @@ class Lifecycle:
             return
         sequence.is_admitted = True
         self.changes.admitted.append(self._admission.message(sequence, num_computed_tokens))
-        if not sequence.request.was_started:
+        if not sequence.request.is_announced:
+            sequence.request.is_announced = True
             self.events.starts.append(self._admission.start_event(sequence, num_computed_tokens))
 
     def displace(self, request: Request) -> None:

@@ -50,6 +50,9 @@ class Results:
         decided = self.in_flight.popleft()
         assert decided.step == output.step, "results come in the order of the steps"
         result = EngineOutputs(step=output.step, prompt_logprobs=self._by_sequence(output.prompt_logprobs, decided))
+        for row, positions in output.prompt_logprobs.items():
+            if self._is_as_decided(row, decided):
+                self._running.sequence_at(row).request.num_reported_positions += len(positions)
         if output.failures:
             # First, because a decoding method may give the row of one that ended to another one.
             self._end_failed(output.failures, decided)

@@ -19,7 +19,7 @@ from quire.engine_core.request import Request
 from quire.engine_core.request import Sequence as TokenSequence
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission import Admission
-from quire.engine_core.scheduler.budget import promised_to_longest_waiting, share_out
+from quire.engine_core.scheduler.budget import promised_to_earliest, share_out
 from quire.engine_core.scheduler.changes import WorkerChanges
 from quire.engine_core.scheduler.constraints import Constraint, ModelLength, RowLimit
 from quire.engine_core.scheduler.entrance import Entrance
@@ -175,7 +175,7 @@ class Scheduler:
         """The budget is short: the policy's order, with room for those who wait and go before some who run."""
         keys = self.policy.key(self.rows.priority[rows], wanted)
         is_behind = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
-        promised = promised_to_longest_waiting(
+        promised = promised_to_earliest(
             is_behind, wanted, self.policy.progress_share, self.max_num_batched_tokens
         )
         budget = self.max_num_batched_tokens - self._set_aside(wanted, keys, int(promised.sum()))
@@ -215,10 +215,12 @@ class Scheduler:
     def _begin(self, sequence: TokenSequence, budget: int) -> bool:
         """The first tokens of a sequence that holds nothing: behind the longest prefix at hand, and what is fetched."""
         computed = self.manager.get_computed_blocks(sequence)
-        num_fetched = self._transfers.fetch(sequence, computed.num_tokens)
+        num_fetched = self._transfers.begin(sequence, computed.num_tokens)
         num_computed = computed.num_tokens + num_fetched
-        num_tokens = min(sequence.num_total_tokens - num_computed, budget)
+        self.rows.num_computed[sequence.row] = num_computed  # limits ask where the grant begins
+        num_tokens = self._most(sequence, budget)
         if not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
+            self.rows.num_computed[sequence.row] = 0
             return False
         self.recovery.begun(sequence, num_computed)
         self.lifecycle.set_progress(sequence, num_computed)
@@ -288,7 +290,9 @@ class Scheduler:
     def _start_sequences(self, request: Request, budget: int) -> int:
         for sequence in request.sequences.values():
             self.lifecycle.place(sequence)
-            num_tokens = self._most(sequence, budget)
+            remaining = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
+            # one that begins is limited when it is known where
+            num_tokens = self._most(sequence, budget) if sequence.is_begun else remaining
             self._granted[sequence.row] = num_tokens
             if num_tokens and not self._has_blocks(sequence):
                 # Not expected: the estimate was too small. It ends this request, not the engine.
@@ -301,10 +305,14 @@ class Scheduler:
         return budget
 
     def _most(self, sequence: TokenSequence, budget: int) -> int:
+        """What it may have beside all that was granted in this step."""
         wanted = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
         if not self._constraints or not wanted:
             return wanted
-        return int(self._within_limits(np.array([sequence.row]), np.array([wanted]))[0])
+        self._granted[sequence.row] = 0
+        others = np.flatnonzero(self._granted)
+        rows, num_tokens = np.append(others, sequence.row), np.append(self._granted[others], wanted)
+        return int(self._within_limits(rows, num_tokens)[-1])
 
     def _within_limits(self, rows: IntArray, num_tokens: IntArray) -> IntArray:
         for constraint in self._constraints:

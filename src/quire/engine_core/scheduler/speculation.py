@@ -16,16 +16,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.messages import IntArray
+from quire.messages import NUM_DRAFTS, IntArray
 
 Floats = npt.NDArray[np.float64]
 
-# An observation counts this much more than the sum of all earlier ones.
-_WEIGHT = 0.15
+# An observation counts this much more than the sum of all earlier ones; for the share of all, less.
+_WEIGHT, _WEIGHT_OF_ALL = 0.15, 0.02
 # What is assumed of drafts before any was seen.
 _FIRST_GUESS = 0.7
-# A row whose drafts were given up tries again after so many tokens, then twice as many, and so on.
-_FIRST_PAUSE, _LONGEST_PAUSE = 32, 512
+# A row whose drafts do not pay tries one again after so many tokens, then twice as many; soon, if that one is right.
+_FIRST_PAUSE, _LONGEST_PAUSE, _SHORT_PAUSE = 32, 512, 8
+# Such tries come in one step of so many: a pass of the proposer costs nearly the same for one row as for all.
+_STEPS_BETWEEN_TRIES = 8
+# Where drafts pay for nobody, one new sequence of so many tries at once, the others after a pause.
+_SEQUENCES_BETWEEN_TRIES = 16
 # Drafts must promise this much more than a plain step: estimates are noisy, and switching costs.
 _MARGIN = 1.02
 
@@ -97,18 +101,23 @@ class NoSpeculation:
 
 
 class AdaptiveSpeculation:
-    """Chooses 0 ... most drafts by what they bring."""
+    """Chooses 0 ... most drafts by what they bring. Where they bring nothing, it tries again from time to time."""
 
     def __init__(self, num_rows: int, most: int, lookahead: int, costs: SpeculationCosts) -> None:
         self.lookahead = lookahead
         self._most = most
         self._costs = costs
+        # of the drafts that were looked at, up to the first wrong one: how many were right
         self._share = _FIRST_GUESS
         self._share_by_row = np.full(num_rows, _FIRST_GUESS)
         self._resume_at = np.zeros(num_rows, dtype=np.int64)
         self._pause = np.full(num_rows, _FIRST_PAUSE, dtype=np.int64)
-        # by number of rows: the least share of accepted drafts that pays, and the number of drafts by share
+        self._begins_with_pause = np.zeros(num_rows, dtype=np.bool_)
+        # by number of rows: the best number of drafts for each share, in percent
         self._best: dict[int, IntArray] = {}
+        self._best_now = self._best_by_percent(1)
+        self._num_steps = 0
+        self._num_sequences = 0
         self._num_drafted_by_row = np.zeros(num_rows, dtype=np.int64)
         self._num_accepted_by_row = np.zeros(num_rows, dtype=np.int64)
         self._num_drafted = 0
@@ -116,17 +125,33 @@ class AdaptiveSpeculation:
         self._num_pauses = 0
 
     def num_drafts(self, rows: IntArray, totals: IntArray) -> IntArray | int:
-        best = self._best_by_percent(len(rows))
-        counts = best[(self._share_by_row[rows] * 100).astype(np.int64)]
-        # While a row pauses its share stays as it was; then it tries once more, with one draft at least.
+        self._num_steps += 1
+        self._best_now = self._best_by_percent(len(rows))
+        if not self._best_now[-1]:
+            return 0  # with so many rows even drafts that are always right would lose
+        is_beginning = self._begins_with_pause[rows]
+        if is_beginning.any():
+            beginners = rows[is_beginning]
+            self._resume_at[beginners] = totals[is_beginning] + self._pause[beginners]
+            self._begins_with_pause[beginners] = False
         is_due = totals >= self._resume_at[rows]
-        if best[-1] > 0:
-            counts = np.where(is_due, np.maximum(counts, 1), 0)
-        return counts
+        if self._num_steps % _STEPS_BETWEEN_TRIES == 0:
+            return np.maximum(self._best_for(self._share_by_row[rows]), 1) * is_due
+        counts = self._best_for(self._share_by_row[rows]) * is_due
+        return counts if counts.any() and self._pays_for_all(counts, self._share_by_row[rows]) else 0
+
+    def _pays_for_all(self, counts: IntArray, shares: Floats) -> bool:
+        """A pass of the proposer has its price also where only a few rows want drafts."""
+        costs, num_drafts = self._costs, int(counts.sum())
+        price = costs.seconds_per_draft_step * int(counts.max())
+        price += (costs.seconds_per_token + costs.seconds_per_draft_token) * num_drafts
+        sure = np.minimum(shares, 0.999)
+        extra_tokens = float((sure * (1 - sure**counts) / (1 - sure)).sum())
+        return extra_tokens * costs.plain(len(counts)) / len(counts) > _MARGIN * price
 
     def step_data(self, growth: IntArray) -> dict[str, Any]:
         num_drafts = np.maximum(growth - 1, 0)
-        return {"num_drafts": num_drafts} if num_drafts.any() else {}
+        return {NUM_DRAFTS: num_drafts} if num_drafts.any() else {}
 
     def observe(self, speculated: IntArray) -> None:
         rows, _, totals, verified, accepted = speculated
@@ -143,25 +168,27 @@ class AdaptiveSpeculation:
         keep = (1 - _WEIGHT) ** tried
         shares = self._share_by_row[rows] * keep + accepted / tried * (1 - keep)
         self._share_by_row[rows] = shares
-        keep_all = (1 - _WEIGHT / 8) ** int(tried.sum())
+        keep_all = (1 - _WEIGHT_OF_ALL) ** int(tried.sum())
         self._share = self._share * keep_all + float(accepted.sum() / tried.sum()) * (1 - keep_all)
-        self._pause_losers(rows, shares, totals, accepted)
-
-    def _pause_losers(self, rows: IntArray, shares: Floats, totals: IntArray, accepted: IntArray) -> None:
-        best = self._best_by_percent(len(rows))
-        is_losing = best[(shares * 100).astype(np.int64)] == 0
-        losers = rows[is_losing & (accepted == 0)]
-        if len(losers):
-            self._num_pauses += len(losers)
-            self._resume_at[losers] = totals[is_losing & (accepted == 0)] + self._pause[losers]
-            self._pause[losers] = np.minimum(2 * self._pause[losers], _LONGEST_PAUSE)
+        is_losing = self._best_for(shares) == 0
         self._pause[rows[~is_losing]] = _FIRST_PAUSE
+        if is_losing.any():
+            self._give_up(rows[is_losing], totals[is_losing], (accepted == verified)[is_losing])
+
+    def _give_up(self, rows: IntArray, totals: IntArray, was_right: npt.NDArray[np.bool_]) -> None:
+        self._num_pauses += len(rows)
+        pauses = self._pause[rows]
+        self._resume_at[rows] = totals + np.where(was_right, _SHORT_PAUSE, pauses)
+        self._pause[rows] = np.where(was_right, pauses, np.minimum(2 * pauses, _LONGEST_PAUSE))
 
     def reset(self, row: int) -> None:
         """A new sequence starts from what all of them have shown."""
         self._share_by_row[row] = self._share
         self._resume_at[row] = 0
         self._pause[row] = _FIRST_PAUSE
+        is_losing = self._best_now[int(self._share * 100)] == 0
+        self._num_sequences += 1
+        self._begins_with_pause[row] = is_losing and self._num_sequences % _SEQUENCES_BETWEEN_TRIES != 0
         self._num_drafted_by_row[row] = self._num_accepted_by_row[row] = 0
 
     def counts(self, row: int) -> tuple[int, int]:
@@ -173,6 +200,10 @@ class AdaptiveSpeculation:
             "num_accepted_draft_tokens_total": self._num_accepted,
             "num_speculation_pauses_total": self._num_pauses,
         }
+
+    def _best_for(self, shares: Floats) -> IntArray:
+        best: IntArray = self._best_now[(shares * 100).astype(np.int64)]
+        return best
 
     def _best_by_percent(self, num_rows: int) -> IntArray:
         """The best number of drafts for each share of accepted ones, 0 to 100 %, with so many rows."""

@@ -59,13 +59,14 @@ class Transfers(Constraint):
         """How many tokens beyond the first num_computed, which are here, could be fetched. Changes nothing."""
         return self._look_up(sequence, num_computed)[1]
 
-    def fetch(self, sequence: Sequence, num_computed: int) -> int:
-        """The same, and they are, if the sequence begins now."""
+    def begin(self, sequence: Sequence, num_computed: int) -> int:
+        """The same, and they are fetched if the sequence begins now; what is to be stored is remembered."""
         # Who runs already may still give way in this step, and what is on its way cannot be taken back.
         if sequence.request.status is Status.RUNNING:
             return 0
         transfer = sequence.request.message.transfer
-        if transfer is not None and transfer.store is not None and sequence.index == 0:
+        is_new = not sequence.request.was_started or sequence.request.request_id in self._to_store
+        if transfer is not None and transfer.store is not None and sequence.index == 0 and is_new:
             self._to_store[sequence.request.request_id] = sequence
         found, num_tokens = self._look_up(sequence, num_computed)
         if found is not None and num_tokens:

@@ -35,7 +35,7 @@ class PromptLogprobs:
     def admit(self, sequence: AdmittedSequence) -> None:
         count = sequence.sampling.prompt_logprobs
         self._counts[sequence.row] = -1 if count is None else count
-        self._next_position[sequence.row] = 0
+        self._next_position[sequence.row] = sequence.num_reported_positions
 
     def fork(self, fork: ForkedSequence) -> None:
         # the parent reports the prompt for all of its request

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, no_ints
+from quire.messages import NUM_DRAFTS, AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, no_ints
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.speculative.proposer import FinishedStep, Proposer
 
 _logger = logging.getLogger(__name__)
-# in SchedulerOutput.step_data: how many tokens to propose for each row of the step, if it samples
-NUM_DRAFTS = "num_drafts"
 _NO_REPORT: IntArray = np.empty((5, 0), dtype=np.int64)
 
 

@@ -30,7 +30,7 @@ class SchedulingPolicy(Protocol):
 
     @property
     def progress_share(self) -> float:
-        """Share of a contested budget that goes to the started request that has waited longest for its next token."""
+        """Share of a short budget that goes to the earliest of the started requests that miss more than one token."""
 
     def key(self, priority: Numbers, num_remaining: Numbers) -> Numbers:
         """Who goes first when the budget is short: the smaller key; of equals those that run, then the earlier.
