@@ -1,10 +1,10 @@
 """Asynchronous scheduling on against off (4.6.1): the time of a whole step, and what of the engine's own is hidden.
 
-    OMP_NUM_THREADS=1 python benchmarks/async_scheduling.py [--shapes embedded 0.6b] [--seconds 15] [--on-first]
+    OMP_NUM_THREADS=1 python benchmarks/async_scheduling.py [--shapes embedded 0.6b] [--seconds 15]
 
-Two engines live in one process and take turns, round by round, in steady decode at 1, 8 and 32 sequences: whatever else
-the machine does meets both. A step is everything from `schedule` to the encoded message, with the real worker. With one
-thread for the model a second core is free for the engine.
+One engine works in both ways by turns, round by round, in steady decode at 1, 8 and 32 sequences: whatever else the
+machine does meets both, and the weights lie in the same place. A step is everything from `schedule` to the encoded
+message, with the real worker. With one thread for the model a second core is free for the engine.
 
     time        medians of the rounds, their quartiles, and the median of on / off in the same round
     hidden      the share of the engine's time (schedule, update, encode) in which the worker ran, by the clock
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import engine_rounds
-from engine_rounds import SteadyEngine
+from engine_rounds import SteadyEngine, Way
 from timeline_chart import Bar, timeline_chart
 
 from quire.testing.tiny_checkpoints import shape_0_6b_config
 
 COUNTS = (1, 8, 32)
-LEAST_ROUNDS, MOST_ROUNDS = 4, 40
+LEAST_ROUNDS, MOST_ROUNDS = 4, 24
 # steps of a round: many of the small model, few of the large one, so that rounds are short
 STEPS = {"embedded": 16, "0.6b": 3}
 RECORDED = {"embedded": 60, "0.6b": 6}
@@ -101,9 +101,9 @@ class Times:
         return report | {"cpu_ms": statistics.median(self.cpu)}
 
 
-def compare(engines: dict[str, SteadyEngine], shape: str, count: int, seconds: float) -> dict[str, Any]:
-    for engine in engines.values():
-        engine.fill(count)
+def compare(engines: dict[str, Way], shape: str, count: int, seconds: float) -> dict[str, Any]:
+    engines["on"].take_over()
+    engines["on"].engine.fill(count)
     times = {name: Times() for name in engines}
     num_steps, end = STEPS[shape], time.perf_counter() + seconds
     while len(times["on"].wall) < LEAST_ROUNDS or (time.perf_counter() < end and len(times["on"].wall) < MOST_ROUNDS):
@@ -125,11 +125,12 @@ def compare(engines: dict[str, SteadyEngine], shape: str, count: int, seconds: f
     }
 
 
-def record(engines: dict[str, SteadyEngine], recorders: dict[str, Recorder], num_steps: int) -> None:
+def record(engines: dict[str, Way], recorders: dict[str, Recorder], num_steps: int) -> None:
     """Steps in a row with the recorders on; the first and the last ones have nothing to lie beside."""
     for name, engine in engines.items():
         recorder = recorders[name]
         recorder.bars.clear()
+        engine.take_over()
         engine.step()
         recorder.is_on = True
         original = engine_rounds.encode
@@ -168,10 +169,9 @@ def measure(shape: str, model: str, options: argparse.Namespace) -> dict[str, An
     memory = {"kv_cache_memory_bytes": 2**29 if shape == "0.6b" else 2**27, "enable_prefix_caching": False}
     load = {"load_format": "dummy", "dtype": "bfloat16"} if shape == "0.6b" else {}
     chosen = _default_choice(model, sizes | memory | load)
-    # Where in memory the weights of an engine lie may matter more than what is measured here.
-    names = ("on", "off") if options.on_first else ("off", "on")
-    engines = {name: SteadyEngine(model, is_async=name == "on", **sizes, **memory, **load) for name in names}
-    recorders = {name: Recorder(engine) for name, engine in engines.items()}
+    engine = SteadyEngine(model, is_async=True, **sizes, **memory, **load)
+    engines = {"off": Way(engine, is_ahead=False), "on": Way(engine, is_ahead=True)}
+    recorders = {name: Recorder(engine) for name in engines}
     results: dict[str, Any] = {"default": chosen}
     for count in options.counts:
         found = compare(engines, shape, count, options.seconds)
@@ -181,12 +181,10 @@ def measure(shape: str, model: str, options: argparse.Namespace) -> dict[str, An
         found["worker_ms"] = {name: recorder.worker_seconds() * 1e3 for name, recorder in recorders.items()}
         if (shape, count) == ("embedded", 32) and not options.no_figure:
             draw(recorders, "embedded model, 32 sequences")
-        for engine in engines.values():
-            engine.empty()
+        engine.empty()
         results[str(count)] = found
         _print(shape, count, found)
-    for engine in engines.values():
-        engine.core.shutdown()
+    engine.core.shutdown()
     return results
 
 
@@ -221,7 +219,6 @@ def main() -> None:
     parser.add_argument("--counts", nargs="*", type=int, default=list(COUNTS))
     parser.add_argument("--seconds", type=float, default=15.0, help="for each model and number of sequences")
     parser.add_argument("--threads", type=int, default=1, help="threads of the model")
-    parser.add_argument("--on-first", action="store_true", help="load the asynchronous engine first")
     parser.add_argument("--no-figure", action="store_true")
     options = parser.parse_args()
     results: dict[str, Any] = {"benchmark": "async_scheduling", "threads": options.threads}
