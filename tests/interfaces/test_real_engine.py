@@ -59,9 +59,11 @@ def test_one_that_loses_its_rows_to_an_urgent_one_reports_everything_once(num_sa
     )
 
     async def low(engine: AsyncLLM, has_begun: asyncio.Event):
+        outputs = []
         async for output in engine.generate({"prompt_token_ids": ids}, sampling, priority=5):
+            outputs.append(output)
             has_begun.set()
-        return output
+        return outputs[-1]
 
     async def main() -> None:
         options = {**SMALL, "max_num_seqs": num_samples, "async_scheduling": True, "engine_process": False}

@@ -99,10 +99,18 @@ class EngineOptions:
         section="scheduling", least=0, greatest=1,
     )  # fmt: skip
     long_prefill_token_threshold: int = option(
-        0, "most tokens of one sequence in a step; 0: as many as the budget has", section="scheduling", least=0
+        0,
+        "most tokens of one sequence in a step; 0: as many as the budget has",
+        section="scheduling",
+        least=0,
+        greatest=2**30,
     )
     chunk_alignment: int = option(
-        0, "chunks of a prompt end at multiples of so many tokens; 0: anywhere", section="scheduling", least=0
+        0,
+        "chunks of a prompt end at multiples of so many tokens; 0: anywhere",
+        section="scheduling",
+        least=0,
+        greatest=2**30,
     )
     async_scheduling: bool | None = option(
         None, "decide the next step while one runs; by default yes, unless a step is too short to hide anything",

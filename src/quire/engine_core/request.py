@@ -149,6 +149,8 @@ class Request:
         # prompt log-probabilities need every position computed, so nothing may come from the cache
         self.use_prefix_cache = message.sampling.prompt_logprobs is None
         self.was_started = False
+        # it gave way while it waited for input, and is not computed again before some comes
+        self.is_parked = False
         # the client has heard that it computes
         self.is_announced = False
         # its sequences, and forks to come, count among the rows that are taken
@@ -175,9 +177,10 @@ class Request:
 
     @property
     def is_idle(self) -> bool:
-        """Everything that has come of its input is computed, and more is to come."""
-        return not self.is_final and all(
-            sequence.num_computed_tokens == sequence.num_total_tokens for sequence in self.sequences.values()
+        """Everything that has come of its input is computed, or was before it gave way; and more is to come."""
+        return not self.is_final and (
+            self.is_parked
+            or all(sequence.num_computed_tokens == sequence.num_total_tokens for sequence in self.sequences.values())
         )
 
     @property

@@ -83,6 +83,13 @@ _NAMED: dict[str, tuple[str, str]] = {
         "quire:num_dropped_tokens_total",
         "Tokens that were computed past the end of a sequence, and never seen.",
     ),
+    "fetched_tokens_total": ("quire:kv_connector_fetched_tokens_total", "Tokens whose KV came through the connector."),
+    "fetched_blocks_total": ("quire:kv_connector_fetched_blocks_total", "Blocks that came through the connector."),
+    "stored_blocks_total": ("quire:kv_connector_stored_blocks_total", "Blocks that went through the connector."),
+    "num_broken_protections_total": (
+        "quire:num_broken_protections_total",
+        "Requests that gave way again before they had got on by a block.",
+    ),
     "num_pinned_prefixes": ("quire:num_pinned_prefixes", "Prefixes that are never evicted."),
     "num_kept_sequences": ("quire:num_kept_sequences", "Sequences kept for sessions, and pinned prefixes."),
     "num_blocks_saved_by_sharing": (

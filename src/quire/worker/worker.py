@@ -134,7 +134,8 @@ class Worker:
 
     def _measure_speculation(self) -> dict[str, float]:
         """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
-        model, most_tokens = self._loaded_model(), self._config.max_num_batched_tokens
+        model = self._loaded_model()
+        most_tokens = min(self._config.max_num_batched_tokens, self._config.max_model_len)
         return measure_costs(model, self._proposer, self._platform, most_tokens)
 
     def _check_invariants(self) -> None:

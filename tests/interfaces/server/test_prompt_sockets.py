@@ -137,6 +137,8 @@ def test_two_at_once_and_others_between(url):
         (["{}", '{"text": 5}'], "must be a string"),
         (["{}", '{"text": "\\ud83d"}'], "surrogate"),
         (["{}", "{}"], "A piece has"),
+        (['{"text": "a"}', '{"is_final": true}'], "text: the first message holds the parameters"),
+        (['{"prompt": "a", "is_final": true}'], "is_final: the first message"),
         (["{}", '{"is_final": true}'], "without a piece"),
         (["{}", b"\x00\x01"], "must be texts"),
         (["{}", '{"token_ids": [1, 99999999999999999999]}'], None),

@@ -8,9 +8,7 @@ import numpy.typing as npt
 from quire.messages import IntArray
 
 
-def promised_to_earliest(
-    is_behind: npt.NDArray[np.bool_], wanted: IntArray, share: float, budget: int
-) -> IntArray:
+def promised_to_earliest(is_behind: npt.NDArray[np.bool_], wanted: IntArray, share: float, budget: int) -> IntArray:
     """The rule of progress: a share of the budget for the first of those that are behind.
 
     The entries stand by arrival, so it is the earliest. Without it, a long prompt that has started

@@ -59,10 +59,29 @@ class Entrance:
         """
         self._step = step
         self._has_results_to_come = has_results_to_come
-        if self._policy.is_preemptive and self._may_displace():
-            head = next(self._heads(), None)
-            if head is not None and not self.may_start(head):
-                self._make_way(head)
+        idle = self._idle_row_holders()
+        if not (idle or self._may_displace()):
+            return
+        head = next(self._heads(), None)
+        if head is not None and not self._has_rows(head) and idle:
+            self._take_rows_of(idle, head)
+        if head is not None and self._policy.is_preemptive and not self.may_start(head):
+            self._make_way(head)
+
+    def _idle_row_holders(self) -> list[Request]:
+        """Who only waits for input stands in nobody's way: also not in a row, when rows are short."""
+        if self._rows.num_free > self._running.num_reserved_rows:
+            return []
+        return [one for one in self._lifecycle.streams.values() if one.holds_rows and one.is_idle]
+
+    def _take_rows_of(self, idle: list[Request], head: Request) -> None:
+        while idle and not self._has_rows(head):
+            victim = self._policy.victim(idle)
+            idle.remove(victim)
+            if victim.status is Status.RUNNING:
+                self.push_out(victim, f"it waits for input, and request {head.request_id} for a row")
+            self._recovery.give_up_swapped(victim)
+            self._lifecycle.displace(victim)
 
     # ------------------------------------------------------------------------------------------ who is next
 
@@ -119,7 +138,8 @@ class Entrance:
 
     def _may_let_new_ones_in(self) -> bool:
         """The policy need not look where it would find nobody: it may look up the prompts of all that it considers."""
-        if self._rows.num_free <= self._running.num_reserved_rows and not self._may_displace():
+        has_rows = self._rows.num_free > self._running.num_reserved_rows
+        if not (has_rows or self._may_displace() or self._idle_row_holders()):
             return False
         before = self._turned_away
         return (
@@ -178,6 +198,7 @@ class Entrance:
     def push_out(self, request: Request, reason: str) -> None:
         """It gives up all its blocks, by recomputation or into swap space, and waits to go on."""
         request.preempted_at = self._step
+        request.is_parked = request.is_idle
         self._recovery.give_up(request, reason)
         self._running.leave(request)
         self._queues.add_preempted(request)

@@ -45,6 +45,8 @@ class Lifecycle:
 
     def __init__(self, manager: KVCacheManager, rows: Rows, admission: Admission, speculation: Speculation) -> None:
         self.requests: dict[int, Request] = {}
+        # those whose input is still open
+        self.streams: dict[int, Request] = {}
         self.queues = WaitingQueues()
         self.running = Running(rows)
         self.changes = WorkerChanges()
@@ -80,6 +82,8 @@ class Lifecycle:
         self.num_arrivals += 1
         self.requests[request.request_id] = request
         self._methods[request.request_id] = method
+        if not request.is_final:
+            self.streams[request.request_id] = request
         self.queues.add(request)
         self._refuse_if_impossible(request)
 
@@ -99,7 +103,9 @@ class Lifecycle:
             self.end_request(request, "error", refusal)
             return
         request.num_prompt_tokens += len(token_ids)
-        request.is_final = is_final
+        request.is_final, request.is_parked = is_final, False
+        if is_final:
+            del self.streams[request_id]
         request.max_total = self._admission.max_total_tokens(request)
         if self._refuse_if_impossible(request):
             return
@@ -323,6 +329,7 @@ class Lifecycle:
         self.queues.remove(request)
         request.status = Status.ENDED
         del self.requests[request.request_id], self._methods[request.request_id]
+        self.streams.pop(request.request_id, None)
 
     def _reserve(self, request: Request, num_rows: int) -> None:
         """Rows that are set aside for forks of requests that have rows."""

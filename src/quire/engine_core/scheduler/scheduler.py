@@ -175,9 +175,7 @@ class Scheduler:
         """The budget is short: the policy's order, with room for those who wait and go before some who run."""
         keys = self.policy.key(self.rows.priority[rows], wanted)
         is_behind = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
-        promised = promised_to_earliest(
-            is_behind, wanted, self.policy.progress_share, self.max_num_batched_tokens
-        )
+        promised = promised_to_earliest(is_behind, wanted, self.policy.progress_share, self.max_num_batched_tokens)
         budget = self.max_num_batched_tokens - self._set_aside(wanted, keys, int(promised.sum()))
         return share_out(wanted, keys, budget, promised)
 

@@ -45,7 +45,7 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
     "spaces_between_special_tokens": Refused("special tokens are joined as the tokenizer does it", (True,)),
     "return_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
     "return_tokens_as_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
-    "kv_transfer_params": Refused("the KV cache is not moved between engines yet"),
+    "kv_transfer_params": Refused("over HTTP the KV cache is not moved between engines"),
     "beam_width": _WIDTH,
     "num_beams": _WIDTH,
     "num_return_sequences": _WIDTH,

@@ -10,6 +10,7 @@ import asyncio
 import re
 from contextlib import aclosing
 
+import msgspec
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 
 from quire.interfaces.server.continuations import Continuations
@@ -136,6 +137,7 @@ async def _received(
         first = await anext(checked, None)
         if first is None:
             raise invalid("The body is empty. Its first line holds the parameters as a JSON object.")
+        _check_no_piece(first)
         body = parse_request(first, StreamedCompletionRequest, _RULES, strict=state.strict)
         if is_socket:
             _check_socket_fields(body)
@@ -158,6 +160,21 @@ async def _received(
         except BaseException:
             await work.prepared[0].aclose()
             raise
+
+
+def _check_no_piece(first: bytes) -> None:
+    """What belongs to a piece must not be taken for an unknown field and dropped."""
+    try:
+        fields = msgspec.json.decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # the check of the whole says it better
+    for name in ("text", "token_ids", "is_final"):
+        if isinstance(fields, dict) and name in fields:
+            raise invalid(
+                f"{name}: the first message holds the parameters. Send {name} in a later one; "
+                "a first piece may come with the parameters as `prompt`.",
+                name,
+            )
 
 
 async def _check_end(messages: Messages) -> None:

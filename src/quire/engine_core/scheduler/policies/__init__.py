@@ -12,6 +12,7 @@ from quire.engine_core.scheduler.policies.two_level import TwoLevel
 from quire.errors import OptionError, suggestion
 
 _WITHOUT_OPTIONS: dict[str, type[SchedulingPolicy]] = {"fifo": Fifo, "priority": Priority, "srtf": ShortestRemaining}
+_PARTS = ("key", "waiting", "victim", "is_preemptive", "progress_share")
 _BUILT_IN = [*_WITHOUT_OPTIONS, "two_level"]
 
 
@@ -24,6 +25,12 @@ def _load(entry: EntryPoint) -> SchedulingPolicy:
             f"scheduling_policy={entry.name}: its entry point {entry.value!r} cannot be loaded ({error}). "
             "Mend or uninstall the package that brings it, or choose another policy."
         ) from error
+    missing = [name for name in _PARTS if not hasattr(policy, name)]
+    if missing:
+        raise OptionError(
+            f"scheduling_policy={entry.name}: {entry.value!r} lacks {', '.join(missing)}. A policy has "
+            f"{', '.join(_PARTS)} (docs/scheduler.md); inherit from Fifo, or mend the package."
+        )
     return policy
 
 
