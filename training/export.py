@@ -62,20 +62,21 @@ def tokenizer_config(shape: Shape) -> dict[str, object]:
     }
 
 
-def export(target: Path, tokenizer: Tokenizer, shape: Shape, weights: dict[str, torch.Tensor]) -> None:
-    """All files are written beside the target first and then moved over it, the weights last."""
+def export(target: Path, shape: Shape, weights: dict[str, torch.Tensor], tokenizer: Tokenizer | None = None) -> None:
+    """All files are written beside the target first and then moved over it, the weights last.
+
+    Without a tokenizer there is none in the folder: a draft is read by its target's.
+    """
     target.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=target))
+    documents = {"config.json": config(shape), "generation_config.json": generation_config()}
     try:
-        documents = {
-            "config.json": config(shape),
-            "generation_config.json": generation_config(),
-            "tokenizer_config.json": tokenizer_config(shape),
-        }
+        if tokenizer is not None:
+            documents["tokenizer_config.json"] = tokenizer_config(shape)
+            tokenizer.save(str(scratch / "tokenizer.json"))
+            shutil.copyfile(TEMPLATE, scratch / "chat_template.jinja")
         for name, content in documents.items():
             (scratch / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        tokenizer.save(str(scratch / "tokenizer.json"))
-        shutil.copyfile(TEMPLATE, scratch / "chat_template.jinja")
         half = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in weights.items()}
         save_file(half, scratch / "model.safetensors", metadata={"format": "pt"})
         for name in sorted(os.listdir(scratch), key=lambda name: name.endswith(".safetensors")):

@@ -8,7 +8,7 @@ from training.example import Example, Maker, Message, Tool, draw
 
 TASKS: dict[str, tuple[Maker, float]] = {
     "addition": (arithmetic.addition, 11),
-    "subtraction": (arithmetic.subtraction, 15),
+    "subtraction": (arithmetic.subtraction, 24),
     "spell": (letters.spell, 2),
     "reverse": (letters.reverse, 7),
     "sort": (letters.sort, 14),
