@@ -41,7 +41,6 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 24,
     "max_model_len": 64,
     "max_num_seqs": 7,
-    "staging_size": 2,
 }
 MEMORY: dict[str, dict[str, Any]] = {
     "ample": {"num_gpu_blocks_override": 260},
@@ -49,7 +48,9 @@ MEMORY: dict[str, dict[str, Any]] = {
     "swap": {"num_gpu_blocks_override": 26, "preemption_mode": "swap"},
 }
 # A step costs a second, a draft nothing: every row gets as many drafts as it may have.
-FREE_DRAFTS = dict.fromkeys(("seconds_per_token", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0)
+FREE_DRAFTS = dict.fromkeys(
+    ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0
+)
 
 
 class Way(NamedTuple):
@@ -166,6 +167,7 @@ def check(subject: Subject, way: Way) -> None:
         speculative_config=subject.drafts[way.drafts],
         **MEMORY[way.memory],
         **OPTIONS,
+        **({"staging_size": 2} if way.policy == "two_level" else {}),
     )
     results = run(CoreDriver(core), way)
     statistics = core.statistics()

@@ -34,7 +34,9 @@ SAMPLINGS = [
 # a step costs a second, a draft nothing: every row gets as many as it may have
 FREE_DRAFTS = {
     "seconds_per_step": 1.0,
-    **dict.fromkeys(("seconds_per_token", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0),
+    **dict.fromkeys(
+        ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0
+    ),
 }
 names = itertools.count()
 

@@ -33,7 +33,7 @@ LEAST_P = 1e-4
 LEAST_EXPECTED = 5.0
 CUTS: dict[str, dict[str, Any]] = {"whole": {}, "top_k": {"top_k": 4}, "top_p": {"top_p": 0.7}}
 COSTS = {"seconds_per_step": 1.0} | dict.fromkeys(
-    ("seconds_per_token", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0
+    ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0
 )
 
 

@@ -36,18 +36,20 @@ _MARGIN = 1.02
 
 @dataclass(frozen=True)
 class SpeculationCosts:
-    """Seconds, as measured at start: a step of the model, and one pass of the proposer, over some rows."""
+    """Seconds: a step of the model, one pass of the proposer, and what drafts add to a step besides, however few."""
 
     seconds_per_step: float = 1.0
     seconds_per_token: float = 0.0
     seconds_per_draft_step: float = 0.0
     seconds_per_draft_token: float = 0.0
+    seconds_of_drafting: float = 0.0
 
     def plain(self, num_rows: int) -> float:
         return self.seconds_per_step + self.seconds_per_token * num_rows
 
     def with_drafts(self, num_rows: int, num_drafts: int) -> float:
-        proposing = num_drafts * (self.seconds_per_draft_step + self.seconds_per_draft_token * num_rows)
+        besides = self.seconds_of_drafting if num_drafts else 0.0
+        proposing = besides + num_drafts * (self.seconds_per_draft_step + self.seconds_per_draft_token * num_rows)
         return self.plain(num_rows * (1 + num_drafts)) + proposing
 
 
@@ -143,7 +145,7 @@ class AdaptiveSpeculation:
     def _pays_for_all(self, counts: IntArray, shares: Floats) -> bool:
         """A pass of the proposer has its price also where only a few rows want drafts."""
         costs, num_drafts = self._costs, int(counts.sum())
-        price = costs.seconds_per_draft_step * int(counts.max())
+        price = costs.seconds_of_drafting + costs.seconds_per_draft_step * int(counts.max())
         price += (costs.seconds_per_token + costs.seconds_per_draft_token) * num_drafts
         sure = np.minimum(shares, 0.999)
         extra_tokens = float((sure * (1 - sure**counts) / (1 - sure)).sum())
