@@ -60,7 +60,7 @@ class Stream:
             kv_cache_memory_bytes=2**27,
             max_model_len=1024,
             enable_prefix_caching=False,
-            async_scheduling=not options.synchronous,
+            async_scheduling=False if options.synchronous else None,
         )
         config, _ = resolve(asked)
         self.core = build_engine_core(config)
