@@ -162,8 +162,11 @@ def test_mistakes(url, messages, words):
 def test_a_message_that_is_too_large(url):
     with opened(url) as connection:
         connection.send(json.dumps(FIELDS))
-        connection.send(json.dumps({"text": "a" * 2**21}))
-        assert answer(connection)[-1] in ({"code": 1009}, {"code": None})
+        try:
+            connection.send(json.dumps({"text": "a" * 2**21}))
+            assert answer(connection)[-1] in ({"code": 1009}, {"code": None})
+        except ConnectionClosed:
+            pass  # the server had closed before all of it was sent
     wait_idle(url)
 
 
