@@ -30,9 +30,9 @@ from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.platforms import Platform
 from quire.worker.sampler.choose import choose_tokens
 from quire.worker.speculative.eagle_loader import load_eagle
-from quire.worker.speculative.pass_runner import PassRunner, no_drafts
+from quire.worker.speculative.pass_runner import PassRunner
 from quire.worker.speculative.passes import PassBuilder
-from quire.worker.speculative.proposer import FinishedStep, ProposerContext
+from quire.worker.speculative.proposer import FinishedStep, ProposerContext, no_drafts
 from quire.worker.staging import to_device
 
 

@@ -19,6 +19,7 @@ from quire.worker.row_table import RowTable
 from quire.worker.sampler.choose import DrawSettings
 from quire.worker.sampler.settings import RowSettings
 from quire.worker.speculative.passes import PassBuilder, Passes
+from quire.worker.speculative.proposer import no_drafts
 from quire.worker.speculative.quick_draw import choose_quickly
 from quire.worker.staging import to_device, to_host
 
@@ -110,10 +111,6 @@ class PassRunner:
     def _choose(self, hidden_NE: Tensor, draw: DrawSettings | None) -> Tensor:
         tokens_N = choose_quickly(self._model.compute_logits(hidden_NE).float(), draw)
         return self._model.target_tokens(tokens_N)
-
-
-def no_drafts(num_rows: int) -> IntArray:
-    return np.empty((num_rows, 0), dtype=np.int64)
 
 
 def _as_table(proposed: list[IntArray], num_rows: int) -> IntArray:
