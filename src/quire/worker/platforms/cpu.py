@@ -56,7 +56,11 @@ class CpuPlatform:
         result.peak_bytes = highest[0] - start
 
     def set_threads(self, num_threads: int) -> None:
+        # Imported here: the package of the kernels is nothing that a look at the memory should load.
+        from quire.worker.kernels import cpu
+
         torch.set_num_threads(num_threads)
+        cpu.set_crew(num_threads)
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""

@@ -30,7 +30,15 @@ ISAS = {
     "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16"),
 }
 PER_ISA = ("attention_tile.cpp", "fused.cpp")
-COMMON = ("attention.cpp", "cache.cpp", "isa.cpp", "operators.cpp")
+COMMON = (
+    "attention.cpp",
+    "cache.cpp",
+    "crew.cpp",
+    "isa.cpp",
+    "operators_attention.cpp",
+    "operators_rows.cpp",
+    "program.cpp",
+)
 FLAGS = (
     "-std=c++17",
     "-O3",

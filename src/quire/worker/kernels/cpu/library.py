@@ -6,7 +6,10 @@ import ctypes
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 _logger = logging.getLogger("quire")
 _lock = threading.Lock()
@@ -57,6 +60,15 @@ def _decide(choice: str) -> None:
         _logger.warning("CPU kernels: plain PyTorch, several times slower, because %s", _reason)
         return
     _library = library
+    set_crew(torch.get_num_threads())
+
+
+def set_crew(num_threads: int, processors: Sequence[int] | None = None) -> None:
+    """So many threads compute from now on, each on its processor if any are named. Before the kernels are loaded it is
+    the number of torch that counts."""
+    if _library is not None:
+        pinned = None if processors is None else (ctypes.c_int * num_threads)(*processors)
+        _library.quire_set_crew(num_threads, pinned)
 
 
 def select_isa(name: str) -> bool:
