@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from quire.testing.tiny_checkpoints import shape_0_6b_config
+from make_model import make_model
 
 VOCAB = 151_936
 
 
 def main() -> None:
     arguments = _arguments()
-    path = _checkpoint(arguments.model)
+    path = make_model(arguments.model)
     generator = torch.Generator().manual_seed(0)
     shape = (arguments.requests, arguments.input)
     prompts = torch.randint(0, VOCAB, shape, generator=generator).tolist()
@@ -116,26 +115,9 @@ def _report(results: dict[str, list[float]], num_tokens: int) -> None:
     print(json.dumps(report))
 
 
-def _checkpoint(path: Path) -> Path:
-    if (path / "model.safetensors").exists():
-        return path
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    print(f"writing random weights of the 0.6B shape to {path} (1.2 GB, once) ...", flush=True)
-    shape_0_6b_config(path)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.bfloat16)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.02)
-    model.save_pretrained(path)
-    return path
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cache = Path.home() / ".cache" / "quire" / "shape-0.6b"
-    parser.add_argument("--model", type=Path, default=cache, help="directory for the random model")
+    parser.add_argument("--model", type=Path, default=Path("build/model"), help="directory for the random model")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.engine_core.scheduler.constraints import LongPrefill
 from quire.errors import UserError
 from quire.messages import DecodingSpec, EngineRequest, sequence_id_of
 from quire.sampling_params import SamplingParams
@@ -175,3 +176,40 @@ def test_siblings_are_named_as_far_as_they_have_blocks() -> None:
             core.scheduler._preempt(core.scheduler.lifecycle.requests[1], "asked for")
     checked.drain()
     assert core.scheduler.recovery.num_by_recompute > 0
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "two_level"])
+def test_chunks_with_a_limit_do_not_make_siblings_compute_the_same(policy: str) -> None:
+    """Each began in the step after its sibling, found one chunk, and went on beside it. The pool has no room for that."""
+    options = {"constraints": [LongPrefill(2)], "policy": policy, "prefix_caching": False}
+    core = CoreUnderTest(num_blocks=18, block_size=2, max_model_len=28, **options)
+    checked = CheckedCore(core)
+    sampling = SamplingParams(n=3, temperature=1.0, max_tokens=4, ignore_eos=True)
+    checked.add(EngineRequest(request_id=1, prompt_token_ids=list(range(20)), sampling=sampling))
+    while not checked.plans[1].has_output:
+        checked.step()
+    checked.step()
+    core.scheduler._preempt(core.scheduler.lifecycle.requests[1], "asked for")
+    before = core.executor.work.num_tokens
+    checked.drain()
+    assert core.scheduler.recovery.num_by_recompute == 1
+    # the prompt once, and of each what it had sampled and what was still to come
+    assert core.executor.work.num_tokens - before <= 20 + 3 * 4
+
+
+@pytest.mark.parametrize("first_token", range(5))
+def test_an_answer_of_a_beam_that_has_grown_meanwhile_is_none(first_token: int) -> None:
+    """Both gave way with an answer on the way, and are computed again: the second beam answers once more, too late."""
+    core = CoreUnderTest(budget=1, policy="two_level", policy_options={"progress_share": 0.5}, is_async=True)
+    checked = CheckedCore(core)
+    decoding = DecodingSpec(method="beam_search", args={"width": 2, "early_stopping": "never"})
+    sampling = SamplingParams(n=2, temperature=0.0, max_tokens=8, ignore_eos=True)
+    checked.add(EngineRequest(request_id=1, prompt_token_ids=[first_token], sampling=sampling, decoding=decoding))
+    beams = core.scheduler.lifecycle.requests[1]
+    for _ in range(4):
+        while len(beams.sequences) < 2 or has_answered_in_part(core) or not core.scheduler._results.in_flight:
+            checked.step()
+        core.scheduler._preempt(beams, "asked for")
+        for _ in range(6):
+            checked.step()
+    checked.drain()

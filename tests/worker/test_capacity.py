@@ -182,7 +182,8 @@ def test_a_cpu_runs_a_part_and_scales_what_lives():
 
 
 def test_a_sampler_under_load_needs_no_more_than_was_measured():
-    """Rows that draw with top_p and want log-probabilities, more of them than fit into a slice."""
+    """Rows that draw with top_p and want log-probabilities, more of them than fit into a slice, and copies of a slice,
+    which processors change."""
     table, num_rows = FakeModel.random(4096, num_rows=3), 600
     config = worker_config("none", max_num_batched_tokens=num_rows, max_num_seqs=num_rows)
     platform = current_platform("cpu")
@@ -199,9 +200,11 @@ def test_a_sampler_under_load_needs_no_more_than_was_measured():
     hidden = table(torch.zeros(num_rows, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int64))
     with torch.inference_mode(), LiveTensors() as live:
         logits = table.compute_logits(hidden).float()
-        logprobs = SampledLogprobs(logits, np.full(num_rows, 20))
+        logprobs = SampledLogprobs(np.full(num_rows, 20), 4096, platform.device)
+        copies = torch.empty(rows_in_slice(4096, platform.device), 4096)
         tokens, _ = choose_tokens(logits, settings)
-        logprobs.read(tokens)
+        logprobs.read(logits, tokens)
+        del copies
     assert live.peak_bytes < step.num_bytes
     # the slices are not multiplied by the number of rows
     assert step.num_bytes < 2 * live.peak_bytes
@@ -209,7 +212,7 @@ def test_a_sampler_under_load_needs_no_more_than_was_measured():
 
 @pytest.mark.parametrize("vocab_size", [4096, 1 << 17])
 def test_what_a_slice_needs_is_bounded(vocab_size):
-    """On a CPU a slice has 2^20 logits, on a GPU 2^24: 40 bytes for each, whatever the number of rows."""
+    """On a CPU a slice has 2^21 logits, on a GPU 2^24: 40 bytes for each, whatever the number of rows."""
     found = capacity_module._slice_bytes(vocab_size, 1000, current_platform("cpu"))
 
     assert 4 << 20 < found < 64 << 20

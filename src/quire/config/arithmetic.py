@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.errors import ModelError
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # of one dimension; no model comes near
 _GREATEST_SIZE = 10**8
 
@@ -51,17 +51,22 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Matrices of a dense decoder; norms and biases are left out, which is less than a part in a thousand."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
+        return self.num_linear_parameters + embeddings
+
+    @property
+    def num_linear_parameters(self) -> int:
+        """Of the layers alone: neither embedding nor head."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         mlp = self.hidden_size * self.intermediate_size * (3 if self.has_gated_mlp else 2)
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
-        return self.num_layers * (attention + mlp) + embeddings
+        return self.num_layers * (attention + mlp)
 
     def weight_bytes(self, dtype: str) -> int:
-        return self.num_parameters * _BYTES[dtype]
+        return self.num_parameters * FLOAT_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """2.1.2: 2 x layers x KV heads x head dimension x size."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _BYTES[dtype]
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * FLOAT_BYTES[dtype]
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Machine:
         """No step is faster than reading all weights once."""
         return weight_bytes / self.bytes_per_second
 
-    def compute_bound_batch(self, bytes_per_weight: int) -> float:
+    def compute_bound_batch(self, bytes_per_weight: float) -> float:
         """A matrix times b vectors does 2b operations per weight; from this b on a step is bound by arithmetic."""
         return self.ridge * bytes_per_weight / 2
 

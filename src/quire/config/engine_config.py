@@ -36,7 +36,12 @@ class WorkerConfig:
     attention_backend: str
     num_threads: int
     compile: bool
+    enforce_eager: bool
     seed: int
+    # a processor for each thread; None: the system places them
+    processors: tuple[int, ...] | None = None
+    # the scheme by which weights are quantised while loading; None: they stay as the checkpoint has them
+    quantization: str | None = None
     # a folder for a file of swapped blocks; None: they stay in memory
     swap_directory: str | None = None
     # who proposes tokens; None: nobody

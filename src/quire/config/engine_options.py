@@ -16,7 +16,9 @@ class EngineOptions:
     """What a user may say about the engine; None means that Quire decides and says why."""
 
     # model
-    model: str = option(EMBEDDED, "directory, hub name, or 'embedded' for the model in the package", section="model")
+    model: str = option(
+        EMBEDDED, "directory, GGUF file, hub name, or 'embedded' for the model in the package", section="model"
+    )
     tokenizer: str | None = option(None, "directory or hub name of another tokenizer than the model's", section="model")
     revision: str | None = option(None, "branch, tag or commit on the hub", section="model")
     served_model_name: str | None = option(None, "name under which the API offers the model", section="model")
@@ -32,8 +34,13 @@ class EngineOptions:
         section="model", choices=("auto", "native", "transformers"),
     )  # fmt: skip
     load_format: str = option(
-        "auto", "safetensors of the checkpoint, or random weights from its config.json alone",
-        section="model", choices=("auto", "dummy"),
+        "auto", "safetensors, or a GGUF file, whichever is there; dummy: random weights from config.json alone",
+        section="model", choices=("auto", "safetensors", "gguf", "dummy"),
+    )  # fmt: skip
+    quantization: str | None = option(
+        None, "weights in 8 or 4 bits, made while loading: int8, int8_weight_only, int4, int4_weight_only "
+        "(docs/quantization.md)",
+        section="model",
     )  # fmt: skip
     trust_remote_code: bool = option(
         False, "run Python code that comes with a checkpoint (Transformers path only)", section="model"
@@ -132,6 +139,9 @@ class EngineOptions:
         section="execution", least=1,
     )  # fmt: skip
     compile: bool = option(False, "compile the model with torch.compile, attention left opaque", section="execution")
+    enforce_eager: bool = option(
+        False, "run the model operator by operator instead of recording its forward pass", section="execution"
+    )
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own (LLM: no, AsyncLLM and the server: yes)", section="execution"
     )

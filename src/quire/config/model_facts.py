@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from quire.config.gguf_config import config_of
+from quire.config.gguf_file import GGUFFile
 from quire.errors import ModelError
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
@@ -18,8 +20,9 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-    """What config.json and generation_config.json say."""
+    """What config.json and generation_config.json say, or the metadata of a GGUF file."""
 
+    # a directory, or a GGUF file
     path: Path
     model_type: str
     architecture: str
@@ -34,8 +37,14 @@ class ModelFacts:
 
     @classmethod
     def read(cls, path: Path) -> ModelFacts:
-        config = _read_json(path / "config.json", required=True)
-        generation = _read_json(path / "generation_config.json", required=False)
+        if path.is_file():
+            gguf = GGUFFile.read(path)
+            config, generation = config_of(gguf), {}
+            num_weight_bytes = sum(tensor.num_bytes for tensor in gguf.tensors.values())
+        else:
+            config = _read_json(path / "config.json", required=True)
+            generation = _read_json(path / "generation_config.json", required=False)
+            num_weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         text_config = {**config, **config.get("text_config", {})}
         model_type = config.get("model_type")
         if not isinstance(model_type, str):
@@ -55,8 +64,13 @@ class ModelFacts:
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
             hf_config=config,
             generation_config=generation,
-            num_weight_bytes=sum(file.stat().st_size for file in path.glob("*.safetensors")),
+            num_weight_bytes=num_weight_bytes,
         )
+
+    @property
+    def config_file(self) -> Path:
+        """The file that says what kind of model this is: for messages."""
+        return self.path if self.path.is_file() else self.path / "config.json"
 
 
 def _read_json(file: Path, *, required: bool) -> dict[str, Any]:

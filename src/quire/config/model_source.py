@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 
 from quire.config.engine_options import EMBEDDED
+from quire.config.gguf_file import is_gguf
 from quire.errors import ModelError
 
 EMBEDDED_DRAFT = "embedded-draft"
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+# A kind of GGUF file may follow: most repositories of them hold a dozen.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_WHAT = "Give a Hugging Face checkpoint directory, a GGUF file, or a hub name."
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
 
@@ -24,34 +28,68 @@ def embedded_draft_path() -> Path:
     return Path(__file__).resolve().parent.parent / "embedded_draft"
 
 
-def locate(model: str, revision: str | None = None, *, name: str = "model") -> Path:
-    """The directory of a model; downloads it from the hub if it is no directory. `name` is the option in messages."""
+def locate(model: str, revision: str | None = None, *, name: str = "model", load_format: str = "auto") -> Path:
+    """The directory of a model, or its GGUF file; what is neither is downloaded from the hub. `name` is the option in
+    messages."""
     if model == EMBEDDED:
         return embedded_path()
     if not model.strip():
-        raise ModelError(
-            f"{name}={model!r}: must not be empty. Give a Hugging Face checkpoint directory or a hub name."
-        )
+        raise ModelError(f"{name}={model!r}: must not be empty. {_WHAT}")
     path = Path(model).expanduser()
     if path.is_dir():
-        return path.resolve()
+        return _choose(path.resolve(), load_format)
+    if path.is_file():
+        if is_gguf(path):
+            return _checked_file(path.resolve(), load_format)
+        if path.suffix == ".gguf":
+            raise ModelError(f"{name}={model}: does not begin as a GGUF file does. Download it again.")
+        raise ModelError(f"{name}={model}: is a file. Give the directory that holds it: {path.parent}.")
     looks_like_path = (
         model.startswith((".", "/", "~")) or model.count("/") > 1 or path.suffix in {".gguf", ".safetensors"}
     )
-    if path.is_file():
-        raise ModelError(f"{name}={model}: is a file. Give the directory that holds it: {path.parent}.")
     if path.exists() or looks_like_path or not _HUB_NAME.fullmatch(model):
-        raise ModelError(f"{name}={model}: no such directory. Give a Hugging Face checkpoint directory or a hub name.")
-    return _download(model, revision, name)
+        raise ModelError(f"{name}={model}: no such directory. {_WHAT}")
+    repository, _, file_type = model.partition(":")
+    return _choose(_download(repository, revision, name, file_type), load_format, file_type)
 
 
-def _download(model: str, revision: str | None, name: str) -> Path:
+def _checked_file(path: Path, load_format: str) -> Path:
+    if load_format == "safetensors":
+        raise ModelError(f"load_format=safetensors: {path.name} is a GGUF file. Leave it out, or set load_format=gguf.")
+    return path
+
+
+def _choose(path: Path, load_format: str, file_type: str = "") -> Path:
+    """The directory, or the GGUF file in it: if asked for, or if there is nothing else to load."""
+    if load_format in ("safetensors", "dummy") and (path / "config.json").is_file():
+        return path
+    if load_format in ("auto", "dummy") and not file_type and any(path.glob("*.safetensors")):
+        return path
+    wanted = file_type.lower()
+    found = sorted(
+        file
+        for file in path.glob("*.gguf")
+        # Files after the first of several, and the vision half of a model, are none to begin with.
+        if not _LATER_PART.search(file.name) and "mmproj" not in file.name and wanted in file.name.lower()
+    )
+    if len(found) == 1 and load_format != "safetensors":
+        return found[0]
+    if found and load_format != "safetensors":
+        names = ", ".join(file.name for file in found[:6])
+        raise ModelError(f"{path}: holds {len(found)} models in GGUF ({names}). Give the path of one of them.")
+    if load_format == "gguf" or file_type:
+        raise ModelError(f"{path}: no GGUF file{f' of the kind {file_type}' if file_type else ''} there.")
+    return path
+
+
+def _download(model: str, revision: str | None, name: str, file_type: str = "") -> Path:
     # imported here: the hub's client takes longer to import than the whole of `import quire`
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
+        files = _gguf_patterns(file_type) if file_type else _HUB_FILES
+        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
     except RepositoryNotFoundError as error:
         raise ModelError(
             f"{name}={model}: neither a directory here nor a model on the hub. "
@@ -62,3 +100,8 @@ def _download(model: str, revision: str | None, name: str) -> Path:
             f"{name}={model}: no such directory, and the hub could not be asked ({type(error).__name__}). "
             "Check the path, or the connection; downloaded models also work offline."
         ) from error
+
+
+def _gguf_patterns(file_type: str) -> list[str]:
+    """`:Q4_K_M` stands for every file with that in its name, in either spelling."""
+    return [f"*{spelling}*.gguf" for spelling in dict.fromkeys((file_type, file_type.lower(), file_type.upper()))]

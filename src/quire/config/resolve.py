@@ -12,6 +12,8 @@ from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
 from quire.config.option import checked, options_of
+from quire.config.processors import processors
+from quire.config.quantization import resolve_quantization
 from quire.config.speculation import resolve_speculation
 from quire.errors import CapacityError, OptionError
 
@@ -38,13 +40,14 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     """Checks every value, finds the model and decides what was left open."""
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     options = EngineOptions(**checked(EngineOptions, values))
-    path = locate(options.model, options.revision)
+    path = locate(options.model, options.revision, load_format=options.load_format)
     tokenizer = locate(options.tokenizer, name="tokenizer") if options.tokenizer else path
     facts = ModelFacts.read(path)
     decided: dict[str, tuple[object, str]] = {}
 
     device, decided["device"] = _device(options)
     dtype, decided["dtype"] = _dtype(options, facts, device)
+    quantization, decided["quantization"] = resolve_quantization(options.quantization, facts.hf_config, device)
     length, decided["max_model_len"] = _max_model_len(options, facts)
     threads, decided["num_threads"] = _num_threads(options, facts)
     swap_space, decided["swap_space"] = _swap_space(options)
@@ -60,6 +63,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         dtype=dtype,
         model_impl=options.model_impl,
         load_format=options.load_format,
+        quantization=quantization,
         trust_remote_code=options.trust_remote_code,
         max_model_len=length,
         block_size=options.block_size,
@@ -68,7 +72,9 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         gpu_memory_utilization=options.gpu_memory_utilization,
         attention_backend=options.attention_backend,
         num_threads=threads,
+        processors=processors().pinned(threads),
         compile=options.compile,
+        enforce_eager=options.enforce_eager,
         seed=options.seed,
         swap_directory=options.swap_directory,
         speculation=speculation,
@@ -165,8 +171,8 @@ def _num_threads(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[
     if 0 < facts.num_weight_bytes < _SMALL_MODEL_BYTES:
         # A step takes less time than two threads need to find each other on a busy machine.
         return 1, (1, f"the weights are small ({facts.num_weight_bytes / 2**20:.0f} MiB)")
-    count = available_cpus()
-    return count, (count, "cores that this process may use")
+    found = processors()
+    return found.num_threads, (found.num_threads, found.reason)
 
 
 def _swap_space(options: EngineOptions) -> tuple[int | None, tuple[object, str]]:
@@ -232,13 +238,3 @@ def _check_policy_options(options: EngineOptions) -> None:
                 f"{name}={value}: only scheduling_policy=two_level has it, and scheduling_policy is "
                 f"{options.scheduling_policy}. Leave {name} out, or choose two_level."
             )
-
-
-def available_cpus() -> int:
-    """Cores that the scheduler and the container grant to this process."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return count
-    return count if quota == "max" else max(1, min(count, round(int(quota) / int(period))))

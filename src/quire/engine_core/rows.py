@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.messages import IntArray
+from quire.messages import IntArray, int_array
 
 _STOP_COLUMNS = 4
 
@@ -41,11 +41,12 @@ class Rows:
         # True: the worker goes on from what it samples, so the row may be granted that token before its value is known.
         # False: the core looks first (a beam, the fork of a prompt), or the input is not final.
         self.runs_on = np.zeros(num_rows, dtype=np.bool_)
-        # A logical clock of changes that a step in flight does not know of, and when each row last changed hands, or
-        # was set back to be computed again.
+        # A logical clock of changes that a step in flight does not know of, and when each row last changed hands, was
+        # set back to be computed again, or got a token that the core chose.
         self.num_changes = 0
         self.left_at = np.zeros(num_rows, dtype=np.int64)
         self.set_back_at = np.zeros(num_rows, dtype=np.int64)
+        self.appended_at = np.zeros(num_rows, dtype=np.int64)
         self.stop_ids = np.full((num_rows, _STOP_COLUMNS), -1, dtype=np.int64)
         self._free = list(range(num_rows - 1, -1, -1))
 
@@ -105,6 +106,12 @@ class Rows:
         known += 1
         self.num_known[rows] = known
         self.num_total[rows] = np.maximum(self.num_total[rows], known)
+
+    def append(self, row: int, token_id: int) -> None:
+        """The core's choice; what a step in flight answers about the row is about the time before it."""
+        self.learn(int_array([row]), int_array([token_id]))
+        self.num_changes += 1
+        self.appended_at[row] = self.num_changes
 
     def check_invariants(self) -> None:
         used = np.flatnonzero(self.sequence_id >= 0)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError, OptionError, RequestError
 from quire.renderer.chat_messages import Dialect, plain, prepare_messages
+from quire.renderer.gguf_tokenizer import read_templates
 from quire.renderer.special_tokens import SpecialTokens, read_json
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def _asked_template(asked: str) -> str:
 
 def _templates_in(folder: Path) -> dict[str, str]:
     """All spellings, the later ones of Transformers first."""
+    if folder.is_file():
+        return read_templates(folder)
     texts: dict[str, str] = {}
     for config in ("chat_template.json", "tokenizer_config.json"):
         texts |= _named_templates(read_json(folder / config).get("chat_template"), folder / config)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
+from quire.renderer.gguf_tokenizer import read_special
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class SpecialTokens:
 
     @classmethod
     def read(cls, folder: Path) -> SpecialTokens:
+        if folder.is_file():
+            return cls(**read_special(folder))
         config = read_json(folder / "tokenizer_config.json")
         named = {**read_json(folder / "special_tokens_map.json"), **config}
         by_name = {}

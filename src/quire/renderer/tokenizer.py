@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import ContextLengthError, ModelError, RequestError
+from quire.renderer import gguf_tokenizer
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.text_decoder import (
     REPLACEMENT,
@@ -56,7 +57,10 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
-        """The tokenizer of a checkpoint; None if the folder holds none."""
+        """The tokenizer of a checkpoint (a folder, or a GGUF file); None if it holds none."""
+        if folder.is_file():
+            backend = gguf_tokenizer.read_backend(folder)
+            return None if backend is None else cls(backend, SpecialTokens.read(folder))
         file = folder / "tokenizer.json"
         if file.is_file():
             return cls(_read_backend(file), SpecialTokens.read(folder))

@@ -297,9 +297,12 @@ def check_invariance(kernels: AttentionKernels, case: AttentionCase, device: str
     assert torch.equal(moved.attend(kernels), whole), "blocks moved"
 
 
-def check_write_kv(kernels: AttentionKernels, case: AttentionCase, device: str = "cpu") -> None:
+def check_write_kv(
+    kernels: AttentionKernels, case: AttentionCase, device: str = "cpu", slot_dtype: torch.dtype = torch.int64
+) -> None:
     """Rows land in their slots, bit by bit; negative slots and all other places stay as they were."""
     batch = make_batch(case, device)
+    batch.slots = batch.slots.to(slot_dtype)
     slots = batch.slots.clone()
     slots[::3] = -1
     for chosen in (slots, torch.full_like(slots, -1), batch.slots):

@@ -37,6 +37,7 @@ def worker_config(path: Path, **changes: Any) -> WorkerConfig:
         "attention_backend": "reference",
         "num_threads": 1,
         "compile": False,
+        "enforce_eager": False,
         "seed": 0,
     }
     return WorkerConfig(**{**values, **changes})

@@ -27,7 +27,7 @@ from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms import MemoryReport, Platform
 from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
-from quire.worker.sampler.logprobs import LogprobReader, SampledLogprobs
+from quire.worker.sampler.logprobs import LogprobReader
 
 _SIZE_ON_CPU = 16
 _NUM_LOGPROBS = 20
@@ -82,9 +82,7 @@ def measure_largest_step(model: MeasuredModel, platform: Platform, config: Worke
 
     def make_logits(num_rows: int) -> int:
         rows = torch.zeros(num_rows, dtype=torch.int64, device=platform.device)
-        logits = model.compute_logits(hidden[0][rows]).float()
-        SampledLogprobs(logits, np.full(num_rows, _NUM_LOGPROBS))
-        return logits.shape[1]
+        return model.compute_logits(hidden[0][rows]).shape[1]
 
     most_tokens = config.max_num_batched_tokens
     # a row that has drafts is asked once for each of them
@@ -166,7 +164,8 @@ def _slice_bytes(vocab_size: int, most_rows: int, platform: Platform) -> int:
     reader = LogprobReader(np.full(num_rows, _NUM_LOGPROBS), vocab_size)
 
     def run(num_rows: int) -> None:
-        tokens, _ = choose_tokens(logits, _drawing(num_rows))
+        changed = torch.empty_like(logits, memory_format=torch.contiguous_format)  # what processors work on
+        tokens, _ = choose_tokens(changed.copy_(logits), _drawing(num_rows))
         reader.read(logits, tokens)
 
     return _peak(run, num_rows, platform, largest_on_cpu=num_rows)[1]

@@ -7,8 +7,10 @@ never: unpickle anything. Called by: `model_loader.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -45,6 +47,15 @@ class CheckpointFiles:
                 yield from _tensors_in(file, names)
             except (SafetensorError, OSError) as error:
                 raise _damaged(file, error) from error
+
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[str], Tensor]]:
+        """A function that reads a tensor by name, in any order; use each tensor before asking for many more."""
+        reader = _NamedTensors({name: file for file, names in self.names_by_file.items() for name in names})
+        try:
+            yield reader.get
+        finally:
+            reader.close()
 
     def _check_index(self) -> None:
         index = self.path / INDEX
@@ -112,6 +123,31 @@ def _tensors_in(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
                 yield names[position], tensor
                 del tensor
                 position += 1
+
+
+class _NamedTensors:
+    """Open files, each mapped anew when enough of it has been read."""
+
+    def __init__(self, file_by_name: dict[str, Path]) -> None:
+        self._file_by_name = file_by_name
+        self._open: dict[Path, Any] = {}
+        self._num_bytes: dict[Path, int] = {}
+
+    def get(self, name: str) -> Tensor:
+        file = self._file_by_name[name]
+        try:
+            if file not in self._open:
+                self._open[file], self._num_bytes[file] = safe_open(file, framework="pt"), 0
+            tensor = self._open[file].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from error
+        self._num_bytes[file] += tensor.nbytes
+        if self._num_bytes[file] > _REMAP_BYTES:
+            del self._open[file]
+        return tensor
+
+    def close(self) -> None:
+        self._open.clear()
 
 
 def _damaged(file: Path, error: Exception) -> ModelError:

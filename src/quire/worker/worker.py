@@ -17,8 +17,9 @@ from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.worker.attention import attention_layers
+from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
-from quire.worker.compilation import compile_layers
+from quire.worker.compilation import compile_layers, record_forward
 from quire.worker.host_memory import host_memory
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
@@ -53,7 +54,7 @@ class Worker:
         }
 
     def load(self) -> None:
-        self._platform.set_threads(self._config.num_threads)
+        self._platform.set_threads(self._config.num_threads, self._config.processors)
         self._model = self._model_loader(self._config)
         self._proposer = make_proposer(self._config, self._model)
 
@@ -84,6 +85,9 @@ class Worker:
         specs = [layer.spec for layer in cached_layers.values()]
         layout = CacheLayout.of(config.model_path, config.dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
+        if self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
+            for module in self._proposer.recordable(model):
+                self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len)
         table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
         backend = next((layer.backend for layer in layers.values()), None)
@@ -140,6 +144,14 @@ class Worker:
 
     def _check_invariants(self) -> None:
         self._ready_runner().table.check_invariants()
+
+    def _record(self, model: nn.Module) -> None:
+        """Where the forward pass of a model can be one program, it is from now on."""
+        config = self._config
+        layers = attention_layers(model).values()
+        if layers and all(isinstance(layer.backend, CpuBackend) for layer in layers):
+            blocks_per_row = -(-config.max_model_len // config.block_size)
+            record_forward(model, config.max_num_batched_tokens, config.max_num_seqs, blocks_per_row)
 
     def _loaded_model(self) -> nn.Module:
         if self._model is None:

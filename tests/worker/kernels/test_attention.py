@@ -7,6 +7,7 @@ import torch
 
 from quire.testing import kernel_contracts as contracts
 from quire.testing.kernel_contracts import ATTENTION_CASES, DTYPES, LONG, REFERENCE, AttentionCase
+from quire.worker.kernels import cpu
 
 DENSE_CASES = [case for case in ATTENTION_CASES if not case.soft_cap and not case.has_sinks]
 INVARIANT_CASES = [
@@ -31,20 +32,33 @@ def test_cpu_is_invariant(cpu_kernels, case):
     contracts.check_invariance(cpu_kernels, case)
 
 
+@pytest.fixture
+def crew_of():
+    """Sets the number of threads, and puts it back."""
+    yield cpu.set_crew
+    cpu.set_crew(torch.get_num_threads())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cpu_does_not_depend_on_threads(cpu_kernels, dtype):
+def test_cpu_does_not_depend_on_threads(cpu_kernels, crew_of, dtype):
     # Long enough that several threads share one sequence.
     batch = contracts.make_batch(AttentionCase(sequences=((1, 3000), (2, 40)), dtype=dtype, head_dim=128))
-    threads = torch.get_num_threads()
-    try:
-        outputs = []
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            outputs.append(batch.attend(cpu_kernels))
-    finally:
-        torch.set_num_threads(threads)
+    outputs = []
+    for count in (1, 2, 5):
+        crew_of(count)
+        outputs.append(batch.attend(cpu_kernels))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_indices_of_either_width(cpu_kernels, dtype):
+    batch = contracts.make_batch(AttentionCase())
+    expected = batch.attend(cpu_kernels)
+    for name in ("block_tables_SM", "seq_lens_S", "query_starts_S1"):
+        setattr(batch, name, getattr(batch, name).to(dtype))
+    assert torch.equal(batch.attend(cpu_kernels), expected)
+    contracts.check_write_kv(cpu_kernels, AttentionCase(), slot_dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +77,26 @@ def test_copy_blocks(cpu_kernels, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_move_blocks(cpu_kernels, dtype, num_threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        contracts.check_move_blocks(cpu_kernels, dtype)
-        contracts.check_move_blocks(REFERENCE, dtype)
-    finally:
-        torch.set_num_threads(before)
+def test_move_blocks(cpu_kernels, crew_of, dtype, num_threads):
+    crew_of(num_threads)
+    contracts.check_move_blocks(cpu_kernels, dtype)
+    contracts.check_move_blocks(REFERENCE, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "words"),
+    [
+        ("block_tables_SM", (1, 0), 2**30, "sequence 1: block 1073741824"),
+        ("seq_lens_S", 0, 10**6, "sequence 0: length 1000000"),
+        ("query_starts_S1", -1, 10**6, "sequence 4: row 999999"),
+        ("query_starts_S1", 0, -3, "sequence 0: row -3"),
+    ],
+)
+def test_what_lies_outside_of_the_tensors_is_refused(cpu_kernels, name, place, value, words):
+    batch = contracts.make_batch(AttentionCase())
+    getattr(batch, name)[place] = value
+    with pytest.raises(RuntimeError, match=words):
+        batch.attend(cpu_kernels)
 
 
 def test_the_suite_can_fail():

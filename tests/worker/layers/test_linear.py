@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from quire.errors import ModelError
 from quire.worker.layers import (
     ColumnParallelLinear,
+    LMHead,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
     TensorParallelGroup,
+    VocabEmbedding,
     load_weight,
     packing,
     tensor_parallel,
@@ -105,17 +107,16 @@ def test_a_tensor_of_the_wrong_shape_is_refused():
         load_weight(layer.weight, torch.zeros(OUT, IN - 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_rows", [1, 3, 70])
-def test_a_packed_weight_gives_the_same_result(dtype, num_rows, monkeypatch):
-    monkeypatch.setattr(packing, "_LEAST_FLOAT32", 0)
+def test_a_packed_weight_gives_the_same_result(dtype, num_rows):
     weight, bias, x = (tensor.to(dtype) for tensor in tensors((OUT, IN), (OUT,), (num_rows, IN)))
     layer = ReplicatedLinear(IN, OUT).to(dtype)
     load_weight(layer.weight, weight)
     load_weight(layer.bias, bias)
     layer.pack_weights()
     if layer.packed is None:
-        pytest.skip("this processor or this torch cannot pack")
+        pytest.skip("no kernels in C++ here")
     assert layer.weight.numel() == 0
     expected = F.linear(x.float(), weight.float(), bias.float())
     torch.testing.assert_close(layer(x).float(), expected, atol=1e-5 if dtype == torch.float32 else 5e-2, rtol=1e-2)
@@ -123,24 +124,39 @@ def test_a_packed_weight_gives_the_same_result(dtype, num_rows, monkeypatch):
     assert layer(x).shape == (num_rows, OUT)
 
 
-def test_small_float32_weights_stay_as_they_are():
-    small, large = torch.zeros(64, 64), torch.zeros(1024, 1024)
-    assert packing.pack(small) is None
-    if packing.pack(large) is None:
-        pytest.skip("this processor or this torch cannot pack")
-    assert packing.pack(torch.zeros(64, 64, dtype=torch.float16)) is None or packing._processor_multiplies(
-        torch.float16
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_head_hands_its_packed_weight_to_the_embedding(dtype):
+    (weight,) = tensors((40, IN))
+    embedding = VocabEmbedding(40, IN).to(dtype)
+    load_weight(embedding.weight, weight)
+    head = LMHead(40, IN, tied_to=embedding)
+    ids, hidden = torch.tensor([3, 39, 0, 3]), weight[:2].to(dtype)
+    rows, logits = embedding(ids), head(hidden)
+    head.pack_weights()
+    if head.packed is None:
+        pytest.skip("no kernels in C++ here")
+    assert embedding.weight.numel() == head.weight.numel() == 0
+    assert embedding.packed is head.packed
+    assert torch.equal(embedding(ids), rows)
+    torch.testing.assert_close(head(hidden), logits)
+    assert not [name for name, _ in head.named_modules() if name], "the embedding is no part of the head"
 
 
-def test_without_the_operators_of_torch_nothing_is_packed(monkeypatch):
-    packing._can_pack.cache_clear()
-    monkeypatch.setattr(packing, "_pointwise", None)
+def test_a_packed_layer_can_be_compiled():
+    weight, x = tensors((OUT, IN), (5, IN))
+    layer = ReplicatedLinear(IN, OUT, bias=False)
+    load_weight(layer.weight, weight)
+    layer.pack_weights()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (x, x[:2], x[:1]):
+        torch.testing.assert_close(compiled(rows), F.linear(rows, weight))
+
+
+def test_without_kernels_nothing_is_packed(monkeypatch):
+    monkeypatch.setattr(packing.cpu, "load", lambda: False)
     assert packing.pack(torch.zeros(1024, 1024)) is None
     layer = ReplicatedLinear(IN, OUT)
     layer.weight.data.fill_(1.0)
     layer.bias.data.zero_()
     layer.pack_weights()
     torch.testing.assert_close(layer(torch.ones(2, IN)), torch.full((2, OUT), float(IN)))
-    monkeypatch.undo()
-    packing._can_pack.cache_clear()

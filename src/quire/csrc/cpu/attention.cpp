@@ -6,134 +6,146 @@
 
 #include "attention.h"
 
-#include <omp.h>
-
-#include <cstdlib>
-#include <memory>
-#include <vector>
+#include <stdexcept>
+#include <string>
 
 namespace quire {
 namespace {
 
-// Everything about one tile of query rows.
-struct Item {
-  Work all;
-  double cost;            // rows times keys
-  int64_t partials = -1;  // offset into the shared buffer if the item is cut
-};
-
-// What a thread takes: an item, or a piece of one.
-struct Unit {
-  Work work;
-  int64_t partials;  // offset, or -1: write the output
-};
-
-constexpr int64_t UNITS_AT_ONCE = 4;
-
-// A buffer that a thread keeps: allocating scratch anew for every call would cost more than small calls themselves.
-float* thread_buffer(int64_t floats) {
-  thread_local std::unique_ptr<float, decltype(&std::free)> buffer(nullptr, std::free);
-  thread_local int64_t capacity = 0;
-  if (floats > capacity) {
-    buffer.reset(static_cast<float*>(std::aligned_alloc(64, round_up(floats, 16) * sizeof(float))));
-    capacity = floats;
-  }
-  return buffer.get();
-}
-
-std::vector<Item> plan_items(const AttentionArgs& args, const Batch& batch) {
-  std::vector<Item> items;
-  const int heads_at_once = static_cast<int>(min64(args.group_size, MAX_ROWS));
-  const int64_t tokens_at_once = max64(1, MAX_ROWS / heads_at_once);
-  for (int s = 0; s < batch.num_sequences; ++s) {
-    const int64_t begin = batch.query_starts[s], count = batch.query_starts[s + 1] - begin;
-    if (count <= 0) continue;
-    const int64_t first_position = batch.seq_lens[s] - count;
-    for (int kv_head = 0; kv_head < args.num_kv_heads; ++kv_head) {
-      for (int head = 0; head < args.group_size; head += heads_at_once) {
-        // The last tokens first: they see the longest context, and short pieces at the end keep all threads busy.
-        for (int64_t t = (count - 1) / tokens_at_once * tokens_at_once; t >= 0; t -= tokens_at_once) {
-          Item item;
-          QueryTile& tile = item.all.tile;
-          tile = {s, kv_head, head, static_cast<int>(min64(heads_at_once, args.group_size - head)),
-                       begin + t, min64(tokens_at_once, count - t), first_position + t};
-          const int64_t first = first_visible(args, tile), end = tile.first_position + tile.num_tokens;
-          item.all.first_partition = first / PARTITION;
-          item.all.end_partition = max64(item.all.first_partition, (end + PARTITION - 1) / PARTITION);
-          // Even a single row costs the packing of its keys: about as much as four rows more.
-          item.cost = static_cast<double>(max64(0, end - first)) * (tile.num_tokens * tile.num_heads + 4);
-          items.push_back(item);
-        }
-      }
-    }
-  }
-  return items;
-}
-
 int64_t num_rows(const QueryTile& tile) { return tile.num_tokens * tile.num_heads; }
 
-// Pieces of items of more than `share`; returns the floats needed for their partial states.
-int64_t cut(const AttentionArgs& args, std::vector<Item>& items, double share, std::vector<Unit>& units) {
-  int64_t floats = 0;
-  for (Item& item : items) {
-    const int64_t begin = item.all.first_partition, count = item.all.end_partition - begin;
-    const int64_t pieces = min64(count, static_cast<int64_t>(item.cost / share) + 1);
-    if (pieces <= 1) {
-      units.push_back({item.all, -1});
-      continue;
-    }
-    const int64_t size = partial_floats(args, num_rows(item.all.tile));
-    item.partials = floats;
-    floats += count * size;
-    for (int64_t p = 0; p < pieces; ++p) {
-      const int64_t first = count * p / pieces, end = count * (p + 1) / pieces;
-      units.push_back({{item.all.tile, begin + first, begin + end}, item.partials + first * size});
-    }
-  }
-  return floats;
+Work of_head(Work work, int kv_head) {
+  work.tile.kv_head = kv_head;
+  return work;
+}
+
+void check_below(int64_t limit, int64_t value, const char* what, int64_t sequence) {
+  if (value >= 0 && value < limit) return;
+  throw std::runtime_error("sequence " + std::to_string(sequence) + ": " + what + " " + std::to_string(value) +
+                           " is not in [0, " + std::to_string(limit) + ")");
 }
 
 }  // namespace
 
-void paged_attention(const AttentionArgs& args, const Batch& batch, int max_threads) {
-  const KernelTable& table = *kernels();
-  std::vector<Item> items = plan_items(args, batch);
-  double cost = 0;
-  for (const Item& item : items) cost += item.cost;
-  const int threads = cost * args.head_dim < 1e6 ? 1 : max_threads;  // below some 20 us, waking threads costs more
-  std::vector<Unit> units;
-  units.reserve(items.size());
-  // Four pieces a thread even out what one thread loses to others on the machine.
-  const int64_t floats = cut(args, items, threads == 1 ? cost + 1 : cost / (4.0 * threads) + 1, units);
-  std::unique_ptr<float, decltype(&std::free)> shared(nullptr, std::free);
-  if (floats > 0) shared.reset(static_cast<float*>(std::aligned_alloc(64, round_up(floats, 16) * sizeof(float))));
-  float* const partials = shared.get();
-  const int64_t num_units = static_cast<int64_t>(units.size()), num_items = static_cast<int64_t>(items.size());
-  const int64_t scratch_size = scratch_floats(args);
-  // Some units in a row, so that the end of one can fetch the keys of the next.
-  const int64_t at_once = num_units >= 4 * UNITS_AT_ONCE * threads ? UNITS_AT_ONCE : 1;
+AttentionStep::AttentionStep(const AttentionArgs& args, std::vector<float> sinks)
+    : args_(args), sinks_(std::move(sinks)) {
+  args_.sinks = sinks_.empty() ? nullptr : sinks_.data();
+}
 
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    float* scratch = thread_buffer(scratch_size);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t begin = 0; begin < num_units; begin += at_once) {
-      const int64_t end = min64(num_units, begin + at_once);
-      for (int64_t u = begin; u < end; ++u) {
-        const Work* next = u + 1 < end ? &units[u + 1].work : nullptr;
-        float* to = units[u].partials < 0 ? nullptr : partials + units[u].partials;
-        table.attend(args, units[u].work, next, scratch, to);
-      }
+int64_t AttentionStep::work(const Extent& extent) const {
+  int64_t pairs = 0;
+  for (int64_t s = 0; s < extent.sequences; ++s) {
+    const int64_t count = args_.query_starts[s + 1] - args_.query_starts[s], length = args_.seq_lens[s];
+    if (count > 0) pairs += count * (args_.sliding_window > 0 ? min64(length, args_.sliding_window) : length);
+  }
+  return pairs * args_.num_kv_heads * args_.group_size * (args_.head_dim + args_.value_dim);
+}
+
+void AttentionStep::check(const Extent& extent) const {
+  const int64_t capacity = args_.blocks_in_row * args_.block_size;
+  for (int64_t s = 0; s < extent.sequences; ++s) {
+    const int64_t begin = args_.query_starts[s], end = args_.query_starts[s + 1], length = args_.seq_lens[s];
+    if (end <= begin) continue;
+    check_below(extent.tokens, begin, "row", s);
+    check_below(extent.tokens, end - 1, "row", s);
+    if (length > capacity) {
+      throw std::runtime_error("sequence " + std::to_string(s) + ": length " + std::to_string(length) +
+                               " is longer than its " + std::to_string(capacity) + " slots");
     }
-    if (floats > 0) {
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < num_items; ++i) {
-        const Work& all = items[i].all;
-        if (items[i].partials < 0) continue;
-        table.combine(args, all.tile, all.end_partition - all.first_partition, scratch, partials + items[i].partials);
+    const int64_t row = s * args_.table_stride, first = first_visible(args_, length - (end - begin));
+    for (int64_t i = first / args_.block_size; i * args_.block_size < length; ++i) {
+      check_below(args_.num_blocks, args_.block_tables[row + i], "block", s);
+    }
+  }
+}
+
+void AttentionStep::make_plan(int64_t sequences, int threads) const {
+  plan_.tiles.clear();
+  const int heads_at_once = static_cast<int>(min64(args_.group_size, MAX_ROWS));
+  const int64_t tokens_at_once = max64(1, MAX_ROWS / heads_at_once);
+  double cost = 0;
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t begin = args_.query_starts[s], count = args_.query_starts[s + 1] - begin;
+    if (count <= 0) continue;
+    const int64_t first_position = args_.seq_lens[s] - count;
+    for (int head = 0; head < args_.group_size; head += heads_at_once) {
+      // The last tokens first: they see the longest context, and short pieces at the end keep all threads busy.
+      for (int64_t t = (count - 1) / tokens_at_once * tokens_at_once; t >= 0; t -= tokens_at_once) {
+        Piece piece{};
+        QueryTile& tile = piece.work.tile;
+        tile = {static_cast<int>(s), 0, head, static_cast<int>(min64(heads_at_once, args_.group_size - head)),
+                begin + t, min64(tokens_at_once, count - t), first_position + t};
+        const int64_t first = first_visible(args_, tile), end = tile.first_position + tile.num_tokens;
+        piece.work.first_partition = first / PARTITION;
+        piece.work.end_partition = max64(piece.work.first_partition, (end + PARTITION - 1) / PARTITION);
+        // Even a single row costs the packing of its keys: about as much as four rows more.
+        piece.cost = static_cast<double>(max64(0, end - first)) * static_cast<double>(num_rows(tile) + 4);
+        piece.partials = -1;
+        cost += piece.cost;
+        plan_.tiles.push_back(piece);
       }
     }
   }
+  // Four pieces a thread even out what one thread loses to others on the machine.
+  cut(threads == 1 ? cost + 1 : cost * args_.num_kv_heads / (4.0 * threads) + 1);
+}
+
+// Cuts tiles of more than `share` into pieces.
+void AttentionStep::cut(double share) const {
+  plan_.pieces.clear();
+  plan_.floats = 0;
+  for (Piece& tile : plan_.tiles) {
+    const int64_t begin = tile.work.first_partition, count = tile.work.end_partition - begin;
+    const int64_t num_pieces = min64(count, static_cast<int64_t>(tile.cost / share) + 1);
+    if (num_pieces <= 1) {
+      plan_.pieces.push_back(tile);
+      continue;
+    }
+    const int64_t size = partial_floats(args_, num_rows(tile.work.tile));
+    tile.partials = plan_.floats, tile.stride = count * size;
+    plan_.floats += tile.stride * args_.num_kv_heads;
+    for (int64_t p = 0; p < num_pieces; ++p) {
+      Piece piece = tile;
+      const int64_t first = count * p / num_pieces, end = count * (p + 1) / num_pieces;
+      piece.work.first_partition = begin + first, piece.work.end_partition = begin + end;
+      piece.partials = tile.partials + first * size;
+      plan_.pieces.push_back(piece);
+    }
+  }
+}
+
+void AttentionStep::run(const Extent& extent, Crew& crew) const {
+  if (crew.rank == 0) make_plan(extent.sequences, crew.size);
+  crew.barrier();
+  const KernelTable& table = *kernels();
+  const Plan& plan = plan_;
+  float* const scratch = static_cast<float*>(thread_scratch(scratch_floats(args_) * sizeof(float)));
+  float* partials = nullptr;
+  if (plan.floats > 0) partials = static_cast<float*>(crew.shared_scratch(plan.floats * sizeof(float)));
+  const int heads = args_.num_kv_heads;
+  const int64_t units = static_cast<int64_t>(plan.pieces.size()) * heads;
+  crew.for_each(units, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) {
+      const Piece& piece = plan.pieces[u / heads];
+      const int kv_head = static_cast<int>(u % heads);
+      const Work work = of_head(piece.work, kv_head);
+      Work next{};
+      // Most likely this thread takes it: the end of one unit fetches the keys of the next.
+      if (u + 1 < units) next = of_head(plan.pieces[(u + 1) / heads].work, static_cast<int>((u + 1) % heads));
+      float* const to = piece.partials < 0 ? nullptr : partials + piece.partials + kv_head * piece.stride;
+      table.attend(args_, work, u + 1 < units ? &next : nullptr, scratch, to);
+    }
+  });
+  if (plan.floats == 0) return;
+  crew.for_each(static_cast<int64_t>(plan.tiles.size()) * heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Piece& tile = plan.tiles[i / heads];
+      if (tile.partials < 0) continue;
+      const Work all = of_head(tile.work, static_cast<int>(i % heads));
+      table.combine(args_, all.tile, all.end_partition - all.first_partition, scratch,
+                    partials + tile.partials + all.tile.kv_head * tile.stride);
+    }
+  });
 }
 
 }  // namespace quire

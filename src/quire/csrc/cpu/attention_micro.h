@@ -7,7 +7,7 @@
 // over the words, every value one chain over the keys. So a token gets the same bits alone or in a chunk.
 #pragma once
 
-#include "kernels.h"
+#include "attention_args.h"
 #include "simd.h"
 
 namespace quire::QUIRE_ISA {

@@ -46,7 +46,7 @@ template <class T> struct Rows {
   void find(const AttentionArgs& args, const Work& work, int64_t base, const float* zero_row) {
     const QueryTile& tile = work.tile;
     const T* zeros = reinterpret_cast<const T*>(zero_row);
-    const int32_t* table = args.block_tables + tile.sequence * args.table_stride;
+    const int64_t row = tile.sequence * args.table_stride;
     const T* k_head = static_cast<const T*>(args.k_cache) + tile.kv_head * args.k_head_stride;
     const T* v_head = static_cast<const T*>(args.v_cache) + tile.kv_head * args.v_head_stride;
     first = static_cast<int>(max64(0, first_visible(args, tile) - base));
@@ -55,8 +55,9 @@ template <class T> struct Rows {
     for (int j = first; j < last;) {
       const int64_t index = (base + j) / args.block_size;
       int place = static_cast<int>((base + j) - index * args.block_size);
-      const T* k_block = k_head + table[index] * args.k_block_stride;
-      const T* v_block = v_head + table[index] * args.v_block_stride;
+      const int64_t block = args.block_tables[row + index];
+      const T* k_block = k_head + block * args.k_block_stride;
+      const T* v_block = v_head + block * args.v_block_stride;
       for (; place < args.block_size && j < last; ++place, ++j) {
         k[j] = k_block + place * static_cast<int64_t>(args.head_dim);
         v[j] = v_block + place * static_cast<int64_t>(args.value_dim);

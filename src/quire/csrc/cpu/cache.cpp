@@ -2,18 +2,18 @@
 
 #include "cache.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace quire {
 namespace {
 
 constexpr int64_t BYTES_WORTH_A_THREAD = 64 * 1024;
 
-int threads_for(int64_t bytes, int max_threads) {
-  return static_cast<int>(std::clamp<int64_t>(bytes / BYTES_WORTH_A_THREAD, 1, max_threads));
+int threads_for(int64_t bytes) {
+  return static_cast<int>(std::clamp<int64_t>(bytes / BYTES_WORTH_A_THREAD, 1, crew_size()));
 }
 
 void write_row(const CacheWrite& write, int64_t token, int64_t heads, int64_t block, int64_t place) {
@@ -32,52 +32,63 @@ int64_t all_bytes(const std::vector<BlockCopy>& copies, int64_t num_pairs) {
 
 }  // namespace
 
-void write_kv(const CacheWrite& key, const CacheWrite& value, const int64_t* slots, int64_t tokens, int64_t heads,
-              int64_t block_size, int max_threads) {
-  const int threads = threads_for(tokens * heads * (key.row_bytes + value.row_bytes), max_threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (int64_t t = 0; t < tokens; ++t) {
-    if (slots[t] < 0) continue;
-    const int64_t block = slots[t] / block_size, place = slots[t] % block_size;
-    write_row(key, t, heads, block, place);
-    write_row(value, t, heads, block, place);
+int64_t WriteStep::work(const Extent& extent) const {
+  return extent.tokens * heads_ * (key_.row_bytes + value_.row_bytes) / 2;
+}
+
+void WriteStep::check(const Extent& extent) const {
+  for (int64_t t = 0; t < extent.tokens; ++t) {
+    if (slots_[t] < num_slots_) continue;
+    throw std::runtime_error("slot " + std::to_string(slots_[t]) + " is beyond the cache of " +
+                             std::to_string(num_slots_));
   }
 }
 
-void copy_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs, int max_threads) {
+void WriteStep::run_tokens(int64_t begin, int64_t end) const {
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t slot = slots_[t];
+    if (slot < 0) continue;
+    write_row(key_, t, heads_, slot / block_size_, slot % block_size_);
+    write_row(value_, t, heads_, slot / block_size_, slot % block_size_);
+  }
+}
+
+void copy_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs) {
   int64_t largest = 0;
   for (const BlockCopy& copy : copies) largest = std::max(largest, copy.block_bytes);
-  const int threads = threads_for(all_bytes(copies, num_pairs), max_threads);
+  const int threads = threads_for(all_bytes(copies, num_pairs));
   // A thread takes a slice of a tensor's blocks and goes through all pairs in order: a later pair may read what an
   // earlier one wrote. Few tensors are cut into more slices.
   const int64_t num_copies = static_cast<int64_t>(copies.size());
   const int64_t slices = std::max<int64_t>(1, std::min(2 * threads / std::max<int64_t>(1, num_copies), largest / 4096));
-#pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1) schedule(dynamic, 1)
-  for (int64_t c = 0; c < num_copies; ++c) {
-    for (int64_t slice = 0; slice < slices; ++slice) {
-      const BlockCopy& copy = copies[c];
-      const int64_t begin = copy.block_bytes * slice / slices, end = copy.block_bytes * (slice + 1) / slices;
-      for (int64_t i = 0; i < num_pairs; ++i) {
-        const char* from = copy.from + pairs[2 * i] * copy.from_stride + begin;
-        char* to = copy.to + pairs[2 * i + 1] * copy.to_stride + begin;
-        if (from != to) std::memcpy(to, from, end - begin);
-      }
+  const auto copy_slice = [&](const BlockCopy& copy, int64_t slice) {
+    const int64_t begin = copy.block_bytes * slice / slices, end = copy.block_bytes * (slice + 1) / slices;
+    for (int64_t i = 0; i < num_pairs; ++i) {
+      const char* from = copy.from + pairs[2 * i] * copy.from_stride + begin;
+      char* to = copy.to + pairs[2 * i + 1] * copy.to_stride + begin;
+      if (from != to) std::memcpy(to, from, end - begin);
     }
-  }
+  };
+  run_crew(threads, [&](Crew& crew) {
+    crew.for_each(num_copies * slices, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) copy_slice(copies[i / slices], i % slices);
+    });
+  });
 }
 
-void move_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs, int max_threads) {
-  const int threads = threads_for(all_bytes(copies, num_pairs), max_threads);
-  const int64_t num_copies = static_cast<int64_t>(copies.size());
+void move_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs) {
+  const int threads = threads_for(all_bytes(copies, num_pairs));
   // Pair by pair: on the host, the parts of a block lie one after the other.
-#pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1) schedule(static)
-  for (int64_t i = 0; i < num_pairs; ++i) {
-    for (int64_t c = 0; c < num_copies; ++c) {
-      const BlockCopy& copy = copies[c];
-      std::memcpy(copy.to + pairs[2 * i + 1] * copy.to_stride, copy.from + pairs[2 * i] * copy.from_stride,
-                  copy.block_bytes);
-    }
-  }
+  run_crew(threads, [&](Crew& crew) {
+    crew.for_each(num_pairs, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        for (const BlockCopy& copy : copies) {
+          std::memcpy(copy.to + pairs[2 * i + 1] * copy.to_stride, copy.from + pairs[2 * i] * copy.from_stride,
+                      copy.block_bytes);
+        }
+      }
+    });
+  });
 }
 
 }  // namespace quire

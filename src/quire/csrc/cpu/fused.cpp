@@ -26,12 +26,13 @@ template <class T> QUIRE_INLINE float mean_square(const T* x, int64_t width) {
 
 template <class T> void norm_rows(const NormArgs& args, int64_t begin, int64_t end) {
   const T* weight = static_cast<const T*>(args.weight);
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t outer = row / args.inner, inner = row % args.inner, width = args.width;
-    const T* x = static_cast<const T*>(args.x) + outer * args.x_outer_stride + inner * args.x_inner_stride;
+  const int64_t width = args.width;
+  int64_t token = begin, inner = 0;
+  for (int64_t row = begin * args.inner; row < end * args.inner; ++row) {
+    const T* x = static_cast<const T*>(args.x) + token * args.x_token_stride + inner * args.x_inner_stride;
     T* out = static_cast<T*>(args.out) + row * width;
     if (args.residual != nullptr) {
-      const T* residual = static_cast<const T*>(args.residual) + outer * args.residual_outer_stride +
+      const T* residual = static_cast<const T*>(args.residual) + token * args.residual_token_stride +
                           inner * args.residual_inner_stride;
       T* total = static_cast<T*>(args.total) + row * width;
       for (int64_t i = 0; i < width; i += W) {
@@ -44,6 +45,7 @@ template <class T> void norm_rows(const NormArgs& args, int64_t begin, int64_t e
       const vf normed = rounded(x, load_upto(x + i, width - i) * scale);
       store_upto(out + i, load_upto(weight + i, width - i) * normed, width - i);
     }
+    if (++inner == args.inner) inner = 0, ++token;
   }
 }
 
@@ -80,6 +82,84 @@ template <class T> void rotate_rows(const RotaryArgs& args, int64_t begin, int64
   }
 }
 
+template <class T> void pair_rows(const PairArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    const T* x = static_cast<const T*>(args.x) + t * args.x_stride;
+    const T* y = static_cast<const T*>(args.y) + t * args.y_stride;
+    T* out = static_cast<T*>(args.out) + t * args.width;
+    for (int64_t i = 0; i < args.width; i += W) {
+      const int64_t n = args.width - i;
+      const vf a = load_upto(x + i, n), b = load_upto(y + i, n);
+      store_upto(out + i, args.is_product ? a * b : a + b, n);
+    }
+  }
+}
+
+// The error function to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+QUIRE_INLINE vf erf(vf x) {
+  const vf size = max(x, zero() - x), t = set1(1.0f) / fma(set1(0.3275911f), size, set1(1.0f));
+  vf p = set1(1.061405429f);
+  p = fma(p, t, set1(-1.453152027f));
+  p = fma(p, t, set1(1.421413741f));
+  p = fma(p, t, set1(-0.284496736f));
+  p = fma(p, t, set1(0.254829592f));
+  const vf positive = set1(1.0f) - p * t * exp(zero() - size * size);
+  return zero_below(positive, x, 0.0f) - zero_below(positive, zero() - x, 0.0f);
+}
+
+QUIRE_INLINE vf activated(Activation kind, vf x) {
+  const vf one = set1(1.0f), half = set1(0.5f);
+  switch (kind) {
+    case Activation::relu: return max(zero(), x);  // this order of arguments keeps NaN
+    case Activation::silu: return x / (one + exp(zero() - x));
+    case Activation::sigmoid: return one / (one + exp(zero() - x));
+    case Activation::tanh: return tanh(x);
+    case Activation::gelu: return half * x * (one + erf(x * set1(0.70710678f)));
+    case Activation::gelu_tanh:
+      return half * x * (one + tanh(set1(0.79788456f) * fma(set1(0.044715f) * x * x, x, x)));
+  }
+  return x;
+}
+
+template <class T> void activate_rows(const ActivationArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    const T* x = static_cast<const T*>(args.x) + t * args.x_stride;
+    T* out = static_cast<T*>(args.out) + t * args.width;
+    for (int64_t i = 0; i < args.width; i += W) {
+      store_upto(out + i, activated(args.kind, load_upto(x + i, args.width - i)), args.width - i);
+    }
+  }
+}
+
+// Sum of x - shift, or of its square, over the elements of a row.
+template <class T, bool IS_SQUARE> QUIRE_INLINE float sum_of(const T* x, int64_t width, float shift) {
+  vf sum = zero();
+  for (int64_t i = 0; i < width; i += W) {
+    vf v = load_upto(x + i, width - i) - set1(shift);
+    if (width - i < W) v = keep_lanes(v, 0, static_cast<int>(width - i), zero());
+    sum = IS_SQUARE ? fma(v, v, sum) : sum + v;
+  }
+  return hsum(sum);
+}
+
+template <class T> void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  const T *weight = static_cast<const T*>(args.weight), *bias = static_cast<const T*>(args.bias);
+  for (int64_t t = begin; t < end; ++t) {
+    const T* x = static_cast<const T*>(args.x) + t * args.x_stride;
+    T* out = static_cast<T*>(args.out) + t * args.width;
+    const float mean = sum_of<T, false>(x, args.width, 0.0f) / args.width;
+    const float variance = sum_of<T, true>(x, args.width, mean) / args.width;
+    const vf scale = set1(1.0f / __builtin_sqrtf(variance + args.eps));
+    for (int64_t i = 0; i < args.width; i += W) {
+      const int64_t n = args.width - i;
+      vf v = (load_upto(x + i, n) - set1(mean)) * scale;
+      if (weight != nullptr) v = v * load_upto(weight + i, n);
+      if (bias != nullptr) v = v + load_upto(bias + i, n);
+      store_upto(out + i, v, n);
+    }
+  }
+}
+
 }  // namespace
 
 #define QUIRE_ROWS(NAME, ARGS, ROWS)                                       \
@@ -93,16 +173,23 @@ template <class T> void rotate_rows(const RotaryArgs& args, int64_t begin, int64
 QUIRE_ROWS(rms_norm, NormArgs, norm_rows)
 QUIRE_ROWS(silu_and_mul, GateArgs, gate_rows)
 QUIRE_ROWS(rotary, RotaryArgs, rotate_rows)
+QUIRE_ROWS(combine_pair, PairArgs, pair_rows)
+QUIRE_ROWS(activate, ActivationArgs, activate_rows)
+QUIRE_ROWS(layer_norm, LayerNormArgs, layer_norm_rows)
 
 void attend(const AttentionArgs&, const Work&, const Work*, float*, float*);
 void combine(const AttentionArgs&, const QueryTile&, int64_t, float*, const float*);
+
+extern const MatmulKernels matmul_kernels;
+extern const SamplingKernels sampling_kernels;
 
 #define QUIRE_STRING(x) #x
 #define QUIRE_NAME(x) QUIRE_STRING(x)
 
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
-  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), attend, combine, rms_norm, silu_and_mul, rotary};
+  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), attend, combine, rms_norm, silu_and_mul, rotary,
+                                        combine_pair, activate, layer_norm, &matmul_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
@@ -67,20 +68,10 @@ inline void check_rows(const Tensor& t, int64_t dim, const char* name) {
   STD_TORCH_CHECK(t.stride(dim - 1) == 1 || t.size(dim - 1) <= 1, name, " must be contiguous in its last dimension");
 }
 
-inline Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= sizes[d];
-  }
-  int32_t dtype = 0;
-  aoti_torch_get_dtype(like.get(), &dtype);
-  AtenTensorHandle handle = nullptr;
-  aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype,
-                           aoti_torch_device_type_cpu(), 0, &handle);
-  return Tensor(handle);
-}
+// A contiguous tensor for a result. While a program is recorded, its memory belongs to the program (program.cpp).
+Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype);
+
+inline Tensor empty(const std::vector<int64_t>& sizes, const Tensor& like) { return empty(sizes, like.scalar_type()); }
 
 inline std::vector<int64_t> sizes_of(const Tensor& t) {
   std::vector<int64_t> sizes(t.dim());
@@ -88,22 +79,25 @@ inline std::vector<int64_t> sizes_of(const Tensor& t) {
   return sizes;
 }
 
-// A tensor as rows [outer, inner, width] with a stride for each of the first two, which is as far as views go here.
+// A tensor as rows [tokens, inner, width] with a stride for each of the first two, which is as far as views go here.
+// What has more dimensions must be contiguous in its leading ones, which count as tokens then.
 struct Rows {
-  int64_t outer = 1, inner = 1, outer_stride = 0, inner_stride = 0;
+  int64_t tokens = 1, inner = 1, width = 1, token_stride = 0, inner_stride = 0;
 };
 
 inline Rows rows_of(const Tensor& t, const char* name) {
   const int64_t n = t.dim();
+  STD_TORCH_CHECK(n >= 1, name, " must have at least one dimension");
   check_rows(t, n, name);
   Rows rows;
-  if (n >= 2) rows.inner = t.size(n - 2), rows.inner_stride = t.stride(n - 2);
+  rows.width = t.size(n - 1);
+  if (n >= 3) rows.inner = t.size(n - 2), rows.inner_stride = t.stride(n - 2);
   int64_t expected = 0;
-  for (int64_t d = n - 3; d >= 0; --d) {  // dimensions further out must continue each other
-    if (rows.outer == 1) rows.outer_stride = t.stride(d);
-    STD_TORCH_CHECK(rows.outer == 1 || t.size(d) == 1 || t.stride(d) == expected, name, ": strides are not supported");
+  for (int64_t d = n >= 3 ? n - 3 : n - 2; d >= 0; --d) {
+    if (rows.tokens == 1) rows.token_stride = t.stride(d);
+    STD_TORCH_CHECK(rows.tokens == 1 || t.size(d) == 1 || t.stride(d) == expected, name, ": strides are not supported");
     if (t.size(d) != 1) expected = t.stride(d) * t.size(d);
-    rows.outer *= t.size(d);
+    rows.tokens *= t.size(d);
   }
   return rows;
 }

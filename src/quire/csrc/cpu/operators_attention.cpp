@@ -25,17 +25,23 @@ CacheWrite cache_write(const Tensor& rows, const Tensor& cache, const char* name
           rows.size(2) * size};
 }
 
+// What is in them is read in every run of a step, so only the address is kept here.
+Indices indices(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.is_cpu() && (t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long), name,
+                  " must be int32 or int64 on the CPU");
+  STD_TORCH_CHECK(t.stride(t.dim() - 1) == 1 || t.size(t.dim() - 1) <= 1, name, " must be contiguous");
+  return {t.const_data_ptr(), t.scalar_type() == ScalarType::Long};
+}
+
 void write_kv_op(const Tensor& key, const Tensor& value, const Tensor& k_cache, const Tensor& v_cache,
                  const Tensor& slots) {
-  STD_TORCH_CHECK(key.size(0) == slots.size(0) && value.size(0) == slots.size(0), "one slot for each token");
+  STD_TORCH_CHECK(slots.dim() == 1 && key.size(0) == slots.size(0) && value.size(0) == slots.size(0),
+                  "one slot for each token");
   STD_TORCH_CHECK(k_cache.size(2) == v_cache.size(2), "both caches must have the same block size");
-  const Integers slot(slots, "slots");
-  const int64_t tokens = slots.size(0), num_slots = min64(k_cache.size(0), v_cache.size(0)) * k_cache.size(2);
-  for (int64_t t = 0; t < tokens; ++t) {
-    STD_TORCH_CHECK(slot.data()[t] < num_slots, "slot ", slot.data()[t], " is beyond the cache of ", num_slots);
-  }
-  write_kv(cache_write(key, k_cache, "key"), cache_write(value, v_cache, "value"), slot.data(), tokens, key.size(1),
-           k_cache.size(2), max_threads());
+  const int64_t num_slots = min64(k_cache.size(0), v_cache.size(0)) * k_cache.size(2);
+  perform(std::make_unique<WriteStep>(cache_write(key, k_cache, "key"), cache_write(value, v_cache, "value"),
+                                      indices(slots, "slots"), key.size(1), k_cache.size(2), num_slots),
+          {slots.size(0), 0});
 }
 
 // Bytes of a block, which must lie side by side.
@@ -83,12 +89,12 @@ std::vector<BlockCopy> block_copies(const std::vector<Tensor>& sources, const st
 
 void copy_blocks_op(const std::vector<Tensor>& caches, const Tensor& pairs) {
   const int64_t* pair = checked_pairs(pairs, caches, caches);
-  copy_blocks(block_copies(caches, caches), pair, pairs.size(0), max_threads());
+  copy_blocks(block_copies(caches, caches), pair, pairs.size(0));
 }
 
 void move_blocks_op(const std::vector<Tensor>& sources, const std::vector<Tensor>& destinations, const Tensor& pairs) {
   const int64_t* pair = checked_pairs(pairs, sources, destinations);
-  move_blocks(block_copies(sources, destinations), pair, pairs.size(0), max_threads());
+  move_blocks(block_copies(sources, destinations), pair, pairs.size(0));
 }
 
 std::vector<float> sinks_as_float(const std::optional<Tensor>& sinks, int64_t num_heads) {
@@ -126,9 +132,7 @@ void check_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v
   STD_TORCH_CHECK(k_cache.size(1) == v_cache.size(1) && k_cache.size(2) == v_cache.size(2) &&
                       query.size(1) % k_cache.size(1) == 0,
                   "heads of query must be a multiple of the heads of both caches");
-  STD_TORCH_CHECK(block_tables.dim() == 2 && block_tables.scalar_type() == ScalarType::Int && block_tables.is_cpu() &&
-                      (block_tables.stride(1) == 1 || block_tables.size(1) <= 1),
-                  "block_tables must be int32 [S, M] on the CPU with contiguous rows");
+  STD_TORCH_CHECK(block_tables.dim() == 2, "block_tables must have a row for each sequence");
 }
 
 AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& tables,
@@ -139,12 +143,13 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
   args.k_cache = k_cache.const_data_ptr();
   args.v_cache = v_cache.const_data_ptr();
   args.out = out.mutable_data_ptr();
-  args.block_tables = static_cast<const int32_t*>(tables.const_data_ptr());
+  args.block_tables = indices(tables, "block_tables");
   args.query_token_stride = query.stride(0), args.query_head_stride = query.stride(1);
   args.out_token_stride = out.stride(0), args.out_head_stride = out.stride(1);
   args.k_block_stride = k_cache.stride(0), args.k_head_stride = k_cache.stride(1);
   args.v_block_stride = v_cache.stride(0), args.v_head_stride = v_cache.stride(1);
   args.table_stride = tables.stride(0);
+  args.num_blocks = min64(k_cache.size(0), v_cache.size(0)), args.blocks_in_row = tables.size(1);
   args.num_kv_heads = static_cast<int>(k_cache.size(1));
   args.group_size = static_cast<int>(query.size(1) / k_cache.size(1));
   args.head_dim = static_cast<int>(query.size(2));
@@ -158,23 +163,16 @@ void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor
                         std::optional<Tensor> sinks, double scale, int64_t sliding_window, double soft_cap) {
   check_attention(query, k_cache, v_cache, out, block_tables);
   const int64_t num_sequences = block_tables.size(0);
-  STD_TORCH_CHECK(seq_lens.size(0) == num_sequences && query_starts.size(0) == num_sequences + 1,
+  STD_TORCH_CHECK(seq_lens.dim() == 1 && seq_lens.size(0) == num_sequences && query_starts.dim() == 1 &&
+                      query_starts.size(0) == num_sequences + 1,
                   "seq_lens and query_starts must fit the ", num_sequences, " rows of block_tables");
-  const Integers lens(seq_lens, "seq_lens"), starts(query_starts, "query_starts");
-  const int64_t capacity = block_tables.size(1) * k_cache.size(2);
-  for (int64_t s = 0; s < num_sequences; ++s) {
-    const int64_t rows = starts.data()[s + 1] - starts.data()[s];
-    STD_TORCH_CHECK(rows <= 0 || (starts.data()[s] >= 0 && starts.data()[s + 1] <= query.size(0) &&
-                                  lens.data()[s] <= capacity),
-                    "sequence ", s, " has rows outside of query, or is longer than its ", capacity, " slots");
-  }
   AttentionArgs args = attention_args(query, k_cache, v_cache, block_tables, out);
-  const std::vector<float> sink = sinks_as_float(sinks, query.size(1));
-  args.sinks = sink.empty() ? nullptr : sink.data();
+  args.seq_lens = indices(seq_lens, "seq_lens"), args.query_starts = indices(query_starts, "query_starts");
   args.scale = static_cast<float>(scale);
   args.sliding_window = sliding_window;
   args.soft_cap = static_cast<float>(soft_cap);
-  paged_attention(args, {static_cast<int>(num_sequences), lens.data(), starts.data()}, max_threads());
+  perform(std::make_unique<AttentionStep>(args, sinks_as_float(sinks, query.size(1))),
+          {query.size(0), num_sequences});
 }
 
 }  // namespace

@@ -1,52 +1,74 @@
-// Operators that treat every token by itself: norms, gates, rotary positions.
+// Operators that treat every token by itself: norms, gates, rotary positions, sums, look-ups.
+
+#include <cstring>
 
 #include "operators.h"
 
 namespace quire {
 namespace {
 
-// Runs `work(begin, end)` over the rows, on several threads if there is enough to do.
-template <class Work> void over_rows(int64_t rows, int64_t elements, Work work) {
-  const int64_t threads = min64(max_threads(), min64(rows, elements / 32768));
-  if (threads <= 1) return work(0, rows);
-#pragma omp parallel for num_threads(static_cast<int>(threads)) schedule(static)
-  for (int64_t i = 0; i < threads; ++i) work(rows * i / threads, rows * (i + 1) / threads);
-}
+// A step of one function of the kernel table and its arguments.
+template <class Args> class RowStep final : public TokenStep {
+ public:
+  using Function = void (*KernelTable::*)(const Args&, int64_t, int64_t);
+  RowStep(Function function, const Args& args, int64_t work_of_a_token)
+      : run_(kernels()->*function), args_(args), work_of_a_token_(work_of_a_token) {}
+  int64_t work(const Extent& extent) const override { return extent.tokens * work_of_a_token_; }
+  void run_tokens(int64_t begin, int64_t end) const override { run_(args_, begin, end); }
 
-void run_norm(const Tensor& x, const Tensor* residual, const Tensor& weight, double eps, const Tensor& out,
-              const Tensor* total) {
-  const int64_t width = x.size(x.dim() - 1);
-  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == width && weight.scalar_type() == x.scalar_type() &&
+ private:
+  void (*run_)(const Args&, int64_t, int64_t);
+  Args args_;
+  int64_t work_of_a_token_;
+};
+
+// How many multiply-adds an element of these operations is worth.
+constexpr int64_t NORM = 4, GATE = 16, ROTARY = 4, SUM = 2;
+
+void norm(const Tensor& x, const Tensor* residual, const Tensor& weight, double eps, const Tensor& out,
+          const Tensor* total) {
+  const Rows rows = rows_of(x, "x");
+  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == rows.width && weight.scalar_type() == x.scalar_type() &&
                       weight.is_contiguous(),
                   "weight must be a contiguous vector of the last dimension and of the dtype of x");
-  const Rows rows = rows_of(x, "x");
   NormArgs args{};
   args.dtype = dtype_of(x);
   args.x = x.const_data_ptr(), args.weight = weight.const_data_ptr(), args.out = out.mutable_data_ptr();
-  args.outer = rows.outer, args.inner = rows.inner, args.width = width;
-  args.x_outer_stride = rows.outer_stride, args.x_inner_stride = rows.inner_stride;
+  args.inner = rows.inner, args.width = rows.width;
+  args.x_token_stride = rows.token_stride, args.x_inner_stride = rows.inner_stride;
   args.eps = static_cast<float>(eps);
   if (residual != nullptr) {
     STD_TORCH_CHECK(sizes_of(*residual) == sizes_of(x) && residual->scalar_type() == x.scalar_type(),
                     "residual must have the shape and the dtype of x");
     const Rows others = rows_of(*residual, "residual");
     args.residual = residual->const_data_ptr(), args.total = total->mutable_data_ptr();
-    args.residual_outer_stride = others.outer_stride, args.residual_inner_stride = others.inner_stride;
+    args.residual_token_stride = others.token_stride, args.residual_inner_stride = others.inner_stride;
   }
-  const int64_t count = rows.outer * rows.inner;
-  over_rows(count, count * width, [&](int64_t begin, int64_t end) { kernels()->rms_norm(args, begin, end); });
+  perform(std::make_unique<RowStep<NormArgs>>(&KernelTable::rms_norm, args, NORM * rows.inner * rows.width),
+          {rows.tokens, 0});
 }
 
 Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
   Tensor out = empty(sizes_of(x), x);
-  run_norm(x, nullptr, weight, eps, out, nullptr);
+  norm(x, nullptr, weight, eps, out, nullptr);
   return out;
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm_op(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
   Tensor out = empty(sizes_of(x), x), total = empty(sizes_of(x), x);
-  run_norm(x, &residual, weight, eps, out, &total);
+  norm(x, &residual, weight, eps, out, &total);
   return {out, total};
+}
+
+// The tensor as rows of the last dimension, one a token.
+Rows flat_rows(const Tensor& t, const char* name) {
+  Rows rows = rows_of(t, name);
+  STD_TORCH_CHECK(rows.inner == 1 || rows.tokens == 1 || rows.token_stride == rows.inner * rows.inner_stride, name,
+                  ": strides are not supported");
+  if (rows.inner > 1) rows.token_stride = rows.inner_stride;
+  rows.tokens *= rows.inner;
+  rows.inner = 1;
+  return rows;
 }
 
 Tensor silu_and_mul_op(const Tensor& x) {
@@ -54,39 +76,140 @@ Tensor silu_and_mul_op(const Tensor& x) {
   STD_TORCH_CHECK(!sizes.empty() && sizes.back() % 2 == 0, "the last dimension must be even");
   sizes.back() /= 2;
   Tensor out = empty(sizes, x);
-  const Rows rows = rows_of(x, "x");
-  STD_TORCH_CHECK(rows.outer == 1 || rows.outer_stride == rows.inner * rows.inner_stride,
-                  "x: strides are not supported");
-  GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), rows.outer * rows.inner, sizes.back(),
-                rows.inner_stride};
-  over_rows(args.rows, args.rows * args.width, [&](int64_t begin, int64_t end) {
-    kernels()->silu_and_mul(args, begin, end);
-  });
+  const Rows rows = flat_rows(x, "x");
+  const GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), sizes.back(), rows.token_stride};
+  perform(std::make_unique<RowStep<GateArgs>>(&KernelTable::silu_and_mul, args, GATE * args.width), {rows.tokens, 0});
   return out;
 }
+
+Tensor pair(const Tensor& x, const Tensor& y, bool is_product) {
+  STD_TORCH_CHECK(sizes_of(x) == sizes_of(y) && x.scalar_type() == y.scalar_type(), "x and y must be alike");
+  Tensor out = empty(sizes_of(x), x);
+  const Rows rows = flat_rows(x, "x"), others = flat_rows(y, "y");
+  PairArgs args{dtype_of(x), is_product, x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(), rows.width,
+                rows.token_stride, others.token_stride};
+  perform(std::make_unique<RowStep<PairArgs>>(&KernelTable::combine_pair, args, SUM * args.width), {rows.tokens, 0});
+  return out;
+}
+
+Tensor add_op(const Tensor& x, const Tensor& y) { return pair(x, y, false); }
+Tensor multiply_op(const Tensor& x, const Tensor& y) { return pair(x, y, true); }
+
+Tensor activate_op(const Tensor& x, int64_t kind) {
+  Tensor out = empty(sizes_of(x), x);
+  const Rows rows = flat_rows(x, "x");
+  const ActivationArgs args{dtype_of(x), static_cast<Activation>(kind), x.const_data_ptr(), out.mutable_data_ptr(),
+                            rows.width, rows.token_stride};
+  perform(std::make_unique<RowStep<ActivationArgs>>(&KernelTable::activate, args, GATE * args.width), {rows.tokens, 0});
+  return out;
+}
+
+Tensor layer_norm_op(const Tensor& x, std::optional<Tensor> weight, std::optional<Tensor> bias, double eps) {
+  Tensor out = empty(sizes_of(x), x);
+  const Rows rows = flat_rows(x, "x");
+  for (const std::optional<Tensor>* vector : {&weight, &bias}) {
+    STD_TORCH_CHECK(!vector->has_value() || ((*vector)->dim() == 1 && (*vector)->size(0) == rows.width &&
+                                             (*vector)->scalar_type() == x.scalar_type() && (*vector)->is_contiguous()),
+                    "weight and bias must be contiguous vectors of the last dimension and of the dtype of x");
+  }
+  const LayerNormArgs args{dtype_of(x),
+                           x.const_data_ptr(),
+                           weight.has_value() ? weight->const_data_ptr() : nullptr,
+                           bias.has_value() ? bias->const_data_ptr() : nullptr,
+                           out.mutable_data_ptr(),
+                           rows.width,
+                           rows.token_stride,
+                           static_cast<float>(eps)};
+  perform(std::make_unique<RowStep<LayerNormArgs>>(&KernelTable::layer_norm, args, NORM * args.width), {rows.tokens, 0});
+  return out;
+}
+
+class RotaryStep final : public TokenStep {
+ public:
+  RotaryStep(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin)
+      : positions_(positions, "positions"), num_positions_(cos_sin.size(0)) {
+    const Tensor* tensors[] = {&query, &key};
+    for (int i = 0; i < 2; ++i) {
+      const Tensor& x = *tensors[i];
+      check_rows(x, 3, "query and key");
+      STD_TORCH_CHECK(x.size(0) == positions.size(0) && x.size(2) >= cos_sin.size(1),
+                      "one position for each token, and heads as wide as the rotary dimensions");
+      args_[i] = {dtype_of(x),  positions_.data(), x.mutable_data_ptr(), static_cast<const float*>(cos_sin.const_data_ptr()),
+                  x.size(1),    x.stride(0),       x.stride(1),          cos_sin.stride(0),
+                  static_cast<int>(cos_sin.size(1) / 2)};
+    }
+  }
+
+  int64_t work(const Extent& extent) const override {
+    return ROTARY * extent.tokens * args_[0].half * 2 * (args_[0].heads + args_[1].heads);
+  }
+
+  void check(const Extent& extent) const override {
+    const int64_t* position = positions_.data();
+    for (int64_t t = 0; t < extent.tokens; ++t) {
+      STD_TORCH_CHECK(position[t] >= 0 && position[t] < num_positions_, "position ", position[t],
+                      " is beyond the table of ", num_positions_);
+    }
+  }
+
+  void run_tokens(int64_t begin, int64_t end) const override {
+    for (const RotaryArgs& args : args_) kernels()->rotary(args, begin, end);
+  }
+
+ private:
+  Integers positions_;
+  int64_t num_positions_;
+  RotaryArgs args_[2];
+};
 
 void rotary_op(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin) {
   check_rows(cos_sin, 2, "cos_sin_cache");
   STD_TORCH_CHECK(cos_sin.scalar_type() == ScalarType::Float && cos_sin.size(1) % 2 == 0,
                   "cos_sin_cache must be float32 with an even number of columns");
-  const Integers position(positions, "positions");
-  const int64_t tokens = positions.size(0);
-  for (int64_t t = 0; t < tokens; ++t) {
-    STD_TORCH_CHECK(position.data()[t] >= 0 && position.data()[t] < cos_sin.size(0), "position ", position.data()[t],
-                    " is beyond the table of ", cos_sin.size(0));
-  }
-  for (const Tensor* x : {&query, &key}) {
-    check_rows(*x, 3, "query and key");
-    STD_TORCH_CHECK(x->size(0) == tokens && x->size(2) >= cos_sin.size(1), "one position for each token, and heads as",
-                    " wide as the rotary dimensions");
-    const RotaryArgs args{dtype_of(*x), position.data(), x->mutable_data_ptr(),
-                          static_cast<const float*>(cos_sin.const_data_ptr()), tokens, x->size(1), x->stride(0),
-                          x->stride(1), cos_sin.stride(0), static_cast<int>(cos_sin.size(1) / 2)};
-    over_rows(tokens, tokens * args.heads * args.half, [&](int64_t begin, int64_t end) {
-      kernels()->rotary(args, begin, end);
-    });
-  }
+  perform(std::make_unique<RotaryStep>(positions, query, key, cos_sin), {positions.size(0), 0});
 }
+
+// Rows of a table by their numbers: embeddings.
+class LookUpStep final : public TokenStep {
+ public:
+  LookUpStep(const Tensor& ids, const Tensor& table, const Tensor& out)
+      : ids_(ids, "ids"),
+        num_rows_(table.size(0)),
+        row_bytes_(table.size(1) * static_cast<int64_t>(table.element_size())),
+        stride_bytes_(table.stride(0) * static_cast<int64_t>(table.element_size())),
+        table_(static_cast<const char*>(table.const_data_ptr())),
+        out_(static_cast<char*>(out.mutable_data_ptr())) {}
+
+  int64_t work(const Extent& extent) const override { return extent.tokens * row_bytes_; }
+
+  void check(const Extent& extent) const override {
+    for (int64_t t = 0; t < extent.tokens; ++t) {
+      STD_TORCH_CHECK(ids_.data()[t] >= 0 && ids_.data()[t] < num_rows_, "id ", ids_.data()[t],
+                      " is beyond the table of ", num_rows_);
+    }
+  }
+
+  void run_tokens(int64_t begin, int64_t end) const override {
+    for (int64_t t = begin; t < end; ++t) {
+      std::memcpy(out_ + t * row_bytes_, table_ + ids_.data()[t] * stride_bytes_, row_bytes_);
+    }
+  }
+
+ private:
+  Integers ids_;
+  int64_t num_rows_, row_bytes_, stride_bytes_;
+  const char* table_;
+  char* out_;
+};
+
+Tensor look_up_op(const Tensor& table, const Tensor& ids) {
+  check_rows(table, 2, "table");
+  Tensor out = empty({ids.size(0), table.size(1)}, table);
+  perform(std::make_unique<LookUpStep>(ids, table, out), {ids.size(0), 0});
+  return out;
+}
+
+Tensor new_rows_op(const Tensor& like, const std::vector<int64_t>& sizes) { return empty(sizes, like); }
 
 }  // namespace
 
@@ -96,6 +219,12 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("add_rms_norm", TORCH_BOX(&add_rms_norm_op));
   library.impl("silu_and_mul", TORCH_BOX(&silu_and_mul_op));
   library.impl("rotary_embedding", TORCH_BOX(&rotary_op));
+  library.impl("add", TORCH_BOX(&add_op));
+  library.impl("multiply", TORCH_BOX(&multiply_op));
+  library.impl("activate", TORCH_BOX(&activate_op));
+  library.impl("layer_norm", TORCH_BOX(&layer_norm_op));
+  library.impl("look_up", TORCH_BOX(&look_up_op));
+  library.impl("new_rows", TORCH_BOX(&new_rows_op));
 }
 
 }  // namespace quire

@@ -2,7 +2,10 @@
 
 #include "program.h"
 
+#include "operators.h"
+
 #include <stdexcept>
+#include <string>
 
 namespace quire {
 namespace {
@@ -12,11 +15,8 @@ constexpr int64_t WORK_WORTH_THREADS = 1 << 17;
 // Tokens that a run of small operations takes along at once: their rows stay in the second-level cache.
 constexpr int64_t TOKENS_AT_ONCE = 8;
 
-thread_local Program* recording = nullptr;
-
-void throw_if_wrong(const Step& step, const Extent& extent) {
-  if (const char* reason = step.check(extent)) throw std::runtime_error(reason);
-}
+thread_local std::unique_ptr<Program> recording;
+thread_local std::string last_error;
 
 int threads_for(int64_t work) { return work < WORK_WORTH_THREADS ? 1 : crew_size(); }
 
@@ -25,7 +25,10 @@ int threads_for(int64_t work) { return work < WORK_WORTH_THREADS ? 1 : crew_size
 void Program::append(std::unique_ptr<Step> step) {
   ++num_steps_;
   const bool joins = !stages_.empty() && step->is_by_token() && stages_.back().front()->is_by_token();
-  if (!joins) stages_.emplace_back();
+  if (!joins) {
+    stages_.emplace_back();
+    arena_->begin_stage();
+  }
   stages_.back().push_back(std::move(step));
 }
 
@@ -47,7 +50,7 @@ void Program::run(const Extent& extent) const {
   int64_t work = 0;
   for (const Stage& stage : stages_)
     for (const auto& step : stage) {
-      throw_if_wrong(*step, extent);
+      step->check(extent);
       work += step->work(extent);
     }
   run_crew(threads_for(work), [&](Crew& crew) {
@@ -60,10 +63,58 @@ void perform(std::unique_ptr<Step> step, const Extent& extent) {
     if (extent.tokens != recording->max_tokens()) {
       throw std::runtime_error("a recorded step must have a first dimension of as many tokens as the program");
     }
-    return recording->append(std::move(step));
+    recording->append(std::move(step));
+    return;
   }
-  throw_if_wrong(*step, extent);
+  step->check(extent);
   run_crew(threads_for(step->work(extent)), [&](Crew& crew) { step->run(extent, crew); });
 }
 
+bool is_recording() { return recording != nullptr; }
+
+Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t count = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = count;
+    count *= sizes[d];
+  }
+  if (recording != nullptr) {
+    const std::shared_ptr<Arena> arena = recording->arena();
+    const int64_t bytes_of_an_element = dtype == ScalarType::Float || dtype == ScalarType::Int ? 4
+                                        : dtype == ScalarType::Long                            ? 8
+                                                                                               : 2;
+    return torch::stable::from_blob(arena->take(count * bytes_of_an_element), sizes, strides,
+                                    torch::stable::Device(torch::headeronly::DeviceType::CPU), dtype,
+                                    [arena](void* data) { arena->give_back(data); });
+  }
+  AtenTensorHandle handle = nullptr;
+  aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                           torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
+                           aoti_torch_device_type_cpu(), 0, &handle);
+  return Tensor(handle);
+}
+
 }  // namespace quire
+
+// Called through ctypes by worker/kernels/cpu/library.py. Errors come back as text: no exception crosses into C.
+#define QUIRE_EXPORT __attribute__((visibility("default")))
+extern "C" {
+QUIRE_EXPORT void quire_record_begin(int64_t max_tokens) {
+  quire::recording = std::make_unique<quire::Program>(max_tokens);
+}
+QUIRE_EXPORT void* quire_record_end() { return quire::recording.release(); }
+QUIRE_EXPORT void quire_program_drop(void* program) { delete static_cast<quire::Program*>(program); }
+QUIRE_EXPORT int64_t quire_program_size(const void* program) {
+  return static_cast<const quire::Program*>(program)->size();
+}
+QUIRE_EXPORT const char* quire_program_run(const void* program, int64_t tokens, int64_t sequences) {
+  try {
+    static_cast<const quire::Program*>(program)->run({tokens, sequences});
+    return nullptr;
+  } catch (const std::exception& error) {
+    quire::last_error = error.what();
+    return quire::last_error.c_str();
+  }
+}
+}

@@ -25,9 +25,9 @@ class Step {
   // is small runs on one thread.
   virtual int64_t work(const Extent& extent) const = 0;
 
-  // Null, or what is wrong with the inputs of this run (positions, slots, lengths): asked before every run, because they
-  // may have changed since the step was made, and a wrong one would write outside of the tensors.
-  virtual const char* check(const Extent&) const { return nullptr; }
+  // Throws (STD_TORCH_CHECK) if the inputs of this run are wrong (positions, slots, lengths). Called before every run:
+  // they may have changed since the step was made, and a wrong one would write outside of the tensors.
+  virtual void check(const Extent&) const {}
 
   // Called on every thread of the crew; ends with a barrier if another thread may read what this one wrote.
   virtual void run(const Extent& extent, Crew& crew) const = 0;
@@ -49,5 +49,8 @@ class TokenStep : public Step {
 
 // Runs the step for so many tokens (and sequences), or records it. `tokens` is the length of the first dimension.
 void perform(std::unique_ptr<Step> step, const Extent& extent);
+
+// Whether this thread records a program.
+bool is_recording();
 
 }  // namespace quire

@@ -58,7 +58,7 @@ class Estimates:
                 num_full = computed.num_tokens // self._block_size
             num_ahead = num_more_tokens + self._manager.num_uncertain + self._manager.lookahead
             total = min(sequence.num_total_tokens + num_ahead, request.max_total)
-            num_shared = self._num_shared(sequence, earlier) if num_full is not None else 0
+            num_shared = self.num_shared(sequence, earlier) if num_full is not None else 0
             needed += sum(
                 self._num_missing(group, total, step_tokens, islice(table, num_full), num_shared)
                 for group, table in zip(self._groups, tables, strict=True)
@@ -130,7 +130,7 @@ class Estimates:
         # a window gives back behind what it takes in front
         return max(0, min(to_write, group.most_blocks(total, step_tokens, self._block_size) - num_held))
 
-    def _num_shared(self, sequence: Sequence, earlier: list[Sequence]) -> int:
+    def num_shared(self, sequence: Sequence, earlier: list[Sequence]) -> int:
         """Full blocks that it will find computed by its siblings, which begin before it."""
         if not earlier or self._manager.has_windows:
             return 0

@@ -32,7 +32,6 @@ from quire.messages import (
     SequenceEnd,
     SequenceLogprobs,
     TokenLogprobs,
-    int_array,
     sequence_id_of,
     split_sequence_id,
 )
@@ -258,7 +257,7 @@ class Lifecycle:
         return child
 
     def append(self, sequence: Sequence, token_id: int) -> None:
-        self._rows.learn(int_array([sequence.row]), int_array([token_id]))
+        self._rows.append(sequence.row, token_id)
         self.changes.append(AppendedTokens(row=sequence.row, token_ids=[token_id]))
 
     def drop(self, sequence: Sequence) -> None:

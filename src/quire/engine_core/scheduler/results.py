@@ -63,7 +63,7 @@ class Results:
         result.logprobs = self._logprobs_of(output.logprobs, decided, rows)
         # Looked up before a decoding method gives rows away.
         answers = self._lifecycle.answers_of(
-            {row: found for row, found in output.candidates.items() if self._is_as_decided(row, decided)}
+            {row: found for row, found in output.candidates.items() if self._is_answer(row, decided)}
         )
         self._lifecycle.show_tokens(rows)
         self._lifecycle.show_candidates(answers)
@@ -88,6 +88,10 @@ class Results:
     def _is_as_decided(self, row: int, decided: StepInFlight) -> bool:
         """The row still belongs to the sequence that the step computed."""
         return self._running.find(row) is not None and bool(self._rows.left_at[row] <= decided.num_changes)
+
+    def _is_answer(self, row: int, decided: StepInFlight) -> bool:
+        """One that was computed again may answer twice, the second time when its next token has been chosen."""
+        return self._is_as_decided(row, decided) and bool(self._rows.appended_at[row] <= decided.num_changes)
 
     def _learned(
         self, output: StepOutput, decided: StepInFlight

@@ -150,7 +150,10 @@ class Scheduler:
         if granted.sum() > self.max_num_batched_tokens:
             granted = self._within_limits(rows, self._share_out(rows, granted))
         self._granted[rows] = granted
-        end = self.rows.num_computed[rows] + granted
+        computed = self.rows.num_computed[rows]
+        self._take_turns(rows[computed == 0])
+        granted = self._granted[rows]
+        end = computed + granted
         needs_block = rows[(end > self.rows.writable_until[rows]) & (granted > 0)]
         for sequence in self._after_steady_ones(needs_block, self.manager.steady.allocate):
             if self._granted[sequence.row]:  # it may have been preempted meanwhile
@@ -190,6 +193,31 @@ class Scheduler:
                 break
             taken += min(num_remaining, left)
         return taken
+
+    def _take_turns(self, rows: IntArray) -> None:
+        """What one is granted that has to wait for a sibling goes to that sibling."""
+        for sequence in reversed(self.running.sequences_at(rows)):
+            num_tokens = int(self._granted[sequence.row])
+            awaited = self._awaited(sequence) if num_tokens and not sequence.is_begun else None
+            if awaited is not None:
+                self._granted[sequence.row] = 0
+                self._granted[awaited.row] = self._most(awaited, int(self._granted[awaited.row]) + num_tokens)
+
+    def _awaited(self, sequence: TokenSequence) -> TokenSequence | None:
+        """The earlier sibling that has still to compute what this one, which holds nothing, is to find.
+
+        Estimates count on it, and else several would compute the same, each into blocks of its own.
+        """
+        awaited, num_shared, num_there = None, 0, 0
+        for sibling in sequence.request.sequences.values():
+            if sibling is sequence:
+                break
+            num_tokens = self.manager.estimates.num_shared(sequence, [sibling]) * self.manager.block_size
+            reached = sibling.num_computed_tokens + int(self._granted[sibling.row])
+            num_there = max(num_there, min(num_tokens, reached))
+            if num_tokens > num_shared:
+                awaited, num_shared = sibling, num_tokens
+        return awaited if num_there < num_shared else None
 
     def _make_room(self, sequence: TokenSequence) -> None:
         """Blocks for a running sequence; if there are none, others give way until there are, or it gives way itself."""
@@ -288,6 +316,8 @@ class Scheduler:
     def _start_sequences(self, request: Request, budget: int) -> int:
         for sequence in request.sequences.values():
             self.lifecycle.place(sequence)
+            if not sequence.is_begun and self._awaited(sequence) is not None:
+                continue
             remaining = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             # one that begins is limited when it is known where
             num_tokens = self._most(sequence, budget) if sequence.is_begun else remaining

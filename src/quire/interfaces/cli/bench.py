@@ -1,9 +1,13 @@
-"""`quire bench`: throughput and latency of this engine with random prompts of equal length."""
+"""`quire bench`: throughput and latency of this engine with random prompts of equal length.
+
+`quire bench WORKLOAD` measures one of the workloads below instead, each a command with options of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import random
 import time
@@ -20,6 +24,16 @@ from quire.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from quire.interfaces.async_llm import AsyncLLM
 
+# workload -> (its number, module, what stands there for it, what it is)
+WORKLOADS = {
+    "stream": ("w1", "bench_engine", "STREAM", "one request alone"),
+    "batch": ("w2", "bench_engine", "BATCH", "64 requests of log-normal lengths at once"),
+    "shared-prefix": ("w3", "bench_engine", "SHARED_PREFIX", "32 requests that begin alike"),
+    "parallel": ("w4", "bench_engine", "PARALLEL", "several answers to one prompt, and beam search"),
+    "prompt": ("w5", "bench_engine", "PROMPT", "one long prompt"),
+    "serve": ("w6", "bench_serve", "SERVE", "the server, under requests that arrive at random"),
+    "start": ("w7", "bench_start", "START", "from the start of a process to its first token"),
+}
 # flag, default, least, help
 _LOAD_FLAGS = (
     ("--num-requests", 32, 1, "requests in all"),
@@ -56,7 +70,9 @@ class Load:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [MODEL] [options]"
+    parser.usage = "%(prog)s [MODEL] [options]\n       %(prog)s WORKLOAD [MODEL] [options]"
+    lines = [f"  {name:<14} ({number})  {text}" for name, (number, _, _, text) in WORKLOADS.items()]
+    parser.epilog = "\n".join(["workloads; each has a --help of its own:", *lines])
     add_model_argument(parser)
     group = parser.add_argument_group("load")
     for flag, default, _, text in _LOAD_FLAGS:
@@ -66,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", default="0", metavar="X", help="0 is greedy (default: 0)")
     group.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     add_engine_flags(parser, leave_out=("seed",))
+
+
+def subcommand(word: str) -> Any:
+    """The workload of this name or number, or None."""
+    for name, (number, module, attribute, _) in WORKLOADS.items():
+        if word.lower() in (name, number):
+            return getattr(importlib.import_module(f"quire.interfaces.cli.{module}"), attribute)
+    return None
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ import argparse
 from quire.config import EMBEDDED, ModelFacts, parse_bytes
 from quire.config.arithmetic import Machine, ModelShape
 from quire.config.model_source import locate
+from quire.config.quantization import SCHEMES
+from quire.config.weight_sizes import weight_bytes
 from quire.errors import OptionError
 
 _GIB = 2**30
@@ -15,7 +17,10 @@ DOES_NOT_FIT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default=EMBEDDED, help="directory or hub name (default: embedded)")
+    parser.add_argument(
+        "model", nargs="?", default=EMBEDDED, help="directory, GGUF file or hub name (default: embedded)"
+    )
+    parser.add_argument("--quantization", choices=SCHEMES, help="weights as this option makes them while loading")
     parser.add_argument(
         "--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="type of weights and cache"
     )
@@ -33,23 +38,30 @@ def run(arguments: argparse.Namespace) -> int:
     memory = parse_bytes(arguments.memory, "memory")
     context = arguments.context or facts.max_model_len or 2048
     shape = ModelShape.of(facts.hf_config)
-    print("\n".join(report(shape, arguments.dtype, machine, memory, context)))
-    return 0 if memory > shape.weight_bytes(arguments.dtype) else DOES_NOT_FIT
+    weights, form = weight_bytes(facts, shape, arguments.dtype, arguments.quantization)
+    print("\n".join(report(shape, (weights, form), arguments.dtype, machine, memory, context)))
+    return 0 if memory > weights else DOES_NOT_FIT
 
 
-def report(shape: ModelShape, dtype: str, machine: Machine, memory: int, context: int) -> list[str]:
-    """The plan as lines; every figure is a formula of chapter 2."""
-    weights, per_token = shape.weight_bytes(dtype), shape.kv_bytes_per_token(dtype)
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def report(
+    shape: ModelShape, weights_in: tuple[int, str], dtype: str, machine: Machine, memory: int, context: int
+) -> list[str]:
+    """The plan as lines; every figure is a formula of chapter 2. `weights_in`: their bytes, and in what."""
+    (weights, form), per_token = weights_in, shape.kv_bytes_per_token(dtype)
     left = memory - weights
     lines = [
-        f"parameters          {shape.num_parameters / 1e9:.3f} billion, {weights / _GIB:.2f} GiB in {dtype}",
+        f"parameters          {shape.num_parameters / 1e9:.3f} billion, {_size(weights)} in {form}",
         f"KV cache            {per_token:,} bytes a token; {per_token * context / _GIB:.3f} GiB for {context:,} tokens",
     ]
     if left <= 0:
         return [*lines, f"does not fit        {memory / _GIB:.2f} GiB is less than the weights alone need"]
     floor = machine.weight_floor_seconds(weights)
     cache_seconds = machine.kv_read_seconds(per_token * context)
-    bound = machine.compute_bound_batch(weights // shape.num_parameters)
+    bound = machine.compute_bound_batch(weights / shape.num_parameters)
     return [
         *lines,
         f"fits                {left // per_token:,} tokens beside the weights in {memory / _GIB:.2f} GiB, "

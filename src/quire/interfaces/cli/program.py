@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from quire.errors import OptionError, QuireError, UserError, suggestion
 from quire.interfaces.cli.parser import CommandParser
@@ -33,6 +34,7 @@ examples:
   quire generate "Once upon a time" --max-tokens 50
   cat notes.txt | quire generate --temperature 0
   quire bench --num-requests 32 --json
+  quire bench stream ./my-model            one request alone, beside what the machine allows
 
 `quire COMMAND --help` lists the options of a command.
 """
@@ -74,11 +76,16 @@ def _run(argv: list[str]) -> int:
         hint = suggestion(argv[0], known) or f" There are: {', '.join(known)}."
         raise OptionError(f"{argv[0]}: there is no such {kind}.{hint}")
     module_name, description = COMMANDS[argv[0]]
-    command = importlib.import_module(module_name)
-    parser = CommandParser(prog=f"quire {argv[0]}", description=f"{description[0].upper()}{description[1:]}.")
+    command: Any = importlib.import_module(module_name)
+    words, rest = argv[0], argv[1:]
+    # A command may have commands of its own: each is an object with add_arguments, run and a description.
+    inner = command.subcommand(rest[0]) if rest and hasattr(command, "subcommand") else None
+    if inner is not None:
+        command, description, words, rest = inner, inner.description, f"{words} {rest[0]}", rest[1:]
+    parser = CommandParser(prog=f"quire {words}", description=f"{description[0].upper()}{description[1:]}.")
     command.add_arguments(parser)
     try:
-        arguments = parser.parse(argv[1:])
+        arguments = parser.parse(rest)
     except SystemExit:  # --help has printed what was asked for
         return OK
     if "log_level" in arguments:

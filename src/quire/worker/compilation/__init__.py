@@ -1,5 +1,6 @@
-"""torch.compile around the model, with attention as one opaque operator (4.3.1, Operation Fusion)."""
+"""Running a model faster than operator by operator: recorded as one program (CPU), or by torch.compile (4.3.1)."""
 
+from quire.worker.compilation.recorded import record_forward
 from quire.worker.compilation.regional import compile_layers
 
-__all__ = ["compile_layers"]
+__all__ = ["compile_layers", "record_forward"]

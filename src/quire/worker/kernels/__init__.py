@@ -14,15 +14,42 @@ Shape suffixes used in `kernels`, innermost dimension last:
 """
 
 from quire.worker.kernels.attention import copy_blocks, move_blocks, paged_attention, write_kv
-from quire.worker.kernels.fused import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+from quire.worker.kernels.fused import (
+    activate,
+    add,
+    add_rms_norm,
+    layer_norm,
+    look_up,
+    multiply,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+)
+from quire.worker.kernels.linear import pack_quantized, pack_weight, packed_linear, packed_rows, unpack_weight
+from quire.worker.kernels.sampling import best_tokens, choose_tokens, gather_logits, penalise, token_logprobs
 
 __all__ = [
+    "activate",
+    "add",
     "add_rms_norm",
+    "best_tokens",
+    "choose_tokens",
     "copy_blocks",
+    "gather_logits",
+    "layer_norm",
+    "look_up",
     "move_blocks",
+    "multiply",
+    "pack_quantized",
+    "pack_weight",
+    "packed_linear",
+    "packed_rows",
     "paged_attention",
+    "penalise",
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
+    "token_logprobs",
+    "unpack_weight",
     "write_kv",
 ]

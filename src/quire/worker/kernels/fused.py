@@ -25,3 +25,28 @@ def silu_and_mul(x_T2I: Tensor) -> Tensor:
 def rotary_embedding(positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor) -> None:
     """Turn the first R dimensions of each head by the angles of the token's position, in place."""
     operators.rotary_embedding(positions_T, query_THD, key_TKD, cos_sin_cache_PR)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, of one shape and type."""
+    return operators.add(x, y)
+
+
+def look_up(table: Tensor, ids_T: Tensor) -> Tensor:
+    """Rows of a table by their numbers."""
+    return operators.look_up(table, ids_T)
+
+
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """x * y, of one shape and type."""
+    return operators.multiply(x, y)
+
+
+def activate(x: Tensor, kind: int) -> Tensor:
+    """An activation element by element; `kind` is its index in `reference.activate.ACTIVATIONS`."""
+    return operators.activate(x, kind)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / standard deviation * weight + bias over the last dimension."""
+    return operators.layer_norm(x, weight, bias, eps)

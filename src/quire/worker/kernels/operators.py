@@ -26,7 +26,25 @@ _SCHEMAS = {
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
     "silu_and_mul": "(Tensor x) -> Tensor",
+    "add": "(Tensor x, Tensor y) -> Tensor",
+    "multiply": "(Tensor x, Tensor y) -> Tensor",
+    "activate": "(Tensor x, int kind) -> Tensor",
+    "layer_norm": "(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    "look_up": "(Tensor table, Tensor ids) -> Tensor",
+    "new_rows": "(Tensor like, int[] sizes) -> Tensor",
+    "pack_weight": "(Tensor weight) -> Tensor",
+    "pack_quantized": "(Tensor values, Tensor scales, Tensor? offsets, int bits, bool weight_only) -> Tensor",
+    "unpack_weight": "(Tensor packed) -> Tensor",
+    "packed_linear": "(Tensor x, Tensor packed, Tensor? bias, SymInt num_rows) -> Tensor",
+    "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
+    "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
+    "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
+    "Tensor uniform) -> (Tensor, Tensor)",
+    "gather_logits": "(Tensor logits, Tensor rows, Tensor(a!) out) -> ()",
+    "penalise": "(Tensor(a!) logits, Tensor tokens, Tensor rows, Tensor num_prompt, Tensor lengths, Tensor repetition, "
+    "Tensor frequency, Tensor presence) -> ()",
+    "token_logprobs": "(Tensor logits, Tensor? rows, Tensor tokens, int most) -> (Tensor, Tensor, Tensor, Tensor)",
 }
 
 _library = torch.library.Library("quire", "DEF")
@@ -36,11 +54,36 @@ def _contiguous_like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _column(logits: Tensor, rows: Tensor | None, dtype: torch.dtype, *width: int) -> Tensor:
+    """An entry, or so many, for each row of logits that is meant."""
+    return logits.new_empty((len(logits) if rows is None else len(rows), *width), dtype=dtype)
+
+
+def _tokens(logits: Tensor, rows: Tensor | None, *_: Tensor) -> tuple[Tensor, Tensor]:
+    return _column(logits, rows, torch.int64), _column(logits, rows, torch.float32)
+
+
+def _logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, most: int) -> tuple[Tensor, ...]:
+    ids, values = _column(logits, rows, torch.int64, most), _column(logits, rows, torch.float32, most)
+    return _column(logits, rows, torch.float32), _column(logits, rows, torch.int64), ids, values
+
+
 # What torch.compile needs to know: shapes and dtypes of results. Operators that write into their arguments have none.
 _SHAPES: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight, eps: _contiguous_like(x),
     "add_rms_norm": lambda x, residual, weight, eps: (_contiguous_like(x), _contiguous_like(x)),
     "silu_and_mul": lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
+    "add": lambda x, y: _contiguous_like(x),
+    "multiply": lambda x, y: _contiguous_like(x),
+    "activate": lambda x, kind: _contiguous_like(x),
+    "layer_norm": lambda x, weight, bias, eps: _contiguous_like(x),
+    "packed_linear": lambda x, packed, bias, num_rows: x.new_empty((*x.shape[:-1], num_rows)),
+    "packed_rows": lambda packed, ids, dtype, num_columns: ids.new_empty((ids.shape[0], num_columns), dtype=dtype),
+    "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
+    "new_rows": lambda like, sizes: like.new_empty(sizes),
+    "best_tokens": _tokens,
+    "choose_tokens": _tokens,
+    "token_logprobs": _logprobs,
 }
 
 
@@ -84,3 +127,19 @@ rms_norm = torch.ops.quire.rms_norm.default
 add_rms_norm = torch.ops.quire.add_rms_norm.default
 silu_and_mul = torch.ops.quire.silu_and_mul.default
 rotary_embedding = torch.ops.quire.rotary_embedding.default
+pack_weight = torch.ops.quire.pack_weight.default
+pack_quantized = torch.ops.quire.pack_quantized.default
+unpack_weight = torch.ops.quire.unpack_weight.default
+packed_linear = torch.ops.quire.packed_linear.default
+packed_rows = torch.ops.quire.packed_rows.default
+add = torch.ops.quire.add.default
+multiply = torch.ops.quire.multiply.default
+activate = torch.ops.quire.activate.default
+layer_norm = torch.ops.quire.layer_norm.default
+look_up = torch.ops.quire.look_up.default
+new_rows = torch.ops.quire.new_rows.default
+best_tokens = torch.ops.quire.best_tokens.default
+choose_tokens = torch.ops.quire.choose_tokens.default
+gather_logits = torch.ops.quire.gather_logits.default
+penalise = torch.ops.quire.penalise.default
+token_logprobs = torch.ops.quire.token_logprobs.default

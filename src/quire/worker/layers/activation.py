@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.errors import ModelError, suggestion
 from quire.worker import kernels
 from quire.worker.kernels import reference
+from quire.worker.kernels.reference.activate import ACTIVATIONS
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
 
-_GELU_TANH: Activation = partial(F.gelu, approximate="tanh")
+
+def _fused(name: str) -> Activation:
+    kind = ACTIVATIONS.index(name)
+
+    def run(x: Tensor) -> Tensor:
+        return reference.activate(x, kind) if torch.compiler.is_compiling() else kernels.activate(x, kind)
+
+    return run
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    positive = _RELU(x)
+    return positive * positive
+
+
+_GELU_TANH, _RELU, _SILU = _fused("gelu_tanh"), _fused("relu"), _fused("silu")
 _BY_NAME: dict[str, Activation] = {
-    "gelu": F.gelu,
+    "gelu": _fused("gelu"),
     "gelu_fast": _GELU_TANH,
     "gelu_new": _GELU_TANH,
     "gelu_pytorch_tanh": _GELU_TANH,
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "swish": F.silu,
-    "tanh": torch.tanh,
+    "relu": _RELU,
+    "relu2": _squared_relu,
+    "sigmoid": _fused("sigmoid"),
+    "silu": _SILU,
+    "swish": _SILU,
+    "tanh": _fused("tanh"),
 }
 
 
@@ -49,9 +63,8 @@ class GatedActivation(nn.Module):
         self.activation = activation(name)
 
     def forward(self, gate_up: Tensor) -> Tensor:
-        if self.activation is F.silu and not torch.compiler.is_compiling():
-            return kernels.silu_and_mul(gate_up)
-        if self.activation is F.silu:
-            return reference.silu_and_mul(gate_up)
+        if self.activation is _SILU:
+            source = reference if torch.compiler.is_compiling() else kernels
+            return source.silu_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate) * up

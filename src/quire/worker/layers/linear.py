@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quire.worker.layers.packing import PackedWeight, multiply, pack
+from quire.worker.layers.packing import multiply, pack
 from quire.worker.layers.parameter import Part, make_parameter
 from quire.worker.layers.tensor_parallel import current_group
 
@@ -32,7 +32,8 @@ class ReplicatedLinear(nn.Module):
     def _create(self, num_rows: int, num_columns: int, bias: bool, parts: tuple[Part, ...] = (None,)) -> None:
         self.weight = make_parameter(num_rows, num_columns, pick=self._pick, parts=parts)
         self.bias = make_parameter(num_rows, pick=self._pick_bias, parts=parts) if bias else None
-        self.packed: PackedWeight | None = None
+        self.packed: Tensor | None
+        self.register_buffer("packed", None, persistent=False)
 
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         """Where a tensor of the checkpoint goes, and the piece of it that this rank keeps."""
@@ -42,14 +43,14 @@ class ReplicatedLinear(nn.Module):
         return self._pick(whole, tensor, part)
 
     def pack_weights(self) -> None:
-        """Replace the weight by its packed copy, if the processor gains from one. After loading, once."""
-        if self.packed is None and (packed := pack(self.weight.data)) is not None:
+        """Replace the weight by its packed copy, where there are kernels for it. After loading, once."""
+        if self.packed is None and (packed := pack(self.weight)) is not None:
             self.packed = packed
             # The original goes at once: the peak is one weight, not one model.
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiply(x, self.weight, self.packed, self.bias)
+        return multiply(x, self.weight, self.packed, self.bias, self.out_features)
 
     def extra_repr(self) -> str:
         share = f"{self.group.rank + 1} of {self.group.size}"
@@ -140,7 +141,7 @@ class RowParallelLinear(ReplicatedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group.size == 1:
-            return multiply(x, self.weight, self.packed, self.bias)
-        total: Tensor = self.group.all_reduce(multiply(x, self.weight, self.packed, None))
+            return multiply(x, self.weight, self.packed, self.bias, self.out_features)
+        total: Tensor = self.group.all_reduce(multiply(x, self.weight, self.packed, None, self.out_features))
         # once, not once a rank
         return total if self.bias is None else torch.add(total, self.bias)

@@ -122,6 +122,14 @@ def _yarn(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
     return frequencies / factor * stretch + frequencies * (1 - stretch), _yarn_scale(parameters)
 
 
+def _factors(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    """Each frequency divided by a number of its own: GGUF has no other words for `llama3`."""
+    factors = torch.tensor(parameters["factors"], dtype=torch.float32, device="cpu")
+    if factors.shape != (dim // 2,):
+        raise ModelError(f"rope_freqs.weight: has {len(factors)} numbers, {dim // 2} are expected.")
+    return _inverse_powers(parameters, dim) / factors, 1.0
+
+
 def _yarn_scale(parameters: dict[str, Any]) -> float:
     if "attention_factor" in parameters:
         return float(parameters["attention_factor"])
@@ -142,4 +150,5 @@ _KINDS: dict[str, Callable[[dict[str, Any], int], tuple[Tensor, float]]] = {
     "dynamic": _default,
     "llama3": _llama3,
     "yarn": _yarn,
+    "factors": _factors,
 }

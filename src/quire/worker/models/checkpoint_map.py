@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from quire.worker.layers.parameter import Part
+from quire.worker.layers.quantization import QuantizedWeight
 
 # What most decoders merge: three projections into one multiplication, and two.
 MERGED: Mapping[str, tuple[str, Part]] = {
@@ -25,15 +26,15 @@ MERGED: Mapping[str, tuple[str, Part]] = {
 
 
 class Placement(NamedTuple):
-    """One tensor's way: the parameter's name, which part of it, and the tensor."""
+    """One weight's way: the parameter's name, which part of it, and the weight."""
 
     name: str
     part: Part
-    tensor: Tensor
+    weight: Tensor | QuantizedWeight
 
 
-def _unchanged(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    return [(name, tensor)]
+def _unchanged(name: str, weight: Tensor | QuantizedWeight) -> list[tuple[str, Tensor | QuantizedWeight]]:
+    return [(name, weight)]
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,14 @@ class CheckpointMap:
     # ends of names that are not weights: buffers that old versions wrote
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     # a last look at a tensor: turn it, or cut it into several
-    convert: Callable[[str, Tensor], list[tuple[str, Tensor]]] = _unchanged
+    convert: Callable[[str, Any], list[tuple[str, Any]]] = _unchanged
 
-    def place(self, name: str, tensor: Tensor) -> Iterator[Placement]:
+    @property
+    def takes_quantized(self) -> bool:
+        """Whether weights come as they are used; codes cannot be turned."""
+        return self.convert is _unchanged
+
+    def place(self, name: str, weight: Tensor | QuantizedWeight) -> Iterator[Placement]:
         """Nothing for an ignored tensor, otherwise its placements."""
         if name.endswith(self.ignored):
             return
@@ -57,13 +63,13 @@ class CheckpointMap:
             if name.startswith(prefix):
                 name = other + name.removeprefix(prefix)
                 break
-        for converted_name, converted in self.convert(name, tensor):
+        for converted_name, converted in self.convert(name, weight):
             yield self._merge(converted_name, converted)
 
-    def _merge(self, name: str, tensor: Tensor) -> Placement:
+    def _merge(self, name: str, weight: Tensor | QuantizedWeight) -> Placement:
         path, _, leaf = name.rpartition(".")
         parent, _, module = path.rpartition(".")
         if module not in self.merged:
-            return Placement(name, None, tensor)
+            return Placement(name, None, weight)
         target, part = self.merged[module]
-        return Placement(f"{parent}.{target}.{leaf}" if parent else f"{target}.{leaf}", part, tensor)
+        return Placement(f"{parent}.{target}.{leaf}" if parent else f"{target}.{leaf}", part, weight)

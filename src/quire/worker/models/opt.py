@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.worker.attention import Attention
@@ -82,7 +83,7 @@ class OPTDecoder(nn.Module):
         hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
         if self.project_in is not None:
             hidden = self.project_in(hidden)
-        hidden = hidden + self.embed_positions(positions + POSITION_OFFSET)
+        hidden = hidden + F.embedding(positions, self.embed_positions.weight[POSITION_OFFSET:])
         for layer in self.layers:
             hidden = layer(hidden)
         if self.final_layer_norm is not None:

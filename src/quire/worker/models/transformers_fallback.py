@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from quire.config import ModelFacts, WorkerConfig
 from quire.errors import ModelError, one_line
 from quire.worker.attention import Attention
-from quire.worker.layers.packing import PackedWeight, multiply, pack
+from quire.worker.layers.packing import multiply, pack, pack_quantized
+from quire.worker.layers.quantization import QuantizedWeight, Role, Scheme, apply, find_scheme
 from quire.worker.models.transformers_checkpoint import load_hf_model
 from quire.worker.models.transformers_probe import PROBE, AttentionCall, probe, refusal, register_probe
 
@@ -40,6 +41,7 @@ def load_through_transformers(config: WorkerConfig, dtype: torch.dtype, device: 
             f"model_type={facts.model_type}: {refusal(_FAILED)} ({type(error).__name__}: {one_line(error)})"
         ) from error
     model.attach(calls, dtype)
+    model.scheme = None if config.quantization is None else find_scheme(config.quantization)
     return model
 
 
@@ -57,6 +59,8 @@ class TransformersModel(nn.Module):
         setattr(hf_model, hf_model.base_model_prefix, _HandThrough())
         self.head = hf_model
         self.vocab_size = vocab_size
+        # by which linear layers are quantised when they are packed
+        self.scheme: Scheme | None = None
 
     def attach(self, calls: list[AttentionCall], dtype: torch.dtype) -> None:
         """Give each module that asked for attention a layer of Quire's, and switch over."""
@@ -79,10 +83,21 @@ class TransformersModel(nn.Module):
 
     def pack_weights(self) -> None:
         """Replace plain linear layers by packed ones, one at a time."""
+        head = self.head.get_output_embeddings()
         for parent in list(self.modules()):
             for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear and (packed := pack(child.weight.data)) is not None:
+                if type(child) is not nn.Linear:
+                    continue
+                packed = self._packed(child.weight.data, "head" if child is head else "linear", name)
+                if packed is not None:
                     setattr(parent, name, PackedLinear(child, packed))
+
+    def _packed(self, weight: Tensor, role: Role, name: str) -> Tensor | None:
+        if self.scheme is not None and weight.device.type == "cpu":
+            quantized = apply(self.scheme, weight, role, name)
+            if isinstance(quantized, QuantizedWeight):
+                return pack_quantized(quantized)
+        return pack(weight)
 
     def forward(
         self,
@@ -106,15 +121,16 @@ class TransformersModel(nn.Module):
 class PackedLinear(nn.Module):
     """nn.Linear with its weight in the processor's layout; `weight` stays as an empty tensor that tells the type."""
 
-    def __init__(self, linear: nn.Linear, packed: PackedWeight) -> None:
+    def __init__(self, linear: nn.Linear, packed: Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
         self.bias = linear.bias
-        self.packed = packed
+        self.packed: Tensor
+        self.register_buffer("packed", packed, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiply(x, self.weight, self.packed, self.bias)
+        return multiply(x, self.weight, self.packed, self.bias, self.out_features)
 
 
 class _HandThrough(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -55,12 +55,12 @@ class CpuPlatform:
             watcher.join()
         result.peak_bytes = highest[0] - start
 
-    def set_threads(self, num_threads: int) -> None:
+    def set_threads(self, num_threads: int, processors: Sequence[int] | None = None) -> None:
         # Imported here: the package of the kernels is nothing that a look at the memory should load.
         from quire.worker.kernels import cpu
 
         torch.set_num_threads(num_threads)
-        cpu.set_crew(num_threads)
+        cpu.set_crew(num_threads, processors)
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""

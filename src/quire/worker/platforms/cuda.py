@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -46,7 +46,7 @@ class CudaPlatform:
         torch.cuda.synchronize(self.device)
         result.peak_bytes = torch.cuda.max_memory_allocated(self.device) - start
 
-    def set_threads(self, num_threads: int) -> None:
+    def set_threads(self, num_threads: int, processors: Sequence[int] | None = None) -> None:
         torch.set_num_threads(num_threads)
 
     def synchronize(self) -> None:

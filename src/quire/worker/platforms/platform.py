@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,8 +48,8 @@ class Platform(Protocol):
         """How much memory a piece of work needs at its worst moment."""
         ...
 
-    def set_threads(self, num_threads: int) -> None:
-        """Threads that one operator may use on the host."""
+    def set_threads(self, num_threads: int, processors: Sequence[int] | None = None) -> None:
+        """Threads that one operator may use on the host, each on its processor if any are named."""
         ...
 
     def synchronize(self) -> None:

@@ -14,12 +14,20 @@ from torch import Tensor
 
 from quire.worker.sampler.order import ids_of, order_keys
 
+# Rows are drawn in slices of at most so many logits. On a CPU they stay in the cache; elsewhere top_p sorts a slice,
+# which needs some 40 bytes a logit that the KV cache cannot have.
+_SLICE_CPU, _SLICE_OTHER = 1 << 21, 1 << 24
 # Weights of a chunk of the vocabulary are summed first, then the chunks: a draw reads the whole row once.
 _CHUNK = 256
 # Spare tokens beyond top_k show whether a tie crosses the limit; if it does, so many times more are looked at.
 _SPARE, _GROWTH = 32, 16
 # How many tokens a share of top_p needs in most cases; what needs more goes the longer way.
 _NUCLEUS = 128
+
+
+def rows_in_slice(vocab_size: int, device: torch.device) -> int:
+    """How many rows are drawn at once at most: what a step needs beyond its logits grows no further."""
+    return max(1, (_SLICE_CPU if device.type == "cpu" else _SLICE_OTHER) // vocab_size)
 
 
 def draw_from_all(weights_nV: Tensor, uniform_n: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Log-probabilities of the raw logits: the chosen token with its rank, and the k best.
 
 Raw means before any processor and before temperature. Rank 1 is the most probable; equal ones rank by token id, the
-lowest first, as everywhere (`order.py`): what a greedy row chose has rank 1 and stands first among the best.
+lowest first, as everywhere: what a greedy row chose has rank 1 and stands first among the best.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.messages import IntArray, TokenLogprobs
+from quire.worker.kernels import token_logprobs
 from quire.worker.sampler.choose import rows_in_slice
-from quire.worker.sampler.order import ids_of, order_keys
 from quire.worker.staging import Array, to_device
 
 
@@ -26,27 +26,23 @@ class LogprobReader:
         self._counts_n = np.minimum(counts_n, vocab_size)
         self._vocab_size = vocab_size
 
-    def read(self, logits_nV: Tensor, tokens_n: Tensor) -> list[Tensor]:
-        """What must come to the host: tokens, their log-probabilities and ranks, the best ones and theirs."""
-        # in slices, because their order needs some 20 bytes a logit
-        step = rows_in_slice(self._vocab_size, logits_nV.device)
-        slices = [slice(start, start + step) for start in range(0, len(logits_nV), step)]
-        parts = [self._read(logits_nV[rows], tokens_n[rows], int(self._counts_n[rows].max())) for rows in slices]
+    def read(self, logits_NV: Tensor, tokens_n: Tensor, rows_n: Tensor | None = None) -> list[Tensor]:
+        """What must come to the host: tokens, their log-probabilities and ranks, the best ones and theirs. `rows_n`
+        says which rows of the logits are meant, if not all."""
+        # in slices, because the order needs some 20 bytes a logit where there is no kernel for it
+        step, num_rows = rows_in_slice(self._vocab_size, logits_NV.device), len(tokens_n)
+        if num_rows <= step:
+            return [tokens_n, *token_logprobs(logits_NV, rows_n, tokens_n, int(self._counts_n.max()))]
+        parts = []
+        for part in (slice(start, start + step) for start in range(0, num_rows, step)):
+            logits, rows = (logits_NV[part], None) if rows_n is None else (logits_NV, rows_n[part])
+            parts.append(token_logprobs(logits, rows, tokens_n[part], int(self._counts_n[part].max())))
         most = max(ids_nK.shape[1] for _, _, ids_nK, _ in parts)
         return [
             tokens_n,
             *(torch.cat(tensors) for tensors in zip(*(part[:2] for part in parts), strict=True)),
             *(torch.cat([_widened(part[i], most) for part in parts]) for i in (2, 3)),
         ]
-
-    def _read(self, logits_nV: Tensor, tokens_n: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # Logits that differ by little may have the same log-probability, so the order is that of the logits.
-        keys_nV = order_keys(logits_nV)
-        ranks_n = (keys_nV > keys_nV.gather(1, tokens_n[:, None])).sum(-1) + 1
-        ids_nK = ids_of(keys_nV.topk(count, dim=-1).values, self._vocab_size)
-        del keys_nV
-        logprobs_nV = logits_nV.log_softmax(-1)
-        return logprobs_nV.gather(1, tokens_n[:, None])[:, 0], ranks_n, ids_nK, logprobs_nV.gather(1, ids_nK)
 
     def entries(self, arrays: Sequence[Array]) -> list[TokenLogprobs]:
         """One entry a row, out of what `read` gave, back on the host."""
@@ -60,25 +56,25 @@ class LogprobReader:
 
 
 class SampledLogprobs:
-    """Those of sampled tokens. Built before processors change the logits in place, read when the tokens are known."""
+    """Those of the tokens of a batch; `counts` is below 0 where none are asked for. The raw logits are read when the
+    tokens are known: what processors change must be a copy."""
 
-    def __init__(self, logits_NV: Tensor, counts_N: IntArray) -> None:
+    def __init__(self, counts_N: IntArray, vocab_size: int, device: torch.device) -> None:
         self._positions_n = np.flatnonzero(counts_N >= 0)
-        self._is_asked = len(self._positions_n) > 0
-        if self._is_asked:
-            self._reader = LogprobReader(counts_N[self._positions_n], logits_NV.shape[1])
-            (self._index_n,) = to_device([self._positions_n], logits_NV.device)
-            self._logits_nV = logits_NV[self._index_n]
+        self.is_asked = len(self._positions_n) > 0
+        if self.is_asked:
+            self._reader = LogprobReader(counts_N[self._positions_n], vocab_size)
+            (self._index_n,) = to_device([self._positions_n], device)
 
-    def read(self, tokens_N: Tensor) -> list[Tensor]:
-        return self._reader.read(self._logits_nV, tokens_N[self._index_n]) if self._is_asked else []
+    def read(self, logits_NV: Tensor, tokens_N: Tensor) -> list[Tensor]:
+        return self._reader.read(logits_NV, tokens_N[self._index_n], self._index_n) if self.is_asked else []
 
     def by_row(
         self, arrays: Sequence[Array], rows_N: IntArray, is_kept_N: npt.NDArray[np.bool_]
     ) -> dict[int, list[TokenLogprobs]]:
         """One entry for each token that is kept, in the order of the batch."""
         entries_by_row: dict[int, list[TokenLogprobs]] = {}
-        if self._is_asked:
+        if self.is_asked:
             columns = rows_N[self._positions_n].tolist(), is_kept_N[self._positions_n].tolist()
             for row, is_kept, entry in zip(*columns, self._reader.entries(arrays), strict=True):
                 if is_kept:

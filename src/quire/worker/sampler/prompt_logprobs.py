@@ -29,29 +29,36 @@ class PromptLogprobs:
         self._table = table
         self._compute_logits = compute_logits
         self._counts = np.full(table.num_rows, -1, dtype=np.int64)
+        # rows with a count that is not below 0
+        self._asking: set[int] = set()
         # positions below this one are reported
         self._next_position = np.zeros(table.num_rows, dtype=np.int64)
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        count = sequence.sampling.prompt_logprobs
-        self._counts[sequence.row] = -1 if count is None else count
+        self._set(sequence.row, sequence.sampling.prompt_logprobs)
         self._next_position[sequence.row] = sequence.num_reported_positions
 
     def fork(self, fork: ForkedSequence) -> None:
         # the parent reports the prompt for all of its request
-        self._counts[fork.row] = -1
+        self._set(fork.row, None)
 
     def release(self, row: int) -> None:
-        self._counts[row] = -1
+        self._set(row, None)
 
     def start(self, hidden_TE: Tensor, batch: InputBatch) -> PromptReading:
         """What this step can report; its tensors go to the host together with the sampled tokens."""
         reading = PromptReading()
+        if not self._asking:
+            return reading
         for s in np.flatnonzero(self._counts[batch.rows_S] >= 0).tolist():
             self._add_row(reading, s, batch)
         if reading.rows:
             self._read(reading, hidden_TE)
         return reading
+
+    def _set(self, row: int, count: int | None) -> None:
+        self._counts[row] = -1 if count is None else count
+        (self._asking.discard if count is None else self._asking.add)(row)
 
     def _add_row(self, reading: PromptReading, s: int, batch: InputBatch) -> None:
         row, start = int(batch.rows_S[s]), int(batch.num_computed_S[s])
@@ -72,7 +79,7 @@ class PromptLogprobs:
         index_n, token_n = to_device([indices, tokens], hidden_TE.device)
         start, step = 0, 1
         while start < len(indices):
-            logits_nV = self._compute_logits(hidden_TE[index_n[start : start + step]]).float()
+            logits_nV = self._compute_logits(hidden_TE[index_n[start : start + step]])
             reader = LogprobReader(counts[start : start + step], logits_nV.shape[1])
             reading.parts.append((reader, reader.read(logits_nV, token_n[start : start + step])))
             # The first slice, of one row, tells how wide a row is.

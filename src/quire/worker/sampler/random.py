@@ -25,10 +25,20 @@ def to_uint64(seed: int) -> int:
     return seed & 0xFFFFFFFFFFFFFFFF
 
 
-def uniforms(seeds: UIntArray, positions: IntArray) -> npt.NDArray[np.float64]:
+def hashed(seeds: UIntArray) -> UIntArray:
+    """What `uniforms_of` takes of a seed. It is the same at every position."""
+    return _mix(seeds + _GOLDEN)
+
+
+def uniforms_of(hashed_seeds: UIntArray, positions: IntArray) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1): the same for the same seed and position."""
-    hashed = _mix(_mix(seeds + _GOLDEN) ^ _mix(positions.astype(np.uint64) * _GOLDEN + _MIX_1))
-    return (hashed >> np.uint64(64 - _BITS)).astype(np.float64) / float(1 << _BITS)
+    mixed = _mix(hashed_seeds ^ _mix(positions.astype(np.uint64) * _GOLDEN + _MIX_1))
+    return (mixed >> np.uint64(64 - _BITS)).astype(np.float64) / float(1 << _BITS)
+
+
+def uniforms(seeds: UIntArray, positions: IntArray) -> npt.NDArray[np.float64]:
+    """The same from the seeds themselves."""
+    return uniforms_of(hashed(seeds), positions)
 
 
 def _mix(x: UIntArray) -> UIntArray:

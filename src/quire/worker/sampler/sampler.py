@@ -14,19 +14,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, no_ints
 from quire.worker.input_batch import InputBatch
+from quire.worker.kernels import gather_logits
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.candidates import NOTHING_TO_READ, CandidateReading, read_candidates
 from quire.worker.sampler.choose import choose_tokens
-from quire.worker.sampler.logprobs import SampledLogprobs
+from quire.worker.sampler.plan import Positions, SamplingPlan
 from quire.worker.sampler.processors import RowFollower, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.settings import RowSettings
 from quire.worker.sampler.verify import kept_draws
-from quire.worker.staging import Array, to_device, to_host
+from quire.worker.staging import Array, to_host
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be chosen."
 NOTHING_LEFT = "no token is left to choose from: allowed_token_ids, bad_words and min_tokens together exclude all."
@@ -58,33 +60,39 @@ class Sampler:
         self._processors = built_in_processors(table)
         self._prompt_logprobs = PromptLogprobs(table, compute_logits)
         self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors, self._prompt_logprobs)
+        self._room = torch.empty(0)
+        # of the last batch; None: rows have come or gone since
+        self._plan: SamplingPlan | None = None
+        self._plan_key = b""
 
     def admit(self, sequence: AdmittedSequence) -> None:
+        self._plan = None
         for follower in self._followers:
             follower.admit(sequence)
 
     def fork(self, fork: ForkedSequence) -> None:
+        self._plan = None
         for follower in self._followers:
             follower.fork(fork)
 
     def release(self, row: int) -> None:
+        self._plan = None
         for follower in self._followers:
             follower.release(row)
 
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
-        rows_N = batch.sampling_rows_N
         prompt = self._prompt_logprobs.start(hidden_TE, batch)
-        if len(rows_N) == 0:
+        if len(batch.sampling_rows_N) == 0:
             by_row = prompt.by_row(to_host(prompt.tensors))
             return Sampled(no_ints(), no_ints(), no_ints(), {}, by_row, {}, prompt.failures)
-        logits_NV = self._compute_logits(hidden_TE[batch.logits_indices_N]).float()
-        rows_N, lengths_N, logits_NV, reading = self._without_candidates(rows_N, batch.lengths_N, logits_NV)
-        logprobs = SampledLogprobs(logits_NV, self.settings.num_logprobs[rows_N])
-        for processor in self._processors:
-            if processor.is_active(rows_N):
-                processor.apply(logits_NV, rows_N, lengths_N)
-        tokens_N, top_N = choose_tokens(logits_NV, self.settings.draw_settings(rows_N, lengths_N))
-        parts = (tokens_N, top_N), logprobs.read(tokens_N), reading.tensors, prompt.tensors
+        # In a step of decoding every token asks, and nothing need be picked out.
+        is_whole = len(hidden_TE) == len(batch.sampling_rows_N)
+        logits_NV = self._compute_logits(hidden_TE if is_whole else hidden_TE[batch.logits_indices_N])
+        plan = self._plan_for(batch.sampling_rows_N, logits_NV)
+        rows_N, lengths_N = plan.rows_N, plan.sampled.of(batch.lengths_N)
+        reading, logits_NV = self._candidates(plan, logits_NV), plan.sampled.rows_of(logits_NV)
+        tokens_N, top_N = self._choose(plan, logits_NV, lengths_N)
+        parts = (tokens_N, top_N), plan.logprobs.read(logits_NV, tokens_N), reading.tensors, prompt.tensors
         (token_ids, top), *rest = _to_host_together(parts)
         candidates, failed = reading.by_row(rest[1])
         is_kept = np.isfinite(top)
@@ -94,39 +102,63 @@ class Sampler:
             # What followed a wrong draft may be as it likes. A row that fails before gets no token at all.
             is_failed &= is_said
             is_kept = is_said & ~np.isin(rows_N, rows_N[is_failed])
-        return Sampled(
-            rows=rows_N[is_kept],
-            lengths=lengths_N[is_kept],
-            token_ids=token_ids[is_kept],
-            logprobs=logprobs.by_row(rest[0], rows_N, is_kept),
-            prompt_logprobs=prompt.by_row(rest[2]),
-            candidates=candidates,
-            failures=prompt.failures | dict.fromkeys(failed, NOT_FINITE) | _failures(rows_N[is_failed], top[is_failed]),
-        )
+        failures = prompt.failures | dict.fromkeys(failed, NOT_FINITE)
+        logprobs = plan.logprobs.by_row(rest[0], rows_N, is_kept)
+        if not is_kept.all():
+            failures |= _failures(rows_N[is_failed], top[is_failed])
+            rows_N, lengths_N, token_ids = rows_N[is_kept], lengths_N[is_kept], token_ids[is_kept]
+        return Sampled(rows_N, lengths_N, token_ids, logprobs, prompt.by_row(rest[2]), candidates, failures)
 
-    def _without_candidates(
-        self, rows_N: IntArray, lengths_N: IntArray, logits_NV: Tensor
-    ) -> tuple[IntArray, IntArray, Tensor, CandidateReading]:
-        """Rows whose next token the core chooses are read and leave the batch: nothing below is meant for them."""
-        counts_N = self.settings.num_candidates[rows_N]
-        if not counts_N.any():
-            return rows_N, lengths_N, logits_NV, NOTHING_TO_READ
-        asked, others = np.flatnonzero(counts_N), np.flatnonzero(counts_N == 0)
-        rows = rows_N[asked]
-        reading = read_candidates(_rows_of(logits_NV, asked), rows, counts_N[asked], self.settings.temperature[rows])
-        return rows_N[others], lengths_N[others], _rows_of(logits_NV, others), reading
+    def _plan_for(self, rows_N: IntArray, logits_NV: Tensor) -> SamplingPlan:
+        """The last plan, unless rows have come or gone or stand in the batch otherwise."""
+        key = rows_N.tobytes()
+        if self._plan is None or key != self._plan_key:
+            self._plan = SamplingPlan.of(rows_N, self.settings, self._processors, logits_NV)
+            self._plan_key = key
+        return self._plan
+
+    def _candidates(self, plan: SamplingPlan, logits_NV: Tensor) -> CandidateReading:
+        """Of the rows whose next token the core chooses. They leave the batch: nothing below is meant for them."""
+        if len(plan.asked) == 0:
+            return NOTHING_TO_READ
+        rows = plan.asked_rows_n
+        logits_nV = plan.asked.rows_of(logits_NV).float()
+        return read_candidates(logits_nV, rows, plan.num_candidates_n, self.settings.temperature[rows])
+
+    def _choose(self, plan: SamplingPlan, logits_NV: Tensor, lengths_N: IntArray) -> tuple[Tensor, Tensor]:
+        """Tokens and their greatest logits. Processors work on float32 copies of the rows that use them."""
+        settings = None if plan.draws is None else plan.draws.after(lengths_N)
+        if not plan.processors:
+            return choose_tokens(logits_NV, settings)
+        tokens_N = torch.empty(len(lengths_N), dtype=torch.int64, device=logits_NV.device)
+        top_N = torch.empty(len(lengths_N), dtype=torch.float32, device=logits_NV.device)
+
+        def choose(positions: Positions, logits_nV: Tensor, rows_n: Tensor | None) -> None:
+            chosen = settings if settings is None or positions.is_all else settings.select(positions.index)
+            tokens_N[positions.tensor], top_N[positions.tensor] = choose_tokens(logits_nV, chosen, rows_n)
+
+        if len(plan.untouched):
+            choose(plan.untouched, logits_NV, plan.untouched.tensor)
+        for positions in plan.edited:
+            edited_nV = logits_NV if plan.is_in_place else self._copy_of(logits_NV, positions)
+            for processor in plan.processors:
+                processor.apply(edited_nV, positions.of(plan.rows_N), positions.of(lengths_N))
+            choose(positions, edited_nV, None)
+        return tokens_N, top_N
+
+    def _copy_of(self, logits_NV: Tensor, positions: Positions) -> Tensor:
+        """In memory that is kept: pages that are new in every step would cost more than the copy."""
+        size = len(positions) * logits_NV.shape[1]
+        if len(self._room) < size:
+            self._room = torch.empty(size, dtype=torch.float32, device=logits_NV.device)
+        copy_nV = self._room[:size].view(len(positions), -1)
+        gather_logits(logits_NV, positions.tensor, copy_nV)
+        return copy_nV
 
 
 def _failures(rows: IntArray, top: npt.NDArray[np.float32]) -> dict[int, str]:
     reasons = (NOTHING_LEFT if value == -np.inf else NOT_FINITE for value in top.tolist())
     return dict(zip(rows.tolist(), reasons, strict=True))
-
-
-def _rows_of(logits_NV: Tensor, positions: IntArray) -> Tensor:
-    """The logits at these positions, which rise; all of them without a copy."""
-    if len(positions) == len(logits_NV):
-        return logits_NV
-    return logits_NV[to_device([positions], logits_NV.device)[0]]
 
 
 def _to_host_together(parts: Sequence[Sequence[Tensor]]) -> list[list[Array]]:

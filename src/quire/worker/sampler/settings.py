@@ -5,6 +5,7 @@ Same hooks as a logits processor: admit, fork, release. Owned by Sampler.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray
 from quire.worker.sampler.choose import DrawSettings
-from quire.worker.sampler.random import to_uint64, uniforms
+from quire.worker.sampler.random import UIntArray, hashed, to_uint64, uniforms_of
 
 # stands for "all tokens", so that one comparison with the vocabulary covers it
 ALL_TOKENS = np.iinfo(np.int64).max
@@ -59,15 +60,27 @@ class RowSettings:
     def release(self, row: int) -> None:
         """Nothing to free."""
 
-    def draw_settings(self, rows_N: IntArray, lengths_N: IntArray) -> DrawSettings | None:
-        """How to draw the token after so many of each row; None if every row is greedy."""
+    def draws_of(self, rows_N: IntArray) -> RowDraws | None:
+        """How these rows draw; None if every one is greedy."""
         temperature_N = self.temperature[rows_N]
         if not temperature_N.any():
             return None
-        return DrawSettings(
-            temperature=temperature_N,
-            top_k=self.top_k[rows_N],
-            top_p=self.top_p[rows_N],
-            min_p=self.min_p[rows_N],
-            uniform=uniforms(self.seed[rows_N], lengths_N),
-        )
+        columns = temperature_N, self.top_k[rows_N], self.top_p[rows_N], self.min_p[rows_N]
+        return RowDraws(columns, hashed(self.seed[rows_N]))
+
+    def draw_settings(self, rows_N: IntArray, lengths_N: IntArray) -> DrawSettings | None:
+        """How to draw the token after so many of each row; None if every row is greedy."""
+        draws = self.draws_of(rows_N)
+        return None if draws is None else draws.after(lengths_N)
+
+
+@dataclass(frozen=True)
+class RowDraws:
+    """What stays the same from step to step of how some rows draw: all but the uniform numbers."""
+
+    columns: tuple[npt.NDArray[np.float32], IntArray, npt.NDArray[np.float64], npt.NDArray[np.float32]]
+    hashed_seeds: UIntArray
+
+    def after(self, lengths_N: IntArray) -> DrawSettings:
+        """How to draw the token after so many of each row."""
+        return DrawSettings(*self.columns, uniforms_of(self.hashed_seeds, lengths_N))

@@ -75,6 +75,9 @@ class DraftModelProposer:
     def layers(self) -> dict[str, Attention]:
         return self._model.layers
 
+    def recordable(self, target: nn.Module) -> list[nn.Module]:
+        return [target, self._model.module]
+
     def largest_step(self, platform: Platform, config: WorkerConfig) -> StepCost:
         config = dataclasses.replace(config, max_model_len=self._max_len)
         return measure_largest_step(self._model.module, platform, config)

@@ -48,6 +48,10 @@ class EagleProposer:
     def layers(self) -> dict[str, Attention]:
         return self._model.layers
 
+    def recordable(self, target: nn.Module) -> list[nn.Module]:
+        """None: the head reads hidden states from between the target's layers."""
+        return []
+
     def largest_step(self, platform: Platform, config: WorkerConfig) -> StepCost:
         return measure_largest_step(self._model, platform, config)
 

@@ -132,7 +132,7 @@ class EagleModel:
         to_target: Tensor | None,
     ) -> None:
         self.head = head
-        self.num_embeddings = len(embedding.weight)
+        self.num_embeddings = embedding.num_rows
         self.layers: dict[str, Attention] = attention_layers(head)
         self._embedding = embedding
         self._target_logits = target_logits

@@ -17,7 +17,7 @@ from quire.worker.attention import bind_backend
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.layers import VocabEmbedding
 from quire.worker.model_config import read_model_config
-from quire.worker.model_loader import building, load_weights, pack_weights
+from quire.worker.model_loader import building
 from quire.worker.models.llama import LlamaDecoderLayer
 from quire.worker.platforms import current_platform
 from quire.worker.speculative.eagle_head import (
@@ -30,6 +30,7 @@ from quire.worker.speculative.eagle_head import (
     canonical_name,
     is_third_generation,
 )
+from quire.worker.weight_loading import load_weights, pack_weights
 
 # Keys of config.json under which layers of the target are named whose outputs are taken.
 _TAP_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
@@ -66,7 +67,7 @@ def load_eagle(config: WorkerConfig, target: nn.Module) -> tuple[EagleModel, Tap
     few = {canonical_name(name): tensor for name, tensor in files.tensors() if canonical_name(name) in _READ_FIRST}
     embedding = _embedding_of(target)
     # Most heads bring a copy of the target's embedding, a gigabyte for the large ones.
-    if embedding is not None and EMBEDDING in few and _is_same(few.pop(EMBEDDING), embedding.weight):
+    if embedding is not None and EMBEDDING in few and _is_same(few.pop(EMBEDDING), embedding):
         names.discard(EMBEDDING)
     values = _read_config(path / "config.json")
     head_class = Eagle3Head if is_third_generation(names) else EagleHead
@@ -80,7 +81,7 @@ def load_eagle(config: WorkerConfig, target: nn.Module) -> tuple[EagleModel, Tap
     bind_backend(head, config.attention_backend, config.block_size, platform.device.type)
     head.requires_grad_(False).eval()
     embedding = head.embed_tokens or embedding
-    if embedding is None or embedding.weight.shape[1] != head_config.hidden_size:
+    if embedding is None or embedding.size != head_config.hidden_size:
         raise _unusable(path, "brings no embedding, and the one of the model does not fit it")
     to_target = few.get(TO_TARGET)
     if to_target is not None:
@@ -107,8 +108,13 @@ def _embedding_of(target: nn.Module) -> VocabEmbedding | None:
     return next((module for module in target.modules() if isinstance(module, VocabEmbedding)), None)
 
 
-def _is_same(tensor: Tensor, weight: Tensor) -> bool:
-    return tensor.shape == weight.shape and torch.equal(tensor.to(weight.device, weight.dtype), weight)
+def _is_same(tensor: Tensor, embedding: VocabEmbedding) -> bool:
+    """Some rows at a time: those of a packed embedding are copies."""
+    if tensor.shape != (embedding.num_rows, embedding.size):
+        return False
+    ids = torch.arange(embedding.num_rows, device=embedding.weight.device).split(4096)
+    pieces = zip(ids, tensor.split(4096), strict=True)
+    return all(torch.equal(piece.to(rows), rows) for rows, piece in ((embedding(own), piece) for own, piece in pieces))
 
 
 def _check_width(path: Path, head: EagleHead | Eagle3Head, facts: ModelFacts) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.config import WorkerConfig
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray
@@ -66,6 +66,10 @@ class Proposer(RowFollower, Protocol):
         """Attention layers that keep a cache of their own, by name ("draft." and so on)."""
         ...
 
+    def recordable(self, target: nn.Module) -> list[nn.Module]:
+        """Models whose forward pass nobody looks into, the target among them."""
+        ...
+
     def largest_step(self, platform: Platform, config: WorkerConfig) -> StepCost | None:
         """What following the largest step needs and takes, for the memory plan; None if that is nothing."""
         ...
@@ -94,6 +98,9 @@ class NoProposer:
     @property
     def layers(self) -> dict[str, Attention]:
         return {}
+
+    def recordable(self, target: nn.Module) -> list[nn.Module]:
+        return [target]
 
     def largest_step(self, platform: Platform, config: WorkerConfig) -> StepCost | None:
         return None

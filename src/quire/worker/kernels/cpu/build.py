@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -27,17 +28,22 @@ SOURCES = Path(__file__).parents[3] / "csrc" / "cpu"
 ISAS = {
     "avx2": ("-march=x86-64-v3",),
     "avx512": ("-march=x86-64-v4",),
-    "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+    "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
 }
-PER_ISA = ("attention_tile.cpp", "fused.cpp")
+PER_ISA = ("attention_tile.cpp", "fused.cpp", "matmul.cpp", "sampling_kernels.cpp")
 COMMON = (
+    "arena.cpp",
     "attention.cpp",
     "cache.cpp",
     "crew.cpp",
     "isa.cpp",
+    "matmul_pack.cpp",
     "operators_attention.cpp",
+    "operators_linear.cpp",
     "operators_rows.cpp",
+    "operators_sampling.cpp",
     "program.cpp",
+    "sampling.cpp",
 )
 FLAGS = (
     "-std=c++17",
@@ -125,10 +131,16 @@ def _compile(compiler: str, folder: Path) -> Path:
     ]
     commands += [(source, list(include), f"{Path(source).stem}.o") for source in reversed(COMMON)]
 
+    version = _run([compiler, "--version"])
+
     def compile_one(command: tuple[str, list[str], str]) -> str:
         source, flags, name = command
-        _run([compiler, *FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(folder / name)])
-        return str(folder / name)
+        kept = _kept_object(version, SOURCES / source, flags)
+        if not kept.exists():
+            _run([compiler, *FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(folder / name)])
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / name).replace(kept)
+        return str(kept)
 
     with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)))) as pool:
         objects = list(pool.map(compile_one, commands))
@@ -136,6 +148,25 @@ def _compile(compiler: str, folder: Path) -> Path:
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
     _run([compiler, "-shared", "-fopenmp", *objects, *libraries, "-o", str(target)])
     return target
+
+
+def _kept_object(compiler: str, source: Path, flags: Sequence[str]) -> Path:
+    """Where the object of a source is kept, so that whoever works on one kernel does not compile the others again."""
+    digest = hashlib.sha256(repr((compiler, FLAGS, flags)).encode())
+    for file in _with_headers(source):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return cache_directory() / "objects" / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """A source and all of our own headers that it includes, directly or not."""
+    found, waiting = [source], [source]
+    while waiting:
+        for name in re.findall(r'^#include "(.+)"', waiting.pop().read_text(), re.MULTILINE):
+            if (header := SOURCES / name) not in found:
+                found.append(header)
+                waiting.append(header)
+    return found
 
 
 def _torch_folder() -> Path:

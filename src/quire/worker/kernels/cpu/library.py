@@ -59,8 +59,24 @@ def _decide(choice: str) -> None:
         _reason = "this processor has no AVX2"
         _logger.warning("CPU kernels: plain PyTorch, several times slower, because %s", _reason)
         return
+    for name, result, arguments in (
+        ("quire_record_begin", None, [ctypes.c_int64]),
+        ("quire_record_end", ctypes.c_void_p, []),
+        ("quire_program_drop", None, [ctypes.c_void_p]),
+        ("quire_program_size", ctypes.c_int64, [ctypes.c_void_p]),
+        ("quire_program_run", ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]),
+    ):
+        getattr(library, name).restype = result
+        getattr(library, name).argtypes = arguments
     _library = library
     set_crew(torch.get_num_threads())
+
+
+def loaded() -> ctypes.CDLL:
+    """The library itself, for what is no torch operator."""
+    if not load() or _library is None:
+        raise RuntimeError(f"the C++ kernels are not loaded: {_reason}")
+    return _library
 
 
 def set_crew(num_threads: int, processors: Sequence[int] | None = None) -> None:

@@ -3,22 +3,54 @@
 It runs on any device. Nothing here waits for a device where that is easy to avoid.
 """
 
+from quire.worker.kernels.reference.activate import activate
+from quire.worker.kernels.reference.add import add
 from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
+from quire.worker.kernels.reference.best_tokens import best_tokens
+from quire.worker.kernels.reference.choose_tokens import choose_tokens
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
+from quire.worker.kernels.reference.gather_logits import gather_logits
+from quire.worker.kernels.reference.layer_norm import layer_norm
+from quire.worker.kernels.reference.look_up import look_up
 from quire.worker.kernels.reference.move_blocks import move_blocks
+from quire.worker.kernels.reference.multiply import multiply
+from quire.worker.kernels.reference.new_rows import new_rows
+from quire.worker.kernels.reference.pack_quantized import pack_quantized
+from quire.worker.kernels.reference.pack_weight import pack_weight
+from quire.worker.kernels.reference.packed_linear import packed_linear
+from quire.worker.kernels.reference.packed_rows import packed_rows
 from quire.worker.kernels.reference.paged_attention import paged_attention
+from quire.worker.kernels.reference.penalise import penalise
 from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
 from quire.worker.kernels.reference.silu_and_mul import silu_and_mul
+from quire.worker.kernels.reference.token_logprobs import token_logprobs
+from quire.worker.kernels.reference.unpack_weight import unpack_weight
 from quire.worker.kernels.reference.write_kv import write_kv
 
 __all__ = [
+    "activate",
+    "add",
     "add_rms_norm",
+    "best_tokens",
+    "choose_tokens",
     "copy_blocks",
+    "gather_logits",
+    "layer_norm",
+    "look_up",
     "move_blocks",
+    "multiply",
+    "new_rows",
+    "pack_quantized",
+    "pack_weight",
+    "packed_linear",
+    "packed_rows",
     "paged_attention",
+    "penalise",
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
+    "token_logprobs",
+    "unpack_weight",
     "write_kv",
 ]

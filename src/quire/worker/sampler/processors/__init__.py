@@ -21,7 +21,7 @@ def built_in_processors(table: RowTable) -> tuple[LogitsProcessor, ...]:
         ByRow(BadWords(table), num_rows),
         ByRow(MinTokens(table), num_rows),
         ByRow(LogitBias(), num_rows),
-        ByRow(Penalties(table), num_rows),
+        Penalties(table),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a logits processor is: an object with five hooks; and `ByRow`, which has four of them for most processors.
+"""What a logits processor is: an object with six hooks; and `ByRow`, which has five of them for most processors.
 
 A processor changes the logits of the rows that use it, in place, and touches no other row. One that no row of the step
 uses costs one look at an empty dictionary. The order of processors is the order of the tuple in `__init__.py`.
@@ -46,15 +46,19 @@ class RowFollower(Protocol):
 
 
 class LogitsProcessor(RowFollower, Protocol):
-    """Two more hooks over a step. A row with drafts occurs several times in it, side by side, with rising lengths."""
+    """Three more hooks over a step. A row with drafts occurs several times in it, side by side, with rising lengths."""
 
     def is_active(self, rows_N: IntArray) -> bool:
-        """Whether any of these rows uses it in this step."""
+        """Whether any of these rows uses it. Asked when rows have come or gone, not in every step."""
+        ...
+
+    def is_used_by(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of these rows use it. Asked after `is_active`."""
         ...
 
     def apply(self, logits_NV: Tensor, rows_N: IntArray, lengths_N: IntArray) -> None:
         """Change float32 logits in place; logits[i] are those of the token after the first lengths[i] of rows[i].
-        Drafts may be among these, so nothing may be kept of them."""
+        Drafts may be among these, so nothing may be kept of them. Rows that do not use it may be there, too."""
         ...
 
 
@@ -91,6 +95,9 @@ class ByRow(Generic[State]):
 
     def is_active(self, rows_N: IntArray) -> bool:
         return bool(self._states) and bool(self._has_state[rows_N].any())
+
+    def is_used_by(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
+        return self._has_state[rows_N]
 
     def apply(self, logits_NV: Tensor, rows_N: IntArray, lengths_N: IntArray) -> None:
         positions_n = np.flatnonzero(self._has_state[rows_N])

@@ -1,0 +1,180 @@
+"""The goals of the project beside what was measured, as the table of docs/benchmarks.md ("Goals and rivals").
+
+Figures come from the files that `rivals.py` and `quire bench WORKLOAD --json FILE` write, and from what
+`engine_overhead.py` and `front_end.py` print. What is in none of them stays a dash.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rival_report import ratios, short, values
+from rival_workloads import PARTS
+
+from quire.config.arithmetic import ModelShape
+from quire.interfaces.cli.bench_limits import ModelCost, unit_of
+
+_RIVALS = "`python benchmarks/rivals.py`"
+
+
+@dataclass
+class Files:
+    """What was measured, by where it came from."""
+
+    rivals: dict[str, Any] | None
+    # workload -> result of `quire bench`
+    bench: dict[str, dict[str, Any]]
+    overhead: dict[str, Any] | None = None
+    front_end: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, paths: list[Path]) -> Files:
+        files = cls(None, {})
+        for path in paths:
+            # scripts end in one line of JSON, after their tables
+            text = path.read_text(encoding="utf-8").strip()
+            found = json.loads(text) if text.startswith("{") else json.loads(text.splitlines()[-1])
+            if "units" in found:
+                files.rivals = found
+            elif "workload" in found:
+                files.bench[f"{found['workload']} {found['model']}"] = found
+            elif "steady_decode_us" in found:
+                files.overhead = found
+            elif found.get("benchmark") == "front_end":
+                files.front_end = found
+            else:
+                raise SystemExit(f"{path}: none of the files that this table is made of")
+        return files
+
+
+@dataclass(frozen=True)
+class Row:
+    """One goal."""
+
+    name: str
+    goal: str
+    rival: str
+    command: str
+    measured: Callable[[Files], tuple[str, str] | None]
+
+
+def table(files: Files) -> str:
+    """Markdown; the ratio is how many times better than the rival, from the same rounds."""
+    lines = [
+        "| | goal | measured | rival | ratio | command | date | machine |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    date, machine = _when(files)
+    for row in _rows():
+        found = row.measured(files)
+        measured, ratio = found if found else ("–", "–")
+        when = f"{date} | {machine}" if found else "– | –"
+        lines.append(f"| {row.name} | {row.goal} | {measured} | {row.rival} | {ratio} | {row.command} | {when} |")
+    return "\n".join(lines)
+
+
+def _rows() -> Iterator[Row]:
+    for name, precision, goal, rival, key in (
+        ("W1 bf16", "bf16", "0.92 of the read bandwidth", "vllm-zentorch", "W1"),
+        ("", "bf16", "1.3 x", "llama.cpp", "W1"),
+        ("W1 int8", "int8", "0.85", "llama.cpp", "W1"),
+        ("W1 4-bit", "int4", "0.75", "llama.cpp", "W1"),
+        ("W2 bf16", "bf16", "133 tokens/s with all 64 requests; 1.4 x", "vllm-zentorch", "W2"),
+        ("W2 int8", "int8", "210 tokens/s with all 64 requests; 2 x", "openvino", "W2"),
+        ("W3", "bf16", "7 s", "vllm-zentorch", "W3"),
+        ("W3w", "bf16", "", "openvino", "W3w"),
+        ("W4, 8 answers", "bf16", "3.3 s", "openvino", "W4 n"),
+        ("W4, 4 beams", "bf16", "3.5 s", "openvino", "W4 beam"),
+        ("W5 bf16", "bf16", "0.86 of the peak", "openvino", "W5"),
+        ("W5 int8", "int8", "0.65 of the peak", "openvino", "W5"),
+    ):
+        yield Row(name, goal, rival, _RIVALS, _from_rivals(precision, rival, key))
+    yield Row(
+        "W6", "p99 between tokens within 2 x p50 at 0.8 of capacity", "", "`quire bench serve MODEL`", _server_spread
+    )
+    yield Row("W7 embedded", "2 s", "", "`quire bench start`", _start("embedded", "further starts"))
+    yield Row("W7 0.6B, warm", "3 s", "", "`quire bench start MODEL`", _start("", "further starts"))
+    yield Row("W7 0.6B, cold", "5 s", "", "`quire bench start MODEL`", _start("", "first start, from the disk"))
+    yield Row("W7 import quire", "0.25 s", "", "`quire bench start`", _start("embedded", "import quire"))
+    for count, goal in ((256, 250), (1024, 800)):
+        command = "`python benchmarks/engine_overhead.py`"
+        yield Row(f"W8 {count:,} sequences", f"{goal} µs", "", command, _overhead(count))
+    yield Row("W9", "60,000 tokens/s", "", "`python benchmarks/front_end.py`", _front_end)
+
+
+def _from_rivals(precision: str, rival: str, key: str) -> Callable[[Files], tuple[str, str] | None]:
+    def measured(files: Files) -> tuple[str, str] | None:
+        saved = files.rivals
+        found = values(saved, precision, "quire", key) if saved else []
+        if not saved or not found:
+            return None
+        figure = median(found)
+        better = ratios(saved, precision, rival, key)
+        ratio = f"{median(better):.2f} x ({min(better):.2f} to {max(better):.2f})" if better else "–"
+        unit = PARTS[key].unit
+        if key == "W2":
+            unit += f" with {saved['settings']['sizes']['num_requests']} requests"
+        return f"{short(figure)} {unit}{_share(saved, precision, key, figure)}", ratio
+
+    return measured
+
+
+def _share(saved: dict[str, Any], precision: str, key: str, figure: float) -> str:
+    """Of the limit that was measured in the run."""
+    limits = saved["limits"]
+    if not limits or key not in ("W1", "W5"):
+        return ""
+    weight_bytes = saved["settings"]["weight_bytes"][precision]
+    if key == "W1":
+        return f", {figure * weight_bytes / 1e9 / limits['read_gb_s']:.2f} of {limits['read_gb_s']:.1f} GB/s"
+    cost = ModelCost(ModelShape.of(saved["settings"]["config"]), weight_bytes, unit_of("bfloat16", precision))
+    length, peak = saved["settings"]["sizes"]["prompt"], limits.get(f"{cost.unit}_gops")
+    return f", {cost.prompt_operations(length) * figure / length / 1e9 / peak:.2f} of {peak:.0f} GOP/s" if peak else ""
+
+
+def _server_spread(files: Files) -> tuple[str, str] | None:
+    for key, found in files.bench.items():
+        measures = found["measures"]
+        if key.startswith("W6") and "0.8x between tokens p99" in measures:
+            p50, p99 = (measures[f"0.8x between tokens p{share}"]["median"] for share in (50, 99))
+            return f"{p99 / p50:.1f} x ({p50:.0f} and {p99:.0f} ms)", "–"
+    return None
+
+
+def _start(model: str, measure: str) -> Callable[[Files], tuple[str, str] | None]:
+    def measured(files: Files) -> tuple[str, str] | None:
+        for found in files.bench.values():
+            is_embedded = found["model"] == "embedded"
+            if found["workload"] == "W7" and is_embedded == bool(model):
+                one = found["measures"][measure]
+                return f"{one['median']:.2f} s ({one['q1']:.2f} to {one['q3']:.2f})", "–"
+        return None
+
+    return measured
+
+
+def _overhead(count: int) -> Callable[[Files], tuple[str, str] | None]:
+    def measured(files: Files) -> tuple[str, str] | None:
+        found = files.overhead["steady_decode_us"].get(str(count)) if files.overhead else None
+        return (f"{found:,.0f} µs", "–") if found else None
+
+    return measured
+
+
+def _front_end(files: Files) -> tuple[str, str] | None:
+    if files.front_end is None:
+        return None
+    best = min(files.front_end["us_per_token"].values())
+    return f"{1e6 / best:,.0f} tokens/s ({best} µs each, without the HTTP server)", "–"
+
+
+def _when(files: Files) -> tuple[str, str]:
+    for found in ([files.rivals["settings"]] if files.rivals else []) + list(files.bench.values()):
+        if "machine" in found:
+            return found.get("date", "–"), found["machine"]
+    return "–", "–"

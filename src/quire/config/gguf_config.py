@@ -1,0 +1,175 @@
+"""What config.json says elsewhere, from the metadata of a GGUF file.
+
+Owns the table of architectures. What a file says and a model's file here does not know is refused, because a model that
+runs with half of its settings gives wrong text without a word. Called by `model_facts.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from quire.config.gguf_file import GGUFFile, GGUFTensor
+from quire.errors import ModelError
+
+# general.architecture -> (model_type, class as in config.json)
+ARCHITECTURES = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+}
+# key without the architecture -> key of config.json
+_NUMBERS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+# Settings that change what a model computes; a file may only have the value that means "no".
+_REFUSED = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "logit_scale": 1.0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "attention.scale": 0.0,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "use_parallel_residual": False,
+}
+_PLAIN_TYPES = {"F32": "float32", "F64": "float32", "BF16": "bfloat16"}
+
+
+def config_of(file: GGUFFile) -> dict[str, Any]:
+    """The content that config.json would have."""
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{file.path}: general.architecture={architecture!r} is not among {', '.join(ARCHITECTURES)}, which are "
+            "read from GGUF. Take the model as safetensors."
+        )
+    read = _Reader(file, architecture)
+    for key, harmless in _REFUSED.items():
+        value = read.optional(key, harmless)
+        if value != harmless:
+            raise ModelError(f"{file.path}: {read.name(key)}={value} is not supported for GGUF files yet.")
+    model_type, class_name = ARCHITECTURES[architecture]
+    window = read.optional("attention.sliding_window", 0)
+    if architecture == "llama" and window:
+        # Mistral's models are Llama's to the writers of GGUF, but for the window.
+        model_type, class_name = "mistral", "MistralForCausalLM"
+    config: dict[str, Any] = {name: read.whole(key) for key, name in _NUMBERS.items()}
+    embedding = _tensor(file, "token_embd.weight")
+    config |= {
+        "model_type": model_type,
+        "architectures": [class_name],
+        "vocab_size": embedding.shape[0],
+        "num_key_value_heads": read.whole("attention.head_count_kv", config["num_attention_heads"]),
+        "rms_norm_eps": float(read.optional("attention.layer_norm_rms_epsilon", 1e-5)),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": model_type in ("llama", "qwen3") and "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "sliding_window": window or None,
+        "use_sliding_window": False,
+        "hidden_act": "silu",
+        "torch_dtype": _dtype_of(file),
+        "quantization_config": {"quant_method": "gguf"},
+    }
+    heads = config["num_attention_heads"]
+    config["head_dim"] = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
+    if read.whole("attention.value_length", config["head_dim"]) != config["head_dim"]:
+        raise ModelError(f"{file.path}: keys and values of different lengths are not supported for GGUF files yet.")
+    if file.has(read.name("context_length")):
+        config["max_position_embeddings"] = read.whole("context_length")
+    config["rope_parameters"] = _rope(file, read, config)
+    return config | _end_tokens(file)
+
+
+def _dtype_of(file: GGUFFile) -> str:
+    """The type of what is not quantised: norms are always float32, so the largest weights decide."""
+    weights = [tensor for tensor in file.tensors.values() if len(tensor.shape) == 2]
+    largest = max(weights, key=lambda tensor: tensor.num_elements)
+    return _PLAIN_TYPES.get(largest.type_name, "float16")
+
+
+def _rope(file: GGUFFile, read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(read.optional("rope.freq_base", 10_000.0))}
+    rotary_dim = read.whole("rope.dimension_count", config["head_dim"])
+    if rotary_dim != config["head_dim"]:
+        rope["partial_rotary_factor"] = rotary_dim / config["head_dim"]
+    kind = read.optional("rope.scaling.type", "none")
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": float(read.optional("rope.scaling.factor", 1.0))}
+    elif kind != "none":
+        raise ModelError(
+            f"{file.path}: {read.name('rope.scaling.type')}={kind} is not supported, only linear and yarn."
+        )
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = read.whole(
+            "rope.scaling.original_context_length", config.get("max_position_embeddings", 0)
+        )
+        names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+        rope |= {
+            name: float(file.metadata[read.name(f"rope.scaling.{key}")])
+            for key, name in names.items()
+            if file.has(read.name(f"rope.scaling.{key}"))
+        }
+    # Llama 3.1 and later: what the rope type "llama3" computes from four settings stands in the file as numbers.
+    factors = file.tensors.get("rope_freqs.weight")
+    if factors is not None:
+        rope |= {"rope_type": "factors", "factors": _floats(factors)}
+    return rope
+
+
+def _floats(tensor: GGUFTensor) -> list[float]:
+    if tensor.type_name != "F32":
+        raise ModelError(f"{tensor.file}: {tensor.name} is of type {tensor.type_name}, F32 is expected.")
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.num_elements}f", file.read(tensor.num_bytes)))
+
+
+def _end_tokens(file: GGUFFile) -> dict[str, Any]:
+    """A chat ends its turns with eot, a text with eos: both end an answer."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ends = [file.metadata.get(f"tokenizer.ggml.{key}") for key in keys]
+    found = list(dict.fromkeys(end for end in ends if isinstance(end, int)))
+    tokens: dict[str, Any] = {"eos_token_id": found} if found else {}
+    start = file.metadata.get("tokenizer.ggml.bos_token_id")
+    return tokens | ({"bos_token_id": start} if isinstance(start, int) else {})
+
+
+def _tensor(file: GGUFFile, name: str) -> GGUFTensor:
+    if name not in file.tensors:
+        raise ModelError(
+            f"{file.path}: no {name} there. Is it an adapter, a vocabulary alone, or one of several files?"
+        )
+    return file.tensors[name]
+
+
+class _Reader:
+    """Values of one architecture, checked."""
+
+    def __init__(self, file: GGUFFile, architecture: str) -> None:
+        self._file = file
+        self._architecture = architecture
+
+    def name(self, key: str) -> str:
+        return f"{self._architecture}.{key}"
+
+    def optional(self, key: str, default: Any) -> Any:
+        return self._file.metadata.get(self.name(key), default)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.optional(key, default)
+        # Some writers give a number for each layer.
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        if value is None:
+            raise ModelError(f"{self._file.path}: no {self.name(key)} there, which this architecture needs.")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            shown = str(value)[:60]
+            raise ModelError(f"{self._file.path}: {self.name(key)}={shown} must be a whole number of at least 1.")
+        return value

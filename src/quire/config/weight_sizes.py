@@ -1,0 +1,87 @@
+"""What the weights of a model weigh once they are loaded, quantised or not: for `quire plan`, before anything is read.
+
+Pure functions of config.json (or a GGUF file's head) and of an option. A packed weight of 8 bits with one scale an
+output has that scale in float32; groups have scales, and offsets where they are needed, in float16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.config.arithmetic import FLOAT_BYTES, ModelShape
+from quire.config.gguf_file import GGUFFile
+from quire.config.model_facts import ModelFacts
+from quire.config.quantization import SCHEMES, declared_quantization, format_of
+from quire.errors import OptionError
+
+_SCALE = 2
+_INT4_GROUP = 32
+# bits, group and offsets of what the types of GGUF become; types that are not here become floats
+_GGUF = {
+    "Q4_0": (4, 32, False), "Q4_1": (4, 32, True), "Q4_K": (4, 32, True), "Q5_0": (8, 32, False), "Q5_1": (8, 32, True),
+    "Q5_K": (8, 32, True), "Q8_0": (8, 32, False), "Q6_K": (8, 16, False), "Q3_K": (8, 16, False),
+    "Q2_K": (8, 16, True), "IQ4_NL": (8, 32, False), "IQ4_XS": (8, 32, False), "MXFP4": (8, 32, False),
+}  # fmt: skip
+
+
+def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> tuple[int, str]:
+    """Bytes of all matrices, and in which form they are."""
+    if scheme is not None and scheme not in SCHEMES:
+        raise OptionError(f"quantization={scheme}: what its weights weigh is known for {', '.join(SCHEMES)} alone.")
+    stored = format_of(facts.hf_config)
+    if scheme is None and stored is None:
+        return shape.weight_bytes(dtype), dtype
+    if stored == "gguf":
+        return _of_gguf(GGUFFile.read(facts.path), dtype, scheme), f"GGUF{'' if scheme is None else f' as {scheme}'}"
+    floats = FLOAT_BYTES[dtype]
+    linear = floats if stored is None else _stored(declared_quantization(facts.hf_config) or {}, shape, floats)
+    head: float = floats
+    if scheme is not None:
+        linear, head = min(linear, _scheme(scheme, shape, "linear")), _scheme(scheme, shape, "head")
+    # Untied, the embedding is looked up and stays as it is.
+    embedding = head if shape.has_tied_embeddings else head + floats
+    total = shape.num_linear_parameters * linear + shape.vocab_size * shape.hidden_size * embedding
+    return int(total), " as ".join(name for name in (stored, scheme) if name)
+
+
+def _packed(bits: int, group: int, *, has_offsets: bool) -> float:
+    return bits / 8 + _SCALE * (2 if has_offsets else 1) / group
+
+
+def _scheme(name: str, shape: ModelShape, role: str) -> float:
+    is_int4 = name.startswith("int4") and role != "head"
+    return _packed(4, _INT4_GROUP, has_offsets=False) if is_int4 else 1 + 2 * _SCALE / shape.hidden_size
+
+
+def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float:
+    """Bytes a weight of a linear layer in a checkpoint that comes quantised; what must be computed becomes floats."""
+    if declared.get("quant_method") in ("gptq", "awq"):
+        is_computed = bool(declared.get("desc_act"))
+        bits, group = declared.get("bits", declared.get("w_bit", 4)), declared.get("group_size", 128)
+        is_symmetric = bool(declared.get("sym", False))
+    else:
+        groups = declared.get("config_groups") or {"": {"weights": {"type": "float"}}}
+        weights = next(iter(groups.values())).get("weights") or {}
+        is_computed = weights.get("type") == "float" or bool(weights.get("actorder") == "group")
+        bits, group = weights.get("num_bits", 8), weights.get("group_size")
+        is_symmetric = bool(weights.get("symmetric", True))
+    if is_computed or bits not in (4, 8):
+        return floats
+    size = group if isinstance(group, int) and group > 0 else shape.hidden_size
+    return _packed(bits, min(size, 128) if bits == 4 else size, has_offsets=not is_symmetric)
+
+
+def _of_gguf(file: GGUFFile, dtype: str, scheme: str | None) -> int:
+    total = 0.0
+    for tensor in file.tensors.values():
+        if len(tensor.shape) != 2:
+            continue
+        found, name = _GGUF.get(tensor.type_name), tensor.name.removesuffix(".weight")
+        size = float(FLOAT_BYTES[dtype]) if found is None else _packed(found[0], found[1], has_offsets=found[2])
+        is_looked_up = name == "token_embd" and "output.weight" in file.tensors
+        if scheme is not None and not is_looked_up:
+            most = 8 if name in ("output", "token_embd") or scheme.startswith("int8") else 4
+            if found is None or found[0] > most:
+                size = _packed(4, _INT4_GROUP, has_offsets=False) if most == 4 else 1 + 2 * _SCALE / tensor.shape[1]
+        total += tensor.num_elements * size
+    return int(total)

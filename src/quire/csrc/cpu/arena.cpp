@@ -1,0 +1,54 @@
+#include "arena.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+namespace quire {
+namespace {
+
+constexpr int64_t HUGE_PAGE = int64_t{1} << 21, PAGE = 4096;
+
+int64_t padded(int64_t bytes) {
+  const int64_t unit = bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
+  return bytes < unit ? unit : (bytes + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+Arena::~Arena() {
+  for (const Block& block : blocks_) munmap(block.data, block.bytes);
+}
+
+void* Arena::take(int64_t bytes) {
+  bytes = padded(bytes);
+  Block* best = nullptr;
+  for (Block& block : blocks_) {
+    if (block.state == State::free && block.bytes >= bytes && (best == nullptr || block.bytes < best->bytes)) {
+      best = &block;
+    }
+  }
+  if (best == nullptr) {
+    // Pages come when they are written to: a program for 8,192 tokens that only ever sees one needs little.
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    blocks_.push_back({data, bytes, State::taken});
+    best = &blocks_.back();
+  }
+  best->state = State::taken;
+  return best->data;
+}
+
+void Arena::give_back(void* data) {
+  for (Block& block : blocks_) {
+    if (block.data == data) block.state = State::given_back;
+  }
+}
+
+void Arena::begin_stage() {
+  for (Block& block : blocks_) {
+    if (block.state == State::given_back) block.state = State::free;
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,97 @@
+// Packed weights and the products with them: what the operators (operators_linear.cpp) and the kernels share.
+//
+// A packed weight is a tensor of bytes that describes itself: a header of 64 bytes, then panels of 32 output columns
+// (rows of the weight). A panel holds one word of 32 bits for each column, then the next word: a word is one float, two
+// 16-bit floats or four 8-bit values; with 4-bit values 16 bits are enough for the same four.
+//
+//   panel:   [column scales]   32 floats, if the format has one scale for each column
+//            group 0:   [scales]  [offsets]   32 float16 each, if the format has groups
+//                       word 0 of columns 0..31, word 1 of columns 0..31, ...
+//            group 1:   ...
+//
+// Four bits: byte b of the 64 of a word holds a value of column b / 4 in its lower half, of column 16 + b / 4 in its
+// upper half. All instruction sets share this layout.
+#pragma once
+
+#include "kernels.h"
+
+namespace quire {
+
+constexpr int PANEL_COLUMNS = 32;
+// Activations that become 8-bit share a scale over so many inputs of a token.
+constexpr int QUANTIZED_TOGETHER = 128;
+
+enum class WeightFormat : int32_t { float32, bfloat16, float16, int8, int4 };
+enum class PackedLayout : int32_t { rows, panels };  // `rows` is the reference's own, in plain PyTorch
+
+struct PackedHeader {
+  char magic[8];
+  int32_t version;
+  PackedLayout layout;
+  WeightFormat format;
+  uint32_t flags;
+  int64_t num_rows, num_columns;  // of the weight: outputs, inputs
+  int32_t group;                  // inputs that share a scale; 0 if all of a row do
+  int32_t zero_point;             // value = scale * (code - zero_point) + offset, codes are unsigned
+  int32_t exponent;               // scales and offsets of groups are stored divided by 2 to this power
+  int32_t reserved[3];
+};
+static_assert(sizeof(PackedHeader) == 64, "the header is one cache line");
+
+constexpr char PACKED_MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'P', 'W', 0};
+constexpr int32_t PACKED_VERSION = 1;
+constexpr uint32_t HAS_OFFSETS = 1, IS_WEIGHT_ONLY = 2;
+
+// A packed weight with the sizes that follow from its header.
+struct PackedView {
+  WeightFormat format;
+  bool has_offsets, is_weight_only;
+  int64_t rows, columns, num_panels;
+  int64_t group, num_groups;  // group == columns rounded up to words if there is one
+  int values_per_word, word_bytes, zero_point;
+  float scale_unit;  // 2 to the header's exponent
+  int64_t words, group_words, group_head_bytes, group_bytes, panel_head_bytes, panel_bytes;
+  char* data;
+
+  bool is_quantized() const { return format >= WeightFormat::int8; }
+};
+
+// The view of a header that was checked; `data` is what follows the header, or null.
+PackedView view_of(const PackedHeader& header, char* data);
+
+enum class Arithmetic { float32, bfloat16, int8 };
+
+// y = x W^T + bias for some rows of x.
+struct MatmulArgs {
+  PackedView weight;
+  Arithmetic arithmetic;
+  DType dtype, bias_dtype;  // of x and out; of bias
+  const void* x;
+  const void* bias;  // or null
+  void* out;
+  int64_t x_stride, out_stride;
+};
+
+// Rows of x are prepared before they are multiplied: converted to what the arithmetic multiplies and interleaved in
+// tiles of up to MatmulKernels::tile_rows rows, word by word, so that a kernel walks through one short piece of memory.
+// Rows [0, n) are cut into tiles of nearly equal size.
+struct Tiles {
+  int64_t rows, count;
+  Tiles(int64_t n, int64_t tile_rows) : rows(n), count((n + tile_rows - 1) / tile_rows) {}
+  int64_t first_row(int64_t tile) const { return rows * tile / count; }
+};
+
+struct MatmulKernels {
+  int tile_rows;
+  bool multiplies_bfloat16;
+  // Bytes of a prepared row, and of the scratch that `multiply` needs for a call with so many rows.
+  int64_t (*prepared_row_bytes)(const MatmulArgs&);
+  int64_t (*scratch_bytes)(int64_t rows);
+  // Tiles [begin, end). `prepared` begins with tile 0; `scratch` holds prepare_scratch_bytes().
+  void (*prepare)(const MatmulArgs&, const Tiles&, int64_t begin, int64_t end, char* prepared, char* scratch);
+  // Rows of tiles [begin, end), columns of panels [first_panel, last_panel).
+  void (*multiply)(const MatmulArgs&, const Tiles&, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel,
+                   const char* prepared, char* scratch);
+};
+
+}  // namespace quire

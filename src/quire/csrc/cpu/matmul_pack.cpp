@@ -1,0 +1,271 @@
+#include "matmul_pack.h"
+
+#include <emmintrin.h>
+#include <torch/headeronly/util/Half.h>
+#include <xmmintrin.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+namespace quire {
+namespace {
+
+constexpr int64_t HEAD = sizeof(PackedHeader);
+constexpr int VALUES_PER_WORD[] = {1, 2, 2, 4, 4};
+alignas(64) constexpr char ZEROS[64] = {};
+
+// Sixteen words of four rows into four columns of sixteen words.
+void transpose_words(const char* const rows[4], char* to) {
+  for (int w = 0; w < 16; w += 4, to += 4 * PANEL_COLUMNS * 4) {
+    __m128 r[4];
+    for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_ps(reinterpret_cast<const float*>(rows[i]) + w);
+    _MM_TRANSPOSE4_PS(r[0], r[1], r[2], r[3]);
+    for (int i = 0; i < 4; ++i) _mm_storeu_ps(reinterpret_cast<float*>(to) + i * PANEL_COLUMNS, r[i]);
+  }
+}
+
+// Rows of words, `bytes` long, become columns of a panel; words beyond the row and rows that are null become zeros.
+void pack_rows(const char* const rows[PANEL_COLUMNS], int64_t bytes, int64_t words, char* to) {
+  for (int64_t w = 0; w < words; w += 16) {
+    const int64_t left = bytes - w * 4;
+    for (int c = 0; c < PANEL_COLUMNS; c += 4) {
+      const char* four[4];
+      alignas(16) char ends[4][64];
+      for (int i = 0; i < 4; ++i) {
+        const char* row = rows[c + i];
+        four[i] = row == nullptr ? ZEROS : row + w * 4;
+        if (row != nullptr && left < 64) {
+          std::memset(ends[i], 0, 64);
+          std::memcpy(ends[i], row + w * 4, left);
+          four[i] = ends[i];
+        }
+      }
+      char* place = to + (w * PANEL_COLUMNS + c) * 4;
+      if (words - w >= 16) {
+        transpose_words(four, place);
+      } else {
+        for (int64_t k = 0; k < words - w; ++k)
+          for (int i = 0; i < 4; ++i) std::memcpy(place + (k * PANEL_COLUMNS + i) * 4, four[i] + k * 4, 4);
+      }
+    }
+  }
+}
+
+float half_to_float(uint16_t half) {
+  const uint32_t bits = (half & 0x8000u) << 16 | (half & 0x7fffu) << 13;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value * 5.192296858534828e33f;  // 2^112: the difference of the two biases
+}
+
+float bfloat16_to_float(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+PackedHeader header_of(WeightFormat format, int64_t rows, int64_t columns) {
+  PackedHeader header{};
+  std::memcpy(header.magic, PACKED_MAGIC, sizeof(header.magic));
+  header.version = PACKED_VERSION;
+  header.layout = PackedLayout::panels;
+  header.format = format;
+  header.num_rows = rows, header.num_columns = columns;
+  return header;
+}
+
+// Whether every offset is -zero_point * scale with the same small integer: that costs neither memory nor arithmetic.
+bool have_one_zero_point(const QuantizedWeight& weight, int* zero_point) {
+  const int64_t count = weight.rows * weight.groups;
+  int64_t first = 0;
+  while (first < count && weight.scales[first] == 0) ++first;
+  if (first == count) return false;
+  const float ratio = std::nearbyint(-weight.offsets[first] / weight.scales[first]);
+  if (!(std::fabs(ratio) <= 255)) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    const float expected = -ratio * weight.scales[i];
+    if (!(std::fabs(weight.offsets[i] - expected) <= 1e-6f * std::fabs(expected))) return false;
+  }
+  *zero_point = static_cast<int>(ratio);
+  return true;
+}
+
+// Two words of 32 columns with four codes each, one after the other, become one: the second half of the columns goes to
+// the upper halves of the bytes of the first.
+void join_halves(const char* words, int64_t count, char* to) {
+  for (int64_t i = 0; i < count; ++i, words += PANEL_COLUMNS * 4, to += PANEL_COLUMNS * 2) {
+    for (int b = 0; b < PANEL_COLUMNS * 2; ++b) {
+      to[b] = static_cast<char>((words[b] & 15) | (words[b + PANEL_COLUMNS * 2] << 4));
+    }
+  }
+}
+
+void pack_scales(const float* from, const QuantizedWeight& weight, float unit, int64_t first, int64_t group, char* to) {
+  for (int64_t c = 0; c < PANEL_COLUMNS && first + c < weight.rows; ++c) {
+    const torch::headeronly::Half half(from[(first + c) * weight.groups + group] / unit);
+    std::memcpy(to + c * 2, &half, 2);
+  }
+}
+
+}  // namespace
+
+PackedHeader float_header(DType dtype, int64_t rows, int64_t columns) {
+  const WeightFormat format = dtype == DType::float32    ? WeightFormat::float32
+                              : dtype == DType::bfloat16 ? WeightFormat::bfloat16
+                                                         : WeightFormat::float16;
+  return header_of(format, rows, columns);
+}
+
+PackedHeader quantized_header(const QuantizedWeight& weight, int bits, bool is_weight_only) {
+  PackedHeader header = header_of(bits == 8 ? WeightFormat::int8 : WeightFormat::int4, weight.rows, weight.columns);
+  header.zero_point = weight.are_signed ? 128 : 0;
+  header.flags = is_weight_only ? IS_WEIGHT_ONLY : 0;
+  int zero_point = 0;
+  if (weight.offsets != nullptr && have_one_zero_point(weight, &zero_point)) {
+    header.zero_point += zero_point;
+  } else if (weight.offsets != nullptr) {
+    header.flags |= HAS_OFFSETS;
+  }
+  const bool has_offsets = (header.flags & HAS_OFFSETS) != 0;
+  if (bits == 8 && weight.groups == 1 && !has_offsets) return header;  // float32 scales for the columns
+  header.group = static_cast<int32_t>(weight.columns / weight.groups);
+  float largest = 0;
+  for (int64_t i = 0; i < weight.rows * weight.groups; ++i) {
+    largest = std::fmax(largest, std::fabs(weight.scales[i]));
+    if (has_offsets) largest = std::fmax(largest, std::fabs(weight.offsets[i]));
+  }
+  // The largest comes just below the end of float16, so that even much smaller ones keep all their bits.
+  header.exponent = largest > 0 ? std::ilogb(largest) - 14 : 0;
+  return header;
+}
+
+PackedView view_of(const PackedHeader& header, char* data) {
+  PackedView view{};
+  view.format = header.format;
+  view.has_offsets = (header.flags & HAS_OFFSETS) != 0;
+  view.is_weight_only = (header.flags & IS_WEIGHT_ONLY) != 0;
+  view.rows = header.num_rows, view.columns = header.num_columns;
+  view.num_panels = (view.rows + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
+  view.values_per_word = VALUES_PER_WORD[static_cast<int>(header.format)];
+  view.word_bytes = header.format == WeightFormat::int4 ? PANEL_COLUMNS * 2 : PANEL_COLUMNS * 4;
+  view.zero_point = header.zero_point;
+  view.scale_unit = std::ldexp(1.0f, header.exponent);
+  view.words = (view.columns + view.values_per_word - 1) / view.values_per_word;
+  view.group = header.group > 0 ? header.group : view.words * view.values_per_word;
+  view.group_words = (view.group + view.values_per_word - 1) / view.values_per_word;
+  view.num_groups = view.group_words > 0 ? view.words / view.group_words : 0;
+  const bool has_group_scales = view.is_quantized() && header.group > 0;
+  view.group_head_bytes = has_group_scales ? PANEL_COLUMNS * 2 * (view.has_offsets ? 2 : 1) : 0;
+  view.panel_head_bytes = view.is_quantized() && !has_group_scales ? PANEL_COLUMNS * 4 : 0;
+  view.group_bytes = view.group_head_bytes + view.group_words * view.word_bytes;
+  view.panel_bytes = view.panel_head_bytes + view.num_groups * view.group_bytes;
+  view.data = data;
+  return view;
+}
+
+int64_t packed_bytes(const PackedHeader& header) {
+  const PackedView view = view_of(header, nullptr);
+  return HEAD + view.num_panels * view.panel_bytes;
+}
+
+const char* fault_of(const PackedHeader& header, int64_t bytes) {
+  if (std::memcmp(header.magic, PACKED_MAGIC, sizeof(header.magic)) != 0) return "this is not a packed weight";
+  if (header.version != PACKED_VERSION) return "the weight was packed by another version; pack it again";
+  if (header.layout != PackedLayout::panels) return "the weight was packed for the kernels in plain PyTorch";
+  const int format = static_cast<int>(header.format);
+  if (format < 0 || format > 4 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0) {
+    return "the header of the packed weight is damaged";
+  }
+  return bytes == packed_bytes(header) ? nullptr : "the packed weight is not as long as its header says";
+}
+
+void pack_panels(const PlainWeight& from, const PackedView& to, int64_t begin, int64_t end) {
+  const int64_t bytes = to.columns * (4 / to.values_per_word);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const char* rows[PANEL_COLUMNS];
+    for (int64_t c = 0; c < PANEL_COLUMNS; ++c) {
+      const int64_t row = panel * PANEL_COLUMNS + c;
+      rows[c] = row < to.rows ? from.data + row * from.row_bytes : nullptr;
+    }
+    pack_rows(rows, bytes, to.words, to.data + panel * to.panel_bytes);
+  }
+}
+
+void pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begin, int64_t end) {
+  const std::unique_ptr<char[]> wide(new char[to.group_words * PANEL_COLUMNS * 4]);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const int64_t first = panel * PANEL_COLUMNS;
+    char* data = to.data + panel * to.panel_bytes;
+    std::memset(data, 0, to.panel_head_bytes);
+    for (int64_t c = 0; c < PANEL_COLUMNS && first + c < to.rows && to.panel_head_bytes > 0; ++c) {
+      std::memcpy(data + c * 4, from.scales + first + c, 4);
+    }
+    data += to.panel_head_bytes;
+    for (int64_t group = 0; group < to.num_groups; ++group) {
+      std::memset(data, 0, to.group_head_bytes);
+      if (to.group_head_bytes > 0) pack_scales(from.scales, from, to.scale_unit, first, group, data);
+      if (to.has_offsets) pack_scales(from.offsets, from, to.scale_unit, first, group, data + PANEL_COLUMNS * 2);
+      data += to.group_head_bytes;
+      const char* rows[PANEL_COLUMNS];
+      const int64_t bytes = min64(to.group, to.columns);
+      for (int64_t c = 0; c < PANEL_COLUMNS; ++c) {
+        rows[c] = first + c < to.rows
+                      ? reinterpret_cast<const char*>(from.codes) + (first + c) * to.columns + group * to.group
+                      : nullptr;
+      }
+      char* words = to.format == WeightFormat::int4 ? wide.get() : data;
+      pack_rows(rows, bytes, to.group_words, words);
+      if (to.format == WeightFormat::int4) join_halves(words, to.group_words, data);
+      for (int64_t b = 0; from.are_signed && b < to.group_words * PANEL_COLUMNS * 4; ++b) data[b] ^= '\x80';
+      data += to.group_words * to.word_bytes;
+    }
+  }
+}
+
+namespace {
+
+void unpack_codes(const PackedView& weight, const char* panel, int64_t column, float* to) {
+  const auto scale_at = [&](const char* halves) {
+    uint16_t half;
+    std::memcpy(&half, halves + column * 2, 2);
+    return half_to_float(half) * weight.scale_unit;
+  };
+  float scale = 1, offset = 0;
+  if (weight.panel_head_bytes > 0) std::memcpy(&scale, panel + column * 4, 4);
+  const char* data = panel + weight.panel_head_bytes;
+  const int64_t half_panel = PANEL_COLUMNS / 2;
+  for (int64_t group = 0, k = 0; group < weight.num_groups; ++group, data += weight.group_bytes) {
+    if (weight.group_head_bytes > 0) scale = scale_at(data);
+    if (weight.has_offsets) offset = scale_at(data + PANEL_COLUMNS * 2);
+    const char* words = data + weight.group_head_bytes;
+    for (int64_t end = min64(k + weight.group, weight.columns), in_group = 0; k < end; ++k, ++in_group) {
+      const char* word = words + in_group / 4 * weight.word_bytes;
+      const bool is_half = weight.format == WeightFormat::int4;
+      int code = static_cast<uint8_t>(word[(is_half ? column % half_panel : column) * 4 + in_group % 4]);
+      if (is_half) code = column < half_panel ? code & 15 : code >> 4;
+      to[k] = scale * static_cast<float>(code - weight.zero_point) + offset;
+    }
+  }
+}
+
+}  // namespace
+
+void unpack_row(const PackedView& weight, int64_t row, float* to) {
+  const char* panel = weight.data + row / PANEL_COLUMNS * weight.panel_bytes;
+  const int64_t column = row % PANEL_COLUMNS;
+  if (weight.is_quantized()) return unpack_codes(weight, panel, column, to);
+  for (int64_t k = 0; k < weight.columns; ++k) {
+    const char* word = panel + (k / weight.values_per_word * PANEL_COLUMNS + column) * 4;
+    if (weight.format == WeightFormat::float32) {
+      std::memcpy(to + k, word, 4);
+      continue;
+    }
+    uint16_t half;
+    std::memcpy(&half, word + k % 2 * 2, 2);
+    to[k] = weight.format == WeightFormat::bfloat16 ? bfloat16_to_float(half) : half_to_float(half);
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,317 @@
+// Operators on packed weights: packing, products, rows.
+
+#include <malloc.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "matmul_pack.h"
+#include "operators.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t HUGE_PAGE = 2 << 20;
+
+// Memory for a weight that is read in every step: in huge pages, as far as whole ones fit.
+Tensor empty_bytes(int64_t bytes) {
+  if (bytes < HUGE_PAGE) return empty({bytes}, ScalarType::Byte);
+  // The plain weight that was packed before this one is free by now, but the heap keeps its pages unless it is told.
+  malloc_trim(0);
+  const int64_t length = round_up(bytes, 4096), reserved = length + HUGE_PAGE;
+  void* got = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  STD_TORCH_CHECK(got != MAP_FAILED, "no memory for a packed weight of ", bytes, " bytes");
+  char* start = static_cast<char*>(got);
+  char* data = start + (HUGE_PAGE - reinterpret_cast<uintptr_t>(start) % HUGE_PAGE) % HUGE_PAGE;
+  if (data > start) munmap(start, data - start);
+  if (data + length < start + reserved) munmap(data + length, start + reserved - (data + length));
+  madvise(data, length, MADV_HUGEPAGE);
+  const int64_t sizes[] = {bytes}, strides[] = {1};
+  return torch::stable::from_blob(data, {sizes, 1}, {strides, 1}, torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Byte, [length](void* p) { munmap(p, length); });
+}
+
+PackedHeader header_of(const Tensor& packed) {
+  STD_TORCH_CHECK(packed.is_cpu() && packed.dim() == 1 && packed.scalar_type() == ScalarType::Byte &&
+                      packed.is_contiguous() && packed.size(0) >= static_cast<int64_t>(sizeof(PackedHeader)),
+                  "a packed weight is a contiguous vector of bytes on the CPU");
+  PackedHeader header;
+  std::memcpy(&header, packed.const_data_ptr(), sizeof(header));
+  const char* fault = fault_of(header, packed.size(0));
+  STD_TORCH_CHECK(fault == nullptr, fault);
+  return header;
+}
+
+PackedView view_of(const Tensor& packed) {
+  const char* data = static_cast<const char*>(packed.const_data_ptr());
+  return view_of(header_of(packed), const_cast<char*>(data) + sizeof(PackedHeader));
+}
+
+Tensor packed_tensor(const PackedHeader& header) {
+  Tensor packed = empty_bytes(packed_bytes(header));
+  std::memcpy(packed.mutable_data_ptr(), &header, sizeof(header));
+  return packed;
+}
+
+template <class Pack> void over_panels(const PackedView& view, Pack pack) {
+  run_crew(crew_size(), [&](Crew& crew) {
+    crew.for_each(view.num_panels, 1, [&](int64_t begin, int64_t end) { pack(begin, end); });
+  });
+}
+
+Tensor pack_weight_op(const Tensor& weight) {
+  check_rows(weight, 2, "weight");
+  const PackedHeader header = float_header(dtype_of(weight), weight.size(0), weight.size(1));
+  Tensor packed = packed_tensor(header);
+  const PackedView view = view_of(packed);
+  const PlainWeight from{static_cast<const char*>(weight.const_data_ptr()),
+                         weight.stride(0) * static_cast<int64_t>(weight.element_size())};
+  over_panels(view, [&](int64_t begin, int64_t end) { pack_panels(from, view, begin, end); });
+  return packed;
+}
+
+Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::optional<Tensor> offsets, int64_t bits,
+                         bool weight_only) {
+  STD_TORCH_CHECK(bits == 4 || bits == 8, "bits must be 4 or 8, not ", bits);
+  const bool are_signed = values.scalar_type() == ScalarType::Char;
+  STD_TORCH_CHECK(values.dim() == 2 && values.is_contiguous() && values.is_cpu() &&
+                      (are_signed || values.scalar_type() == ScalarType::Byte),
+                  "values must be a contiguous matrix of int8 or uint8 on the CPU");
+  STD_TORCH_CHECK(bits == 8 || !are_signed, "values of 4 bits are codes 0 to 15 in uint8");
+  const int64_t rows = values.size(0), columns = values.size(1);
+  STD_TORCH_CHECK(scales.dim() == 2 && scales.size(0) == rows && scales.size(1) >= 1, "scales must be [N, groups]");
+  const int64_t groups = scales.size(1);
+  STD_TORCH_CHECK(groups == 1 || (columns % groups == 0 && columns / groups % 4 == 0), "a group of ", columns, " / ",
+                  groups, " inputs: must be a multiple of 4");
+  const auto floats = [&](const Tensor& t, const char* name) {
+    STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.is_contiguous() && t.is_cpu() && t.dim() == 2 &&
+                        t.size(0) == rows && t.size(1) == groups,
+                    name, " must be a contiguous float32 [N, groups] on the CPU");
+    return static_cast<const float*>(t.const_data_ptr());
+  };
+  const QuantizedWeight from{static_cast<const uint8_t*>(values.const_data_ptr()), are_signed,
+                             floats(scales, "scales"), offsets.has_value() ? floats(*offsets, "offsets") : nullptr,
+                             rows, columns, groups};
+  Tensor packed = packed_tensor(quantized_header(from, static_cast<int>(bits), weight_only));
+  const PackedView view = view_of(packed);
+  over_panels(view, [&](int64_t begin, int64_t end) { pack_panels(from, view, begin, end); });
+  return packed;
+}
+
+// Prepared rows that are multiplied before the next are prepared: they stay in the last-level cache.
+constexpr int64_t PREPARED_AT_ONCE = 8 << 20;
+// Prepared rows of a block that meets panel after panel: they stay in the second-level cache, beside a panel.
+constexpr int64_t BLOCK_BYTES = 448 << 10;
+
+class LinearStep final : public Step {
+ public:
+  LinearStep(const MatmulArgs& args, int64_t rows_per_token)
+      : args_(args), rows_per_token_(rows_per_token), kernels_(kernels()->matmul),
+        row_bytes_(round_up(kernels_->prepared_row_bytes(args), 4)) {}
+
+  int64_t work(const Extent& extent) const override {
+    return extent.tokens * rows_per_token_ * args_.weight.rows * args_.weight.columns;
+  }
+
+  void run(const Extent& extent, Crew& crew) const override {
+    const int64_t rows = extent.tokens * rows_per_token_;
+    if (rows == 0) return crew.barrier();
+    if (rows <= kernels_->tile_rows) return multiply_few(rows, crew);
+    const int64_t at_once = max64(PREPARED_AT_ONCE / row_bytes_, 4 * kernels_->tile_rows);
+    const int64_t parts = (rows + at_once - 1) / at_once;
+    char* prepared = static_cast<char*>(crew.shared_scratch((rows / parts + 1) * row_bytes_ + 64));
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t first = rows * part / parts;
+      multiply_many(from_row(first), rows * (part + 1) / parts - first, prepared, crew);
+    }
+  }
+
+ private:
+  MatmulArgs from_row(int64_t row) const {
+    MatmulArgs args = args_;
+    const int64_t size = args.dtype == DType::float32 ? 4 : 2;
+    args.x = static_cast<const char*>(args.x) + row * args.x_stride * size;
+    args.out = static_cast<char*>(args.out) + row * args.out_stride * size;
+    return args;
+  }
+
+  // Every thread prepares the rows for itself: cheaper than to wait for each other.
+  void multiply_few(int64_t rows, Crew& crew) const {
+    const Tiles tiles(rows, kernels_->tile_rows);
+    const int64_t prepared_bytes = round_up(rows * row_bytes_, 64);
+    char* scratch = static_cast<char*>(
+        thread_scratch(prepared_bytes + max64(prepared_bytes, kernels_->scratch_bytes(rows))));
+    kernels_->prepare(args_, tiles, 0, 1, scratch, scratch + prepared_bytes);
+    crew.for_each(args_.weight.num_panels, grain_of(args_.weight.num_panels, crew), [&](int64_t begin, int64_t end) {
+      kernels_->multiply(args_, tiles, 0, 1, begin, end, scratch, scratch + prepared_bytes);
+    });
+  }
+
+  void multiply_many(const MatmulArgs& args, int64_t rows, char* prepared, Crew& crew) const {
+    const Tiles tiles(rows, kernels_->tile_rows);
+    const int64_t tile_bytes = kernels_->tile_rows * row_bytes_;
+    const int64_t blocks = min64(tiles.count, (tiles.count * tile_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES);
+    const int64_t block_rows = (tiles.count / blocks + 1) * kernels_->tile_rows;
+    char* scratch = static_cast<char*>(thread_scratch(max64(tile_bytes, kernels_->scratch_bytes(block_rows))));
+    crew.for_each(tiles.count, 1, [&](int64_t begin, int64_t end) {
+      kernels_->prepare(args, tiles, begin, end, prepared, scratch);
+    });
+    const int64_t panels = args.weight.num_panels, count = blocks * panels;
+    crew.for_each(count, grain_of(count, crew), [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const int64_t block = begin / panels, panel = begin % panels, n = min64(panels - panel, end - begin);
+        kernels_->multiply(args, tiles, tiles.count * block / blocks, tiles.count * (block + 1) / blocks, panel,
+                           panel + n, prepared, scratch);
+        begin += n;
+      }
+    });
+  }
+
+  static int64_t grain_of(int64_t count, const Crew& crew) {
+    return max64(1, min64(16, count / (16 * crew.size)));
+  }
+
+  MatmulArgs args_;
+  int64_t rows_per_token_;
+  const MatmulKernels* kernels_;
+  int64_t row_bytes_;
+};
+
+Arithmetic arithmetic_of(const PackedView& weight, DType dtype) {
+  if (weight.is_quantized() && !weight.is_weight_only) return Arithmetic::int8;
+  const bool is_bfloat16 = weight.is_quantized() || weight.format == WeightFormat::bfloat16;
+  const bool multiplies = kernels()->matmul->multiplies_bfloat16;
+  return is_bfloat16 && dtype == DType::bfloat16 && multiplies ? Arithmetic::bfloat16 : Arithmetic::float32;
+}
+
+// Rows that follow each other at one distance. Other strides occur in models that were not written for Quire.
+bool are_rows(const Tensor& x) {
+  const int64_t n = x.dim();
+  if (x.size(n - 1) > 1 && x.stride(n - 1) != 1) return false;
+  int64_t expected = 0;
+  for (int64_t d = n - 2; d >= 0; --d) {
+    if (x.size(d) == 1) continue;
+    if (expected != 0 && x.stride(d) != expected) return false;
+    expected = x.stride(d) * x.size(d);
+  }
+  return true;
+}
+
+Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias, int64_t num_rows) {
+  STD_TORCH_CHECK(input.is_cpu() && input.dim() >= 1, "x must be on the CPU, with at least one dimension");
+  STD_TORCH_CHECK(are_rows(input) || !is_recording(), "x: strides are not supported");
+  const Tensor x = are_rows(input) ? input : torch::stable::contiguous(input);
+  MatmulArgs args{};
+  args.weight = view_of(packed);
+  STD_TORCH_CHECK(x.size(x.dim() - 1) == args.weight.columns, "x has ", x.size(x.dim() - 1), " columns, the weight ",
+                  args.weight.columns);
+  STD_TORCH_CHECK(num_rows == args.weight.rows, "the weight has ", args.weight.rows, " rows, not ", num_rows);
+  std::vector<int64_t> sizes = sizes_of(x);
+  sizes.back() = num_rows;
+  Tensor out = empty(sizes, x);
+  int64_t rows = 1;
+  for (size_t d = 0; d + 1 < sizes.size(); ++d) {
+    rows *= sizes[d];
+    if (sizes[d] != 1) args.x_stride = x.stride(static_cast<int64_t>(d));
+  }
+  args.dtype = dtype_of(x);
+  args.arithmetic = arithmetic_of(args.weight, args.dtype);
+  args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr(), args.out_stride = num_rows;
+  if (bias.has_value()) {
+    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == num_rows && bias->is_contiguous(),
+                    "bias must be a contiguous vector, a value for each row of the weight");
+    args.bias = bias->const_data_ptr(), args.bias_dtype = dtype_of(*bias);
+  }
+  const int64_t tokens = sizes.size() == 1 ? 1 : sizes[0];
+  if (rows > 0 || is_recording()) {
+    perform(std::make_unique<LinearStep>(args, tokens > 0 ? rows / tokens : 1), {tokens, 0});
+  }
+  return out;
+}
+
+void store_row(const float* from, int64_t n, DType dtype, void* to) {
+  switch (dtype) {
+    case DType::float32: std::memcpy(to, from, n * sizeof(float)); return;
+    case DType::bfloat16:
+      for (int64_t i = 0; i < n; ++i) static_cast<torch::headeronly::BFloat16*>(to)[i] = from[i];
+      return;
+    case DType::float16:
+      for (int64_t i = 0; i < n; ++i) static_cast<torch::headeronly::Half*>(to)[i] = from[i];
+      return;
+  }
+}
+
+class RowsStep final : public TokenStep {
+ public:
+  RowsStep(const PackedView& weight, const Tensor& ids, const Tensor& out)
+      : weight_(weight), ids_(ids.const_data_ptr()), is_long_(ids.scalar_type() == ScalarType::Long),
+        id_stride_(ids.stride(0)), out_(static_cast<char*>(out.mutable_data_ptr())), dtype_(dtype_of(out)),
+        row_bytes_(weight.columns * static_cast<int64_t>(out.element_size())) {}
+
+  int64_t work(const Extent& extent) const override { return 4 * extent.tokens * weight_.columns; }
+
+  void check(const Extent& extent) const override {
+    for (int64_t t = 0; t < extent.tokens; ++t) {
+      STD_TORCH_CHECK(id(t) >= 0 && id(t) < weight_.rows, "id ", id(t), " is beyond the ", weight_.rows,
+                      " rows of the packed weight");
+    }
+  }
+
+  void run_tokens(int64_t begin, int64_t end) const override {
+    float* row = static_cast<float*>(thread_scratch(weight_.columns * 4));
+    for (int64_t t = begin; t < end; ++t) {
+      unpack_row(weight_, id(t), row);
+      store_row(row, weight_.columns, dtype_, out_ + t * row_bytes_);
+    }
+  }
+
+ private:
+  int64_t id(int64_t t) const {
+    return is_long_ ? static_cast<const int64_t*>(ids_)[t * id_stride_]
+                    : static_cast<const int32_t*>(ids_)[t * id_stride_];
+  }
+
+  PackedView weight_;
+  const void* ids_;
+  bool is_long_;
+  int64_t id_stride_;
+  char* out_;
+  DType dtype_;
+  int64_t row_bytes_;
+};
+
+Tensor packed_rows_op(const Tensor& packed, const Tensor& ids, ScalarType dtype, int64_t num_columns) {
+  const PackedView view = view_of(packed);
+  STD_TORCH_CHECK(ids.is_cpu() && ids.dim() == 1 &&
+                      (ids.scalar_type() == ScalarType::Long || ids.scalar_type() == ScalarType::Int),
+                  "ids must be a vector of int32 or int64 on the CPU");
+  STD_TORCH_CHECK(num_columns == view.columns, "the weight has ", view.columns, " columns, not ", num_columns);
+  Tensor out = empty({ids.size(0), view.columns}, dtype);
+  perform(std::make_unique<RowsStep>(view, ids, out), {ids.size(0), 0});
+  return out;
+}
+
+Tensor unpack_weight_op(const Tensor& packed) {
+  const PackedView view = view_of(packed);
+  Tensor out = empty({view.rows, view.columns}, ScalarType::Float);
+  float* to = static_cast<float*>(out.mutable_data_ptr());
+  run_crew(crew_size(), [&](Crew& crew) {
+    crew.for_each(view.rows, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) unpack_row(view, row, to + row * view.columns);
+    });
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
+  if (kernels() == nullptr) return;  // a processor without AVX2 keeps the reference
+  library.impl("pack_weight", TORCH_BOX(&pack_weight_op));
+  library.impl("pack_quantized", TORCH_BOX(&pack_quantized_op));
+  library.impl("packed_linear", TORCH_BOX(&packed_linear_op));
+  library.impl("packed_rows", TORCH_BOX(&packed_rows_op));
+  library.impl("unpack_weight", TORCH_BOX(&unpack_weight_op));
+}
+
+}  // namespace quire

@@ -1,0 +1,185 @@
+"""`quire bench stream|batch|shared-prefix|parallel|prompt`: W1 to W5, measured on an engine in rounds."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from quire.interfaces.cli import bench_workloads as workloads
+from quire.interfaces.cli.bench_flags import (
+    Size,
+    add_measure_flags,
+    add_sizes,
+    finish,
+    limits_of,
+    sizes_of,
+    whole_number,
+)
+from quire.interfaces.cli.bench_numbers import Result
+from quire.interfaces.cli.bench_perform import Outcome, perform
+from quire.interfaces.cli.bench_sheet import Ruler, Sheet
+from quire.interfaces.cli.bench_workloads import TokenSource, Work
+from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
+from quire.interfaces.cli.session import open_engine
+
+if TYPE_CHECKING:
+    from quire.interfaces.async_llm import AsyncLLM
+
+Sizes = Mapping[str, int]
+_WARM_UP_TOKENS = 4
+# Rounds draw their tokens from the seed and their number; the warm-up has a number that no round has.
+_WARM_UP_ROUND = -1
+
+
+@dataclass(frozen=True)
+class EngineWorkload:
+    """One workload as a command: what a round asks, and what is noted of it."""
+
+    number: str
+    title: str
+    rounds: int
+    sizes: tuple[Size, ...]
+    works: Callable[[TokenSource, Sizes], list[Work]]
+    note: Callable[[Sheet, Ruler, list[Work], list[Outcome]], None]
+
+    @property
+    def description(self) -> str:
+        return f"{self.number}, {self.title}: medians and quartiles over rounds, and how much of the limit they are"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "%(prog)s [MODEL] [options]"
+        add_model_argument(parser)
+        add_sizes(parser.add_argument_group("load"), self.sizes)
+        add_measure_flags(parser, self.rounds)
+        add_engine_flags(parser, leave_out=("seed",))
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        sizes, seed = sizes_of(arguments, self.sizes), whole_number("--seed", arguments.seed, 0)
+        rounds = whole_number("--rounds", arguments.rounds, 1)
+        options = {**engine_options_of(arguments), "seed": seed}
+        # before the engine is there, whose threads would be in the way
+        limits = limits_of(arguments, options.get("num_threads"))
+        result = asyncio.run(self._bench(options, sizes, rounds, seed, limits))
+        return finish(result, arguments)
+
+    async def _bench(self, options: dict[str, Any], sizes: Sizes, rounds: int, seed: int, limits: Any) -> Result:
+        async with open_engine(options) as engine:
+            config = engine.config
+            sheet, ruler = Sheet(), Ruler.of(config, limits)
+            await self._warm_up(engine, sizes, seed)
+            for number in range(rounds):
+                works = self.works(TokenSource(config.facts.vocab_size, seed, number), sizes)
+                outcomes = [await perform(engine, work, seed) for work in works]
+                self.note(sheet, ruler, works, outcomes)
+        settings = {**sizes, "precision": config.worker.quantization or config.worker.dtype, "seed": seed}
+        return Result(self.number, self.title, config.served_model_name, settings, sheet.measures, limits)
+
+    async def _warm_up(self, engine: AsyncLLM, sizes: Sizes, seed: int) -> None:
+        """The first request of each kind, cut short."""
+        for work in self.works(TokenSource(engine.config.facts.vocab_size, seed, _WARM_UP_ROUND), sizes):
+            lengths = [min(_WARM_UP_TOKENS, work.output_lengths[0])]
+            await perform(engine, Work(work.prompts[:1], lengths, work.num_answers, work.beam_width), seed)
+
+
+def _note_stream(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
+    [outcome] = outcomes
+    sheet.note("tokens after the first", outcome.decode_rate, "tokens/s", ruler.decode_rate())
+    sheet.note("time to first token", outcome.times_to_first_token[0] * 1e3, "ms")
+    if gaps := outcome.gaps:
+        sheet.note("time between tokens", median(gaps) * 1e3, "ms")
+    sheet.note("whole request", outcome.seconds, "s", ruler.seconds(works[0]))
+
+
+def _note_batch(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
+    [work], [outcome] = works, outcomes
+    least = ruler.seconds(work)
+    rate = outcome.num_output_tokens / outcome.seconds
+    sheet.note("output tokens", rate, "tokens/s", work.num_output_tokens / least if least else None)
+    sheet.note("all requests", outcome.seconds, "s")
+    sheet.note("time to first token", median(outcome.times_to_first_token), "s")
+    if gaps := outcome.gaps:
+        sheet.note("time between tokens", median(gaps) * 1e3, "ms")
+
+
+def _note_shared(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
+    for name, work, outcome in zip(("prefix is new", "prefix was seen before"), works, outcomes, strict=True):
+        sheet.note(name, outcome.seconds, "s", ruler.seconds(work))
+
+
+def _note_parallel(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
+    for work, outcome in zip(works, outcomes, strict=True):
+        name = f"beam search of {work.beam_width}" if work.beam_width else f"{work.num_answers} answers"
+        sheet.note(name, outcome.seconds, "s", ruler.seconds(work))
+
+
+def _note_prompt(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
+    [work], [outcome] = works, outcomes
+    length, seconds = work.num_prompt_tokens, outcome.times_to_first_token[0]
+    sheet.note("prompt tokens", length / seconds, "tokens/s", ruler.prompt_rate(length))
+    sheet.note("time to first token", seconds, "s")
+    if ruler.cost:
+        sheet.note("arithmetic", ruler.cost.prompt_operations(length) / seconds / 1e9, "GOP/s", ruler.peak / 1e9)
+
+
+def _shared_works(source: TokenSource, sizes: Sizes) -> list[Work]:
+    work = workloads.shared_prefix(source, **sizes)
+    return [work, workloads.with_known_prefix(work, source)]
+
+
+def _parallel_works(source: TokenSource, sizes: Sizes) -> list[Work]:
+    lengths = {"input_length": sizes["input_length"], "output_length": sizes["output_length"]}
+    return [
+        workloads.answers(source, num_answers=sizes["num_answers"], **lengths),
+        workloads.beams(source, beam_width=sizes["beam_width"], **lengths),
+    ]
+
+
+def _batch_works(source: TokenSource, sizes: Sizes) -> list[Work]:
+    means = {name: sizes[name] for name in ("input_length", "output_length") if sizes[name]}
+    return [workloads.batch(source, num_requests=sizes["num_requests"], **means)]
+
+
+_INPUT, _OUTPUT = "tokens of each prompt", "tokens of each answer"
+STREAM = EngineWorkload(
+    "W1", "one stream", 5,
+    (Size("--input-length", 128, 1, _INPUT), Size("--output-length", 128, 2, _OUTPUT)),
+    lambda source, sizes: [workloads.stream(source, **sizes)], _note_stream,
+)  # fmt: skip
+BATCH = EngineWorkload(
+    "W2", "many requests of log-normal lengths at once", 1,
+    (
+        Size("--num-requests", workloads.BATCH_REQUESTS, 1, "requests in all"),
+        Size("--input-length", 0, 0, "mean tokens of a prompt; 0: as the workload has it, 161.5"),
+        Size("--output-length", 0, 0, "mean tokens of an answer; 0: as the workload has it, 128.9"),
+    ),
+    _batch_works, _note_batch,
+)  # fmt: skip
+SHARED_PREFIX = EngineWorkload(
+    "W3", "requests that begin alike", 3,
+    (
+        Size("--num-requests", 32, 1, "requests in all"),
+        Size("--shared-prefix", 512, 1, "tokens at the beginning that all prompts have in common"),
+        Size("--input-length", 32, 1, "tokens of each prompt that are its own"),
+        Size("--output-length", 32, 1, _OUTPUT),
+    ),
+    _shared_works, _note_shared,
+)  # fmt: skip
+PARALLEL = EngineWorkload(
+    "W4", "several answers to one prompt, and beam search", 3,
+    (
+        Size("--input-length", 256, 1, "tokens of the prompt"),
+        Size("--output-length", 64, 1, _OUTPUT),
+        Size("--num-answers", 8, 2, "answers that are drawn"),
+        Size("--beam-width", 4, 2, "beams"),
+    ),
+    _parallel_works, _note_parallel,
+)  # fmt: skip
+PROMPT = EngineWorkload(
+    "W5", "one long prompt", 5,
+    (Size("--input-length", 2048, 1, _INPUT),),
+    lambda source, sizes: [workloads.prompt(source, **sizes)], _note_prompt,
+)  # fmt: skip

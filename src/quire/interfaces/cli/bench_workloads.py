@@ -1,0 +1,135 @@
+"""The workloads that engines are compared on, as token ids: the same numbers for every engine, and new ones each round.
+
+Only what is asked; who performs it and how long that takes is not known here. `benchmarks/rivals.py` asks the same of
+other engines.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Lengths of the batch are drawn with this seed, and scaled so that so many requests have so many tokens in all.
+BATCH_SEED, BATCH_SIGMA = 18_285, 0.9
+BATCH_REQUESTS, BATCH_PROMPT_TOKENS, BATCH_OUTPUT_TOKENS = 64, 10_335, 8_248
+
+
+@dataclass(frozen=True)
+class Work:
+    """Requests that arrive together; each has a prompt and a number of tokens that it must get.
+
+    `num_answers` above 1 are drawn at temperature 1; otherwise the best token is taken, or with `beam_width` the best
+    beams. The end token is ignored.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    output_lengths: Sequence[int]
+    num_answers: int = 1
+    beam_width: int = 0
+    # tokens at the beginning that all prompts have in common
+    shared_prefix: int = 0
+    # they were computed before
+    is_prefix_known: bool = False
+
+    @property
+    def sequences_a_request(self) -> int:
+        return max(self.num_answers, self.beam_width, 1)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(self.output_lengths) * self.sequences_a_request
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+class TokenSource:
+    """Token ids from a seed. A round never repeats an earlier one's tokens, or a prefix cache would answer it.
+
+    Where one engine is asked several workloads, each has a name, for the same reason.
+    """
+
+    def __init__(self, vocab_size: int, seed: int, number: int, name: str = "") -> None:
+        self._draw = random.Random(f"{seed}/{number}/{name}")
+        self._vocab_size = vocab_size
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(self._vocab_size) for _ in range(count)]
+
+
+def stream(source: TokenSource, *, input_length: int = 128, output_length: int = 128) -> Work:
+    """W1: one request alone."""
+    return Work([source.tokens(input_length)], [output_length])
+
+
+def prompt(source: TokenSource, *, input_length: int = 2048) -> Work:
+    """W5: one long prompt, and the first token after it."""
+    return Work([source.tokens(input_length)], [1])
+
+
+def batch(
+    source: TokenSource,
+    *,
+    num_requests: int = BATCH_REQUESTS,
+    input_length: float = BATCH_PROMPT_TOKENS / BATCH_REQUESTS,
+    output_length: float = BATCH_OUTPUT_TOKENS / BATCH_REQUESTS,
+) -> Work:
+    """W2: many at once, of very different lengths; fewer requests are the first ones of more."""
+    prompt_lengths, output_lengths = batch_lengths(input_length, output_length)
+    return Work(
+        [source.tokens(length) for length in _repeated(prompt_lengths, num_requests)],
+        _repeated(output_lengths, num_requests),
+    )
+
+
+def shared_prefix(
+    source: TokenSource,
+    *,
+    num_requests: int = 32,
+    shared_prefix: int = 512,
+    input_length: int = 32,
+    output_length: int = 32,
+) -> Work:
+    """W3: prompts that begin with the same tokens; `input_length` are each one's own."""
+    prefix = source.tokens(shared_prefix)
+    prompts = [prefix + source.tokens(input_length) for _ in range(num_requests)]
+    return Work(prompts, [output_length] * num_requests, shared_prefix=shared_prefix)
+
+
+def with_known_prefix(work: Work, source: TokenSource) -> Work:
+    """W3w: the prefix of `work` again, with other tokens behind it."""
+    prefix = list(work.prompts[0][: work.shared_prefix])
+    prompts = [prefix + source.tokens(len(prompt) - len(prefix)) for prompt in work.prompts]
+    return Work(prompts, work.output_lengths, shared_prefix=work.shared_prefix, is_prefix_known=True)
+
+
+def answers(source: TokenSource, *, num_answers: int = 8, input_length: int = 256, output_length: int = 64) -> Work:
+    """W4: several answers to one prompt."""
+    return Work([source.tokens(input_length)], [output_length], num_answers=num_answers)
+
+
+def beams(source: TokenSource, *, beam_width: int = 4, input_length: int = 256, output_length: int = 64) -> Work:
+    """W4: the best beams of one prompt."""
+    return Work([source.tokens(input_length)], [output_length], beam_width=beam_width)
+
+
+def batch_lengths(mean_input: float, mean_output: float) -> tuple[list[int], list[int]]:
+    """Prompt and output lengths of the 64 requests, log-normal, with these means."""
+    draw = random.Random(BATCH_SEED)
+    sizes = [[draw.lognormvariate(0.0, BATCH_SIGMA) for _ in range(BATCH_REQUESTS)] for _ in range(2)]
+    return _scaled(sizes[0], round(mean_input * BATCH_REQUESTS)), _scaled(sizes[1], round(mean_output * BATCH_REQUESTS))
+
+
+def _scaled(sizes: list[float], total: int) -> list[int]:
+    """Whole numbers of at least 1 in these proportions; what rounding leaves goes to the greatest."""
+    factor = total / sum(sizes)
+    lengths = [max(1, round(size * factor)) for size in sizes]
+    greatest = max(range(len(lengths)), key=lengths.__getitem__)
+    lengths[greatest] = max(1, lengths[greatest] + total - sum(lengths))
+    return lengths
+
+
+def _repeated(lengths: list[int], count: int) -> list[int]:
+    return [lengths[number % len(lengths)] for number in range(count)]

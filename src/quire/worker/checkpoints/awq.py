@@ -1,0 +1,59 @@
+"""AWQ: 4-bit codes in groups, packed along the outputs in an order of their own.
+
+    qweight  int32 [K, N / 8]      qzeros  int32 [G, N / 8]      scales  [G, N]
+
+A weight is scales * (code - zero). Each word holds eight outputs, the even ones first: 0, 2, 4, 6, 1, 3, 5, 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.worker.checkpoints.codes import per_word, quantized, unpack_rows
+from quire.worker.checkpoints.stored_module import StoredModule, unsupported
+from quire.worker.layers.quantization import QuantizedWeight
+
+_BITS = 4
+# Where output 0, 1, 2, ... of eight lies in a word.
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+class AWQFormat:
+    leaves: tuple[str, ...] = ("qweight", "qzeros", "scales")
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, declared: dict[str, Any]) -> None:
+        bits = declared.get("bits", declared.get("w_bit", _BITS))
+        if bits != _BITS:
+            raise unsupported("bits", bits, (_BITS,))
+        version = str(declared.get("version", "gemm")).lower()
+        if version != "gemm":
+            raise unsupported("version", version, ("gemm",))
+
+    def is_quantized(self, module: StoredModule) -> bool:
+        return "qweight" in module.leaves
+
+    def weight(self, module: StoredModule) -> QuantizedWeight:
+        qweight, qzeros, scales = module.get("qweight"), module.get("qzeros"), module.get("scales")
+        num_inputs, num_outputs = qweight.shape[0], qweight.shape[1] * per_word(_BITS)
+        module.check(qweight.dtype == torch.int32, "qweight", qweight, "int32")
+        module.check(scales.ndim == 2 and scales.shape[1] == num_outputs, "scales", scales, f"[groups, {num_outputs}]")
+        num_groups = scales.shape[0]
+        wanted = (num_groups, qweight.shape[1])
+        module.check(qzeros.shape == wanted, "qzeros", qzeros, f"{list(wanted)}")
+        if num_inputs % num_groups:
+            raise ModelError(f"{module.name}.scales: {num_groups} groups do not divide {num_inputs} inputs evenly.")
+        codes_NK, zeros_NG = _in_order(qweight).t().contiguous(), _in_order(qzeros).t()
+        return quantized(codes_NK, scales.t(), zeros_NG, _BITS, weight_only=True)
+
+    def remarks(self) -> list[str]:
+        return []
+
+
+def _in_order(packed: Tensor) -> Tensor:
+    codes = unpack_rows(packed, _BITS)
+    return codes.view(codes.shape[0], -1, len(_PLACES))[..., _PLACES].flatten(1)

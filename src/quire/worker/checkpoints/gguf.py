@@ -1,0 +1,185 @@
+"""The weights of a GGUF file, under the names and in the layout of a Hugging Face checkpoint.
+
+Owns the table of names, and one difference of layout: for `llama`, GGUF has the rows of queries and keys in an order in
+which a rotation takes neighbours, where models here take the two halves of a head. Quantised weights keep their codes;
+types without a reader of their own are computed by the package `gguf`. Must never map the file into memory: its pages
+would count beside the weights made from them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from quire.config import ModelFacts
+from quire.config.gguf_file import TYPES, GGUFFile, GGUFTensor
+from quire.errors import ModelError
+from quire.worker.checkpoints.gguf_blocks import DECODERS
+from quire.worker.layers.quantization import QuantizedWeight
+
+_logger = logging.getLogger(__name__)
+# Bytes of the file that are decoded at a time.
+_CHUNK = 4 * 2**20
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_MODULES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_MODULES_OF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# Read with the configuration: the angles of the rotation.
+_NOT_WEIGHTS = {"rope_freqs.weight"}
+
+
+class GGUFCheckpoint:
+    """The tensors of a GGUF file."""
+
+    def __init__(self, facts: ModelFacts, dtype: torch.dtype) -> None:
+        self._file = GGUFFile.read(facts.path)
+        self._dtype = dtype
+        self._dequantized: set[str] = set()
+        self._heads = {
+            "attn_q": int(facts.hf_config["num_attention_heads"]),
+            "attn_k": int(facts.hf_config["num_key_value_heads"]),
+        }
+        self._is_interleaved = self._file.metadata.get("general.architecture") == "llama"
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self._file.tensors.values())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+        for tensor in self._file.tensors.values():
+            if tensor.name not in _NOT_WEIGHTS:
+                yield hf_name(tensor.name), self._in_halves(tensor, self._read(tensor))
+        if self._dequantized:
+            _logger.info(
+                "weights of the types %s were dequantised to %s",
+                ", ".join(sorted(self._dequantized)),
+                str(self._dtype).removeprefix("torch."),
+            )
+
+    def _read(self, tensor: GGUFTensor) -> Tensor | QuantizedWeight:
+        name = tensor.type_name
+        try:
+            with tensor.file.open("rb") as file:
+                if name in _FLOATS:
+                    return _as_bytes(file, tensor.offset, tensor.num_bytes).view(_FLOATS[name]).view(tensor.shape)
+                if len(tensor.shape) != 2:
+                    raise ModelError(f"{tensor.file}: {tensor.name} has {len(tensor.shape)} dimensions in {name}.")
+                if name in DECODERS:
+                    return _quantized(file, tensor)
+                self._dequantized.add(name)
+                return _dequantized(file, tensor, self._dtype)
+        except OSError as error:
+            raise ModelError(f"{tensor.file}: cannot be read ({error}).") from error
+
+    def _in_halves(self, tensor: GGUFTensor, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
+        match = _LAYER.fullmatch(tensor.name)
+        heads = self._heads.get(match.group(2)) if match and self._is_interleaved else None
+        if heads is None:
+            return weight
+        num_rows = weight.shape[0]
+        if num_rows % (2 * heads):
+            raise ModelError(f"{tensor.file}: {tensor.name} has {num_rows} rows, which are not {heads} heads.")
+        index = torch.arange(num_rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+        return weight.select_rows(index) if isinstance(weight, QuantizedWeight) else weight[index]
+
+
+def hf_name(name: str) -> str:
+    """`blk.3.ffn_up.weight` as `model.layers.3.mlp.up_proj.weight`; what is not in the table keeps its name."""
+    match = _LAYER.fullmatch(name)
+    if match and match.group(2) in _MODULES_OF_LAYER:
+        return f"model.layers.{match.group(1)}.{_MODULES_OF_LAYER[match.group(2)]}.{match.group(3)}"
+    module, _, leaf = name.rpartition(".")
+    return f"{_MODULES[module]}.{leaf}" if module in _MODULES else name
+
+
+def _as_bytes(file: BinaryIO, offset: int, num_bytes: int) -> Tensor:
+    data = bytearray(num_bytes)
+    file.seek(offset)
+    if file.readinto(data) != num_bytes:  # type: ignore[attr-defined]
+        raise ModelError(f"{file.name}: ended while it was read. Was it changed meanwhile?")
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def _row_chunks(file: BinaryIO, tensor: GGUFTensor) -> Iterator[tuple[slice, Tensor]]:
+    """Some rows at a time, as blocks [B, bytes of a block]."""
+    num_rows, num_columns = tensor.shape
+    _, per_block, block_bytes = TYPES[tensor.type_id]
+    row_bytes = num_columns // per_block * block_bytes
+    step = max(1, _CHUNK // row_bytes)
+    for begin in range(0, num_rows, step):
+        count = min(step, num_rows - begin)
+        data = _as_bytes(file, tensor.offset + begin * row_bytes, count * row_bytes)
+        yield slice(begin, begin + count), data.view(-1, block_bytes)
+
+
+def _quantized(file: BinaryIO, tensor: GGUFTensor) -> QuantizedWeight:
+    decode, shape = DECODERS[tensor.type_name], tensor.shape
+    values = scales = offsets = None
+    for rows, data in _row_chunks(file, tensor):
+        blocks = decode(data)
+        num_rows = rows.stop - rows.start
+        if values is None or scales is None:
+            num_groups = blocks.scales.numel() // num_rows
+            values = torch.empty(shape, dtype=blocks.codes.dtype)
+            scales = torch.empty(shape[0], num_groups)
+            offsets = None if blocks.offsets is None else torch.empty(shape[0], num_groups)
+        values[rows] = blocks.codes.reshape(num_rows, -1)
+        scales[rows] = blocks.scales.reshape(num_rows, -1)
+        if offsets is not None and blocks.offsets is not None:
+            offsets[rows] = blocks.offsets.reshape(num_rows, -1)
+    assert values is not None, "a tensor has rows"
+    assert scales is not None
+    # As everywhere where such files are run on CPUs, inputs are rounded to 8 bits on the way.
+    bits = 4 if values.dtype == torch.uint8 else 8
+    return QuantizedWeight(values, scales, offsets, bits=bits, weight_only=False)
+
+
+def _dequantized(file: BinaryIO, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
+    compute = _computed_by_gguf(tensor)
+    weight = torch.empty(tensor.shape, dtype=dtype)
+    for rows, data in _row_chunks(file, tensor):
+        weight[rows] = torch.from_numpy(compute(data.numpy())).view(rows.stop - rows.start, -1)
+    return weight
+
+
+def _computed_by_gguf(tensor: GGUFTensor) -> Callable[[Any], Any]:
+    """The package's own arithmetic for a type that has no reader here."""
+    what = f"{tensor.file}: {tensor.name} is of type {tensor.type_name}"
+    here = ", ".join([*_FLOATS, *DECODERS])
+    try:
+        import gguf
+    except ImportError as error:
+        raise ModelError(
+            f"{what}, which needs the package gguf: pip install gguf. Without it {here} are read."
+        ) from error
+    kind = gguf.GGMLQuantizationType(tensor.type_id)
+
+    def compute(blocks: Any) -> Any:
+        try:
+            return gguf.dequantize(blocks, kind)
+        except NotImplementedError as error:
+            raise ModelError(f"{what}, which cannot be read. Take one with {here}.") from error
+
+    return compute

@@ -1,0 +1,215 @@
+"""A model's forward pass as one program of C++ steps: recorded once, run for any number of tokens, without Python.
+
+The model is called once with tensors of the largest step, in which nothing is computed: each operator of `kernels`
+leaves its pointers and strides in the program instead. Views cost nothing and leave nothing. Operators of torch that
+have a twin among the kernels (`_TWINS`) are exchanged; any other makes the model unfit, and it runs as it is written,
+operator by operator. Between two steps of a program lies a barrier of a microsecond instead of several calls from
+Python, and neighbours that treat every token by itself (norms, rotary positions, gates, the KV write) run together
+while a token is in the cache: this is how Quire fuses on a CPU, and why model code needs no fused operators.
+
+What changes from step to step is copied into buffers that stay where they are: token ids, positions, block tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.worker.attention import AttentionBatch, attention_layers
+from quire.worker.forward_context import ForwardContext, current_forward_context, forward_context
+from quire.worker.kernels import operators
+from quire.worker.kernels.cpu.program import Program
+from quire.worker.kernels.reference.activate import ACTIVATIONS
+
+_logger = logging.getLogger(__name__)
+_aten = torch.ops.aten
+
+_VIEWS = {
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.squeeze.dim,
+    _aten.t.default,
+    _aten.transpose.int,
+    _aten.unsqueeze.default,
+    _aten.view.default,
+    _aten._unsafe_view.default,
+}
+
+
+def _of_two_alike(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, y: Tensor, **keywords: Any) -> Tensor:
+        if keywords or not isinstance(y, Tensor) or x.shape != y.shape or x.dtype != y.dtype:
+            raise CannotRecordError("a sum or product of unlike tensors")
+        return operator(x, y)
+
+    return run
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    kind = ACTIVATIONS.index(name)
+    return lambda x: operators.activate(x, kind)
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return _activation("gelu" if approximate == "none" else "gelu_tanh")(x)
+
+
+def _layer_norm(
+    x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    if len(shape) != 1:
+        raise CannotRecordError("a norm over several dimensions")
+    return operators.layer_norm(x, weight, bias, eps)
+
+
+def _embedding(weight: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
+    return operators.look_up(weight, ids)
+
+
+def _new_empty(like: Tensor, size: list[int], **_: Any) -> Tensor:
+    return operators.new_rows(like, size)
+
+
+# What models may use of torch itself.
+_TWINS: dict[Any, Callable[..., Any]] = {
+    _aten.add.Tensor: _of_two_alike(operators.add),
+    _aten.mul.Tensor: _of_two_alike(operators.multiply),
+    _aten.relu.default: _activation("relu"),
+    _aten.silu.default: _activation("silu"),
+    _aten.sigmoid.default: _activation("sigmoid"),
+    _aten.tanh.default: _activation("tanh"),
+    _aten.gelu.default: _gelu,
+    _aten.layer_norm.default: _layer_norm,
+    _aten.embedding.default: _embedding,
+    _aten.new_empty.default: _new_empty,
+}
+
+
+class CannotRecordError(Exception):
+    """Why a model cannot become a program."""
+
+
+class _OnlyRecorded(TorchDispatchMode):
+    """Lets through what leaves a step or nothing."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch asks; a mode that may be compiled loads the compiler at its first use, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        if func in _VIEWS:
+            return func(*args, **keywords)
+        if (twin := _TWINS.get(func)) is not None:
+            return twin(*args, **keywords)
+        if func.namespace == "quire":
+            return func(*args, **keywords)
+        with self:  # what is made of other operators (flatten, reshape) is judged by these
+            if (result := func.decompose(*args, **keywords)) is not NotImplemented:
+                return result
+        raise CannotRecordError(f"{func} has no kernel of Quire's")
+
+
+class RecordedForward:
+    """Stands in the place of a model's `forward`, and takes what it takes."""
+
+    def __init__(self, model: nn.Module, max_tokens: int, max_sequences: int, blocks_per_row: int) -> None:
+        before = model.forward
+        self._forward = before._forward if isinstance(before, RecordedForward) else before
+        self._max_tokens = max_tokens
+        self._max_sequences = max_sequences
+        self._input_ids = np.zeros(max_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_tokens, dtype=np.int64)
+        groups = sorted({layer.group for layer in attention_layers(model).values()})
+        self._groups = {group: _GroupBuffers(max_tokens, max_sequences, blocks_per_row) for group in groups}
+        self._program = Program()
+        self._hidden = self._record()
+        _logger.info("the forward pass is a program of %d steps", len(self._program))
+
+    def _record(self) -> Tensor:
+        metadata: list[Any] = [None] * (max(self._groups, default=-1) + 1)
+        for group, buffers in self._groups.items():
+            metadata[group] = buffers.batch
+        inputs = torch.from_numpy(self._input_ids), torch.from_numpy(self._positions)
+        context = ForwardContext(tuple(metadata))
+        with forward_context(context), self._program.recording(self._max_tokens), _OnlyRecorded():
+            hidden: Tensor = self._forward(*inputs)
+        if hidden.shape[0] != self._max_tokens or not hidden.is_contiguous():
+            raise CannotRecordError("the hidden states are not one row for each token")
+        return hidden
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        input_embeds: Tensor | None = None,
+        intermediate_tensors: Any = None,
+    ) -> Tensor:
+        num_tokens = len(input_ids)
+        context = current_forward_context()
+        if input_embeds is not None or intermediate_tensors is not None or num_tokens > self._max_tokens:
+            hidden: Tensor = self._forward(input_ids, positions, input_embeds, intermediate_tensors)
+            return hidden
+        self._input_ids[:num_tokens] = input_ids.numpy()
+        self._positions[:num_tokens] = positions.numpy()
+        num_sequences = 0
+        for group, buffers in self._groups.items():
+            if context.is_profiling:
+                buffers.keep_nothing(num_tokens)
+            else:
+                num_sequences = buffers.fill(context.metadata[group])
+        self._program.run(num_tokens, num_sequences)
+        return self._hidden[:num_tokens]
+
+
+class _GroupBuffers:
+    """The inputs of attention for a group of layers, where the program looks for them."""
+
+    def __init__(self, max_tokens: int, max_sequences: int, blocks_per_row: int) -> None:
+        self._starts = np.zeros(max_sequences + 1, dtype=np.int32)
+        self._lengths = np.zeros(max_sequences, dtype=np.int32)
+        self._tables = np.zeros((max_sequences, blocks_per_row), dtype=np.int32)
+        self._slots = np.zeros(max_tokens, dtype=np.int64)
+        self.batch = AttentionBatch(
+            query_starts_S1=torch.from_numpy(self._starts),
+            seq_lens_S=torch.from_numpy(self._lengths),
+            block_tables_SM=torch.from_numpy(self._tables),
+            slots_T=torch.from_numpy(self._slots),
+            max_query_len=max_tokens,
+            max_seq_len=0,
+        )
+
+    def fill(self, batch: AttentionBatch) -> int:
+        """Returns the number of sequences."""
+        num_sequences, width = batch.block_tables_SM.shape
+        self._starts[: num_sequences + 1] = batch.query_starts_S1.numpy()
+        self._lengths[:num_sequences] = batch.seq_lens_S.numpy()
+        self._tables[:num_sequences, :width] = batch.block_tables_SM.numpy()
+        self._slots[: len(batch.slots_T)] = batch.slots_T.numpy()
+        return int(num_sequences)
+
+    def keep_nothing(self, num_tokens: int) -> None:
+        """For a step that is only measured: no sequence, and no slot to write to."""
+        self._slots[:num_tokens] = -1
+
+
+def record_forward(model: nn.Module, max_tokens: int, max_sequences: int, blocks_per_row: int) -> bool:
+    """Exchange `model.forward` for a recorded one, if that can be. After weights are packed and caches are bound."""
+    try:
+        with torch.inference_mode():
+            model.forward = RecordedForward(model, max_tokens, max_sequences, blocks_per_row)
+    except (CannotRecordError, RuntimeError) as error:
+        _logger.info("the forward pass runs operator by operator: %s", error)
+        return False
+    return True

@@ -1,0 +1,31 @@
+"""A quantised weight that describes itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.worker.kernels.reference.packed_format import PackedHeader, assemble
+
+
+def pack_quantized(
+    values_NK: Tensor, scales_NG: Tensor, offsets_NG: Tensor | None, bits: int, weight_only: bool
+) -> Tensor:
+    """weight = scales * values + offsets, a scale for each K / G inputs.
+
+    Values have a byte each: int8, or unsigned codes (those of 4 bits go from 0 to 15). Homes may round scales and
+    offsets of groups to 11 bits of precision.
+    """
+    is_signed = values_NK.dtype == torch.int8
+    codes_NK = (values_NK.int() + 128).to(torch.uint8) if is_signed else values_NK
+    num_columns, num_groups = values_NK.shape[1], scales_NG.shape[1]
+    header = PackedHeader(
+        bits,
+        *values_NK.shape,
+        group=0 if num_groups == 1 else num_columns // num_groups,
+        zero_point=128 if is_signed else 0,
+        has_offsets=offsets_NG is not None,
+        is_weight_only=weight_only,
+    )
+    pieces = [codes_NK, scales_NG.float()] + ([] if offsets_NG is None else [offsets_NG.float()])
+    return assemble(header, *pieces)

@@ -1,0 +1,198 @@
+"""Filling a model with weights, layer by layer.
+
+    checkpoint -> which parameter, which part -> quantise, if asked -> this rank's piece -> the layer is full: pack it
+
+Owns the check that every weight came once, and the moment when a layer is packed: as soon as its last part is there.
+So the most memory that loading takes is what is packed so far, and one layer. Called by `model_loader.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from quire.errors import ModelError
+from quire.worker.checkpoints import Checkpoint
+from quire.worker.layers.embedding import LMHead, VocabEmbedding
+from quire.worker.layers.linear import ReplicatedLinear
+from quire.worker.layers.parameter import (
+    Part,
+    ShapeMismatchError,
+    dequantize_waiting,
+    load_weight,
+    parts_of,
+    replace_weight,
+)
+from quire.worker.layers.quantization import GroupBorderError, QuantizedWeight, Role, Scheme, apply
+from quire.worker.models.checkpoint_map import CheckpointMap, Placement
+
+# Below this a progress bar is only noise.
+_PROGRESS_BYTES = 500 * 10**6
+_WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None = None) -> None:
+    """Fill and pack every parameter from the checkpoint; what is missing, left over or of a wrong shape is an error."""
+    checkpoint_map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
+    filling = _Filling(model, scheme)
+    with _progress(checkpoint.num_bytes) as bar:
+        for source, weight in checkpoint.tensors():
+            for placement in checkpoint_map.place(source, weight):
+                filling.add(placement, source)
+            bar.update(weight.nbytes)
+    filling.finish()
+
+
+def pack_weights(model: nn.Module) -> None:
+    """Let every layer that can do so replace its weight by a packed one, one layer at a time."""
+    for module in model.modules():
+        _pack(module)
+
+
+def make_weights(model: nn.Module, make: Callable[[str, Tensor], None], scheme: Scheme | None = None) -> None:
+    """The same for weights that `make` writes, parameter by parameter."""
+    holders = _Holders(model)
+    unfilled = dict.fromkeys(name for name, _ in model.named_parameters())
+    for name in list(unfilled):
+        parameter, role = model.get_parameter(name), holders.role(name)
+        make(name, parameter.data)
+        if scheme is not None and role is not None:
+            weight = apply(scheme, parameter.data, role, name)
+            if isinstance(weight, QuantizedWeight):
+                replace_weight(parameter, weight)
+        del parameter, unfilled[name]
+        holders.pack(name, unfilled)
+
+
+class _Holders:
+    """Which modules hold a parameter: two, if a head is tied to an embedding. The head comes first, as it packs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        first_name: dict[int, str] = {}
+        self.first_name: dict[str, str] = {}
+        self._modules: dict[str, list[nn.Module]] = {}
+        self._names: dict[nn.Module, list[str]] = {}
+        for path, module in model.named_modules():
+            for leaf, parameter in module.named_parameters(recurse=False):
+                name = f"{path}.{leaf}" if path else leaf
+                first = first_name.setdefault(id(parameter), name)
+                self.first_name[name] = first
+                self._modules.setdefault(first, []).append(module)
+                self._names.setdefault(module, []).append(first)
+        for modules in self._modules.values():
+            modules.sort(key=lambda module: not isinstance(module, LMHead))
+
+    def role(self, first_name: str) -> Role | None:
+        """What a weight does, None for those that are never quantised: norms, biases, layers of other kinds."""
+        modules = self._modules[first_name]
+        if not first_name.endswith("weight"):
+            return None
+        kinds: tuple[tuple[type[nn.Module], Role], ...] = (
+            (LMHead, "head"),
+            (VocabEmbedding, "embedding"),
+            (ReplicatedLinear, "linear"),
+        )
+        return next((role for kind, role in kinds if isinstance(modules[0], kind)), None)
+
+    def pack(self, first_name: str, unfilled: Collection[str]) -> None:
+        """After a parameter was filled: pack the modules that hold it, if their other parameters are filled too."""
+        for module in self._modules[first_name]:
+            if not any(name in unfilled for name in self._names[module]):
+                _pack(module)
+
+
+def _pack(module: nn.Module) -> None:
+    pack = getattr(module, "pack_weights", None)
+    if pack is not None:
+        pack()
+    for parameter in module.parameters(recurse=False):
+        dequantize_waiting(parameter)
+
+
+class _Filling:
+    """The parameters of a model that are still to come."""
+
+    def __init__(self, model: nn.Module, scheme: Scheme | None) -> None:
+        self._model = model
+        self._scheme = scheme
+        self._holders = _Holders(model)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._parts = {name: parts_of(parameter) for name, parameter in parameters.items()}
+        # Only until they are full: a layer that is packed lets go of its floats.
+        self._parameters = {name: parameters[name] for name in set(self._holders.first_name.values())}
+        self._waiting: dict[str, set[Part]] = {name: set(self._parts[name]) for name in self._parameters}
+        self._stand_ins: list[tuple[str, Placement, str]] = []
+        self._unexpected: list[str] = []
+
+    def add(self, placement: Placement, source: str) -> None:
+        if placement.part not in self._parts.get(placement.name, ()):
+            self._unexpected.append(source)
+            return
+        first = self._holders.first_name[placement.name]
+        if first != placement.name:
+            # A tied head that the checkpoint holds as well says nothing new; alone, it stands for the embedding.
+            self._stand_ins.append((first, placement, source))
+        elif first in self._parameters:
+            self._load(first, placement, source)
+
+    def finish(self) -> None:
+        for first, placement, source in self._stand_ins:
+            if placement.part in self._waiting.get(first, ()):
+                self._load(first, placement, source)
+        _check_complete({(name, part) for name, parts in self._waiting.items() for part in parts}, self._unexpected)
+
+    def _load(self, name: str, placement: Placement, source: str) -> None:
+        parameter, weight = self._parameters[name], placement.weight
+        if isinstance(weight, Tensor) and weight.dtype not in _WEIGHT_TYPES:
+            raise ModelError(
+                f"{source}: is stored as {str(weight.dtype).removeprefix('torch.')}, so it is quantised, but its scale "
+                "is missing, or config.json does not say how (quantization_config). Download the checkpoint again."
+            )
+        role = self._holders.role(name)
+        if self._scheme is not None and role is not None and len(weight.shape) == 2:
+            # Whole, before this rank's piece is cut out of it: scales must not depend on the number of ranks.
+            weight = apply(self._scheme, weight, role, source)
+        if isinstance(weight, QuantizedWeight) and parameter.device.type != "cpu":
+            weight = weight.dequantize(parameter.dtype)
+        try:
+            load_weight(parameter, weight, placement.part)
+        except ShapeMismatchError as error:
+            raise ModelError(
+                f"{source}: {error}. config.json and the weights do not belong together; download the checkpoint again."
+            ) from None
+        except GroupBorderError as error:
+            raise ModelError(f"{source}: {error}. Choose another number of workers.") from None
+        self._waiting[name].discard(placement.part)
+        if not self._waiting[name]:
+            del self._parameters[name], parameter
+            self._holders.pack(name, self._parameters)
+
+
+def _check_complete(waiting: set[tuple[str, Part]], unexpected: list[str]) -> None:
+    if waiting:
+        names = sorted(name if part is None else f"{name} ({part})" for name, part in waiting)
+        raise ModelError(
+            f"the checkpoint lacks {len(names)} of the model's weights: {_listed(names)}."
+            + (f" It holds {_listed(unexpected)}, which the model does not know." if unexpected else "")
+            + " Config.json and weights do not belong together, or a file is missing."
+        )
+    if unexpected:
+        raise ModelError(
+            f"the checkpoint holds {len(unexpected)} tensors that the model does not know: {_listed(unexpected)}. "
+            "Config.json and weights do not belong together, or the architecture differs from Quire's: "
+            "try model_impl=transformers."
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _progress(num_bytes: int) -> Any:
+    is_quiet = not sys.stderr.isatty() or num_bytes < _PROGRESS_BYTES
+    return tqdm(total=num_bytes, desc="loading weights", unit="B", unit_scale=True, disable=is_quiet)

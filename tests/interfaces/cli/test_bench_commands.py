@@ -1,0 +1,168 @@
+"""`quire bench WORKLOAD`, on the model in the package with lengths of a few tokens."""
+
+import asyncio
+import itertools
+import json
+
+import pytest
+
+from quire.errors import EngineError
+from quire.interfaces.cli import bench, main
+from quire.interfaces.cli.bench_client import ServerAnswerError, stream_completion
+from quire.interfaces.cli.bench_perform import perform
+from quire.interfaces.cli.bench_start import seconds_to_first_token
+from quire.interfaces.cli.bench_workloads import Work
+
+# in this process: a process of its own for the engine would take as long as all the rest
+_FAST = ["--bandwidth", "30", "--peak", "400", "--no-engine-process", "--num-threads", "1", "--dtype", "float32"]
+_SIZES = {
+    "stream": ["--input-length", "12", "--output-length", "4"],
+    "batch": ["--num-requests", "3", "--input-length", "9", "--output-length", "3"],
+    "shared-prefix": ["--num-requests", "3", "--shared-prefix", "20", "--input-length", "4", "--output-length", "2"],
+    "parallel": ["--input-length", "9", "--output-length", "3", "--num-answers", "3", "--beam-width", "2"],
+    "prompt": ["--input-length", "40"],
+}
+_FIGURES = {
+    "stream": {"tokens after the first", "time to first token", "time between tokens", "whole request"},
+    "batch": {"output tokens", "all requests", "time to first token", "time between tokens"},
+    "shared-prefix": {"prefix is new", "prefix was seen before"},
+    "parallel": {"3 answers", "beam search of 2"},
+    "prompt": {"prompt tokens", "time to first token", "arithmetic"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    monkeypatch.setenv("QUIRE_LOG_LEVEL", "warning")
+
+
+@pytest.mark.parametrize("name", _SIZES)
+def test_a_workload(name, capsys):
+    number = bench.WORKLOADS[name][0]
+    assert main(["bench", number, *_SIZES[name], *_FAST, "--rounds", "2", "--json", "-"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["workload"] == number.upper()
+    assert set(numbers["measures"]) == _FIGURES[name]
+    assert all(len(measure["values"]) == 2 for measure in numbers["measures"].values())
+    first = next(iter(numbers["measures"].values()))
+    assert 0 < first["fraction"] < 1
+    assert first["q1"] <= first["median"] <= first["q3"]
+    assert numbers["limits"] == {
+        "threads": 1, "read_gb_s": 30.0, "float32_gops": 400.0, "bfloat16_gops": 400.0, "int8_gops": 400.0,
+    }  # fmt: skip
+
+
+def test_a_table_and_a_file(capsys, tmp_path):
+    file = tmp_path / "stream.json"
+    argv = ["bench", "stream", *_SIZES["stream"], *_FAST, "--rounds", "1", "--json", str(file)]
+    assert main(argv) == 0
+    assert "tokens after the first" in capsys.readouterr().out
+    assert json.loads(file.read_text())["settings"] == {
+        "input_length": 12, "output_length": 4, "precision": "float32", "seed": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", bench.WORKLOADS)
+def test_each_workload_has_help_and_a_number(name, capsys):
+    for word in (name, bench.WORKLOADS[name][0]):
+        assert main(["bench", word, "--help"]) == 0
+        assert f"usage: quire bench {word} [MODEL] [options]" in capsys.readouterr().out
+    assert main(["bench", "--help"]) == 0
+    assert f"  {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["stream", "--rounds", "0"], "--rounds 0: must be a whole number, 1 or more"),
+        (["stream", "--output-length", "1"], "--output-length 1: must be a whole number, 2 or more"),
+        (["w5", "--bandwidth", "fast"], "--bandwidth fast: must be a number above 0"),
+        (["serve", "--rates", "0.5,0"], "--rates 0: must be a number above 0"),
+        (["parallel", "--roundz", "3"], 'Did you mean "--rounds"?'),
+        (["stream", "no/such/model"], "no such directory"),
+    ],
+)
+def test_mistakes_are_one_line(argv, words, capsys):
+    assert main(["bench", *argv]) == 2
+    message = capsys.readouterr().err
+    assert words in message
+    assert message.count("\n") == 1
+
+
+def test_what_an_engine_is_asked(engine):
+    ticks = itertools.count()
+    work = Work([[1, 2], [3]], [2, 2])
+    outcome = asyncio.run(perform(engine, work, clock=lambda: float(next(ticks))))
+    assert [sampling.max_tokens for sampling in engine.sampling] == [2, 2]
+    assert all(sampling.is_greedy and sampling.ignore_eos for sampling in engine.sampling)
+    assert outcome.num_output_tokens == 4
+    assert len(outcome.times_to_first_token) == len(outcome.gaps) == 2
+    engine.sampling.clear()
+    asyncio.run(perform(engine, Work([[1]], [2], num_answers=3), seed=5))
+    asyncio.run(perform(engine, Work([[1]], [2], beam_width=4)))
+    drawn, beams = engine.sampling
+    assert (drawn.n, drawn.temperature, drawn.seed) == (3, 1.0, 5)
+    assert (beams.beam_width, beams.max_tokens) == (4, 2)
+
+
+def test_the_server_under_random_arrivals(capsys):
+    argv = ["--num-requests", "4", "--input-length", "8", "--output-length", "4", "--rates", "0.5", "--json", "-"]
+    assert main(["bench", "serve", *argv, "--num-threads", "1", "--max-num-seqs", "8"]) == 0
+    numbers = json.loads(capsys.readouterr().out)["measures"]
+    assert numbers["capacity"]["median"] > 0
+    for name in ("first token p50", "first token p99", "between tokens p50", "between tokens p99"):
+        assert numbers[f"0.5x {name}"]["median"] > 0
+    assert 0 < numbers["0.5x goodput"]["median"] <= numbers["0.5x requests"]["median"]
+
+
+def test_a_server_that_does_not_start_says_why(capsys):
+    argv = ["bench", "serve", "--num-requests", "2", "--kv-cache-memory-bytes", "1", "--num-threads", "1"]
+    assert main(argv) == 1
+    assert "the server did not start" in capsys.readouterr().err
+
+
+def test_start_to_first_token(capsys):
+    assert main(["bench", "w7", "--rounds", "1", "--num-threads", "1", "--json", "-"]) == 0
+    numbers = json.loads(capsys.readouterr().out)["measures"]
+    assert set(numbers) == {"import quire", "first start, from the disk", "further starts"}
+    assert 0 < numbers["import quire"]["median"] < numbers["further starts"]["median"]
+
+
+def test_a_start_that_fails_says_why():
+    with pytest.raises(EngineError, match="no such directory"):
+        seconds_to_first_token({"model": "./no-such-model"})
+
+
+def _in_chunks(*chunks: bytes) -> bytes:
+    body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+    return b"HTTP/1.1 200 OK\r\n\r\n" + body
+
+
+async def _answered(text: bytes) -> None:
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(text)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        await stream_completion(server.sockets[0].getsockname()[1], [1, 2], 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"HTTP/1.1 503 Busy\r\n\r\nnot now", "503 Busy: not now"),
+        (_in_chunks(b'data: {"error": "out of room"}\n\n'), "out of room"),
+        (_in_chunks(), "None tokens, 3 were asked for"),
+    ],
+)
+def test_a_server_that_answers_otherwise(text, words):
+    with pytest.raises(ServerAnswerError, match=words):
+        asyncio.run(_answered(text))
+
+
+def test_an_event_may_be_cut_anywhere():
+    event = b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+    chunks = [event[:9], event[9:40], event[40:]]
+    asyncio.run(_answered(_in_chunks(*chunks)))

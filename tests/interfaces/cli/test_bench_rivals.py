@@ -1,0 +1,168 @@
+"""benchmarks/rivals.py: engines that take turns, with engines that answer at once."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+# An engine whose tokens take `pace` seconds each. It fails, or cannot, where the test says.
+DRIVER = """
+import sys, time
+sys.path.insert(0, {drivers!r})
+from protocol import NotSupportedError, Recorder, serve
+
+def load(settings):
+    options = settings["options"]
+    if "broken" in options:
+        raise RuntimeError("no such instruction")
+    print("a library that talks")
+
+    def generate(request):
+        if len(request.prompts) > 1 and "alone" in options:
+            raise NotSupportedError("several at once")
+        if len(request.prompts[0]) > 40 and "dies" in options:
+            raise SystemExit(3)
+        recorder = Recorder(len(request.prompts))
+        for number, length in enumerate(request.output_lengths):
+            for _ in range(length):
+                time.sleep(options["pace"])
+                recorder.add(number, max(request.num_answers, request.beam_width, 1))
+        return recorder
+
+    return generate, {{"version": "1.0"}}
+
+serve(load)
+"""
+
+
+@pytest.fixture
+def rivals(monkeypatch):
+    """The modules of the benchmark, found as a script finds its neighbours."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import rival_engines
+    import rival_goals
+    import rival_process
+    import rival_report
+    import rival_rounds
+    import rival_workloads
+
+    return SimpleNamespace(
+        engines=rival_engines,
+        goals=rival_goals,
+        process=rival_process,
+        report=rival_report,
+        rounds=rival_rounds,
+        workloads=rival_workloads,
+    )
+
+
+@pytest.fixture
+def bench(rivals, tmp_path, monkeypatch):
+    """`run(options of each engine)` measures fakes and returns what was written."""
+    driver = tmp_path / "fake_driver.py"
+    driver.write_text(DRIVER.format(drivers=str(BENCHMARKS / "rival_drivers")))
+    monkeypatch.setattr(rivals.rounds, "_MIN_FREE_BYTES", 0)
+    limits = {"threads": 2, "read_gb_s": 30.0, "bfloat16_gops": 400.0, "int8_gops": 800.0}
+    monkeypatch.setattr(rivals.rounds, "measure_limits", lambda threads: SimpleNamespace(as_dict=lambda: limits))
+    checkpoint = tmp_path / "model"
+    checkpoint.mkdir()
+    sizes = rivals.workloads.Sizes.small(1000)
+
+    def run(options, workloads=("W1", "W3"), budget=300.0):
+        engine = rivals.engines.Engine
+        engines = [engine(name, str(driver), {"bf16": "checkpoint"}) for name in options]
+        results = rivals.rounds.Results.open(tmp_path / "results.json", {"sizes": {"prompt": 64}})
+        settings = {"threads": 1, "priority": None, "options": options, "rounds": 2, "budget": budget}
+        build = rivals.engines.Build(tmp_path / "build", checkpoint)
+        pods = rivals.rounds.pods_of(engines, ["bf16"], workloads, 3)
+        rivals.rounds.Run(build, results, sizes, **settings).run(pods)
+        return json.loads((tmp_path / "results.json").read_text())
+
+    return run
+
+
+def test_engines_take_turns_and_are_compared_round_by_round(bench, rivals):
+    saved = bench({"quire": {"pace": 0.001}, "llama.cpp": {"pace": 0.01}})
+    asked = [(unit["workload"], unit["round"]) for unit in saved["units"]]
+    assert asked == [("W1", 0), ("W3", 0), ("W1", 1), ("W3", 1)]
+    assert [next(iter(unit["figures"])) for unit in saved["units"]] == ["quire", "quire", "llama.cpp", "llama.cpp"]
+    for key in ("W1", "W3", "W3w"):
+        better = rivals.report.ratios(saved, "bf16", "llama.cpp", key)
+        assert len(better) == 2
+        assert min(better) > 2
+    text = rivals.report.report(saved)
+    assert "| llama.cpp |" in text
+    assert "quire, bf16: 1.0, ready after" in text
+    assert rivals.report.drawing(saved).startswith("<svg")
+    assert psutil.Process().children() == []
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(bench):
+    options = {"quire": {"pace": 0.0}, "vllm": {"pace": 0.0}}
+    whole = bench(options, workloads=("W1",))
+    assert bench(options, workloads=("W1",))["units"] == whole["units"]
+    assert len(bench(options)["units"]) == len(whole["units"]) + 2
+
+
+def test_what_cannot_be_done_is_noted_with_its_reason(bench):
+    saved = bench({"quire": {"pace": 0.0}, "openvino": {"pace": 0.0, "alone": 1}, "vllm": {"broken": 1}})
+    assert "openvino, bf16, W3: several at once" in saved["notes"]
+    assert "vllm, bf16: RuntimeError: no such instruction" in saved["notes"]
+    assert saved["units"][1]["figures"]["openvino"] == {}
+    assert "W3" in saved["units"][1]["figures"]["quire"]
+
+
+def test_an_engine_that_dies_does_not_stop_the_others(bench):
+    saved = bench({"quire": {"pace": 0.0}, "vllm": {"pace": 0.0, "dies": 1}, "openvino": {"pace": 0.0}}, ("W1", "W3"))
+    assert any(note.startswith("vllm, bf16: the process ended") for note in saved["notes"])
+    assert all("W1" in unit["figures"]["openvino"] for unit in saved["units"] if unit["workload"] == "W1")
+
+
+def test_what_does_not_fit_into_the_budget_is_left_out(bench, rivals, monkeypatch):
+    monkeypatch.setitem(rivals.rounds._EXPECTED_OF, ("openvino", "W3"), 1e9)
+    saved = bench({"quire": {"pace": 0.0}, "openvino": {"pace": 0.0}})
+    assert {unit["workload"] for unit in saved["units"]} == {"W1"}
+    assert any(note.startswith("openvino, bf16, W3: some rounds left out") for note in saved["notes"])
+
+
+def test_paused_engines_stand_still(rivals, tmp_path):
+    code = "import time\nwhile True:\n    time.sleep(0.001)"
+    process = rivals.process.EngineProcess([sys.executable, "-c", code], {}, tmp_path / "log", None)
+    try:
+        process.pause()
+        assert process._family()[0].status() == psutil.STATUS_STOPPED
+        process.go_on()
+        assert process._family()[0].status() != psutil.STATUS_STOPPED
+        with pytest.raises(rivals.process.EngineFailedError, match="no answer within 0 s"):
+            process.ask({}, 0.05)
+    finally:
+        process._process.kill()
+        process.end()
+
+
+def test_the_table_of_goals(bench, rivals, tmp_path):
+    bench({"quire": {"pace": 0.001}, "llama.cpp": {"pace": 0.01}}, ("W1",))
+    results = tmp_path / "results.json"
+    saved = json.loads(results.read_text())
+    saved["settings"] |= {"weight_bytes": {"bf16": 1.2e6}, "machine": "a machine", "date": "2026-01-02"}
+    results.write_text(json.dumps(saved))
+    start = tmp_path / "start.json"
+    one = {"median": 1.5, "q1": 1.4, "q3": 1.6}
+    measures = dict.fromkeys(("further starts", "first start, from the disk", "import quire"), one)
+    start.write_text(json.dumps({"workload": "W7", "model": "embedded", "measures": measures}))
+    overhead = tmp_path / "overhead.txt"
+    overhead.write_text("a table\n" + json.dumps({"steady_decode_us": {"256": 209.4}}))
+    lines = rivals.goals.table(rivals.goals.Files.read([results, start, overhead])).splitlines()
+    rows = {line.split(" | ")[0].strip("| "): line for line in lines[2:]}
+    against = next(line for line in lines if "llama.cpp" in line)
+    assert " of 30.0 GB/s | llama.cpp | " in against
+    assert "2026-01-02 | a machine" in against
+    assert "1.50 s (1.40 to 1.60)" in rows["W7 embedded"]
+    assert "209 µs" in rows["W8 256 sequences"]
+    assert rows["W9"].count("–") == 4
+    empty = rivals.goals.table(rivals.goals.Files(None, {})).splitlines()
+    assert len(empty) == len(lines)

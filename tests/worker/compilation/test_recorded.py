@@ -1,0 +1,95 @@
+"""A recorded forward pass computes what the model computes operator by operator, whatever is in the step."""
+
+import pytest
+import torch
+from torch import nn
+
+from quire.testing.model_harness import ModelHarness, worker_config
+from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.compilation import record_forward
+from quire.worker.forward_context import forward_context, profiling_context
+from quire.worker.kernels import cpu
+from quire.worker.model_loader import load_model
+
+pytestmark = pytest.mark.skipif(not cpu.load(), reason="programs are made of C++ kernels")
+NAMES = "llama llama_bias mistral qwen2_window qwen3_tied opt opt_post_norm gpt2".split()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return lambda name: make_checkpoint(tmp_path_factory.mktemp(name), name)
+
+
+@pytest.fixture
+def two_threads():
+    cpu.set_crew(2)
+    yield
+    cpu.set_crew(1)
+
+
+def loaded(path, **changes):
+    return load_model(worker_config(path, attention_backend="cpu", **changes))
+
+
+def record(model, harness, max_tokens=96):
+    blocks = 128 // harness.block_size
+    assert record_forward(model, max_tokens, 8, blocks), "this model must be recordable"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_as_operator_by_operator(name, dtype, checkpoint, two_threads):
+    path = checkpoint(name)
+    eager, model = loaded(path, dtype=dtype), loaded(path, dtype=dtype)
+    harnesses = ModelHarness(eager), ModelHarness(model)
+    record(model, harnesses[1])
+    ids = torch.randint(0, 256, (90,), generator=torch.Generator().manual_seed(3)).tolist()
+    steps = [
+        {0: ids[:40], 1: ids[40:41]},
+        {0: ids[40:41], 1: ids[41:80], 2: ids[80:]},
+        {2: ids[:1]},
+        {0: ids[:1], 1: ids[:1]},
+    ]
+    for step in steps:
+        expected, found = (harness.step(step) for harness in harnesses)
+        for sequence in step:
+            assert torch.equal(found[sequence], expected[sequence])
+
+
+def test_a_measured_step_touches_no_cache(checkpoint):
+    model = loaded(checkpoint("llama"))
+    harness = ModelHarness(model)
+    record(model, harness)
+    before = harness.step({0: [5, 6, 7]})
+    with torch.inference_mode(), forward_context(profiling_context()):
+        assert model(torch.zeros(50, dtype=torch.int64), torch.arange(50)).shape[0] == 50
+    again = ModelHarness(model)
+    record(model, again)
+    assert torch.equal(before[0], again.step({0: [5, 6, 7]})[0])
+
+
+def test_more_tokens_than_were_recorded_run_operator_by_operator(checkpoint):
+    model = loaded(checkpoint("llama"))
+    harness = ModelHarness(model)
+    record(model, harness, max_tokens=8)
+    expected = ModelHarness(loaded(checkpoint("llama"))).run(0, list(range(40)))
+    assert torch.equal(harness.step({0: list(range(40))})[0], expected)
+
+
+def test_an_id_beyond_the_vocabulary_is_refused(checkpoint):
+    model = loaded(checkpoint("llama"))
+    harness = ModelHarness(model)
+    record(model, harness)
+    with pytest.raises(RuntimeError, match="100000"):
+        harness.step({0: [100_000]})
+
+
+def test_a_model_with_other_operators_stays_as_it_is(caplog):
+    class Odd(nn.Module):
+        def forward(self, input_ids, positions):
+            return torch.cumsum(input_ids.float(), 0)[:, None]
+
+    model = Odd()
+    assert not record_forward(model, 8, 2, 4)
+    ids = torch.tensor([1, 2, 3])
+    assert torch.equal(model(ids, ids), torch.tensor([[1.0], [3.0], [6.0]]))
