@@ -75,7 +75,10 @@ ENGINES = (
         {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_NO_USAGE_STATS": "1"},
     ),
     Engine("openvino", "openvino_driver.py", dict.fromkeys(("bf16", "int8", "int4"), "openvino"), "openvino"),
-    Engine("llama.cpp", "llama_cpp_driver.py", dict.fromkeys(("bf16", "int8", "int4"), "gguf"), "llama.cpp"),
+    Engine(
+        "llama.cpp", "llama_cpp_driver.py", dict.fromkeys(("bf16", "int8", "int4"), "gguf"), "llama.cpp",
+        left_out={"W3": "each request computes the shared prefix, which takes minutes"},
+    ),
     Engine(
         "transformers", "transformers_driver.py", {"bf16": _CHECKPOINT},
         left_out={"W2": "no batches of unequal lengths", "W3": "no batches of unequal lengths"},

@@ -80,18 +80,18 @@ def table(files: Files) -> str:
 
 def _rows() -> Iterator[Row]:
     for name, precision, goal, rival, key in (
-        ("W1 bf16", "bf16", "0.92 of the read bandwidth", "vllm-zentorch", "W1"),
-        ("", "bf16", "1.3 x", "llama.cpp", "W1"),
-        ("W1 int8", "int8", "0.85", "llama.cpp", "W1"),
-        ("W1 4-bit", "int4", "0.75", "llama.cpp", "W1"),
+        ("W1 bf16", "bf16", "0.92 of the read bandwidth; 1.12 x", "vllm-zentorch", "W1"),
+        ("W1 bf16", "bf16", "1.3 x", "llama.cpp", "W1"),
+        ("W1 int8", "int8", "0.85; 1.45 x", "llama.cpp", "W1"),
+        ("W1 4-bit", "int4", "0.75; 1.5 x", "llama.cpp", "W1"),
         ("W2 bf16", "bf16", "133 tokens/s with all 64 requests; 1.4 x", "vllm-zentorch", "W2"),
         ("W2 int8", "int8", "210 tokens/s with all 64 requests; 2 x", "openvino", "W2"),
-        ("W3", "bf16", "7 s", "vllm-zentorch", "W3"),
-        ("W3w", "bf16", "", "openvino", "W3w"),
-        ("W4, 8 answers", "bf16", "3.3 s", "openvino", "W4 n"),
-        ("W4, 4 beams", "bf16", "3.5 s", "openvino", "W4 beam"),
-        ("W5 bf16", "bf16", "0.86 of the peak", "openvino", "W5"),
-        ("W5 int8", "int8", "0.65 of the peak", "openvino", "W5"),
+        ("W3", "bf16", "7 s; 1.4 x", "vllm-zentorch", "W3"),
+        ("W3w", "bf16", "none set", "openvino", "W3w"),
+        ("W4, 8 answers", "bf16", "3.3 s; 1.6 x", "openvino", "W4 n"),
+        ("W4, 4 beams", "bf16", "3.5 s; 1.9 x", "openvino", "W4 beam"),
+        ("W5 bf16", "bf16", "0.86 of the peak; 1.08 x", "openvino", "W5"),
+        ("W5 int8", "int8", "0.65 of the peak; 1.5 x", "openvino", "W5"),
     ):
         yield Row(name, goal, rival, _RIVALS, _from_rivals(precision, rival, key))
     yield Row(

@@ -24,13 +24,13 @@ from rival_workloads import WORKLOADS, Sizes, jobs, num_tokens, warm_up
 from quire.interfaces.cli.bench_limits import measure_limits
 
 _MIN_FREE_BYTES = 5 << 30
-_START_LIMIT_SECONDS = 600.0
 _LONGEST_SECONDS = 400.0
 # Seconds that a workload takes an engine that has not done it yet, on two cores; afterwards what it took is known.
-_EXPECTED = {"W1": 8.0, "W5": 12.0, "W4": 20.0, "W3": 30.0, "W2": 60.0}
+_EXPECTED = {"start": 10.0, "W1": 7.0, "W5": 8.0, "W4": 12.0, "W3": 15.0, "W2": 45.0}
 _EXPECTED_OF = {
-    ("llama.cpp", "W3"): 340.0, ("llama.cpp", "W2"): 150.0, ("openvino", "W3"): 65.0, ("vllm", "W4"): 37.0,
-    ("vllm-zentorch", "W4"): 36.0, ("transformers", "W4"): 50.0, ("quire", "W3"): 15.0, ("quire", "W4"): 10.0,
+    ("vllm", "start"): 120.0, ("vllm-zentorch", "start"): 120.0, ("vllm", "W4"): 36.0, ("vllm-zentorch", "W4"): 36.0,
+    ("vllm", "W3"): 20.0, ("vllm-zentorch", "W3"): 20.0, ("openvino", "W3"): 65.0, ("llama.cpp", "W5"): 14.0,
+    ("llama.cpp", "W2"): 150.0, ("transformers", "W1"): 19.0, ("transformers", "W4"): 50.0,
 }  # fmt: skip
 # How often at most; a pod asks everything once before it asks anything again.
 _ROUNDS = {"W1": 5, "W5": 4, "W4": 2, "W3": 2, "W2": 1}
@@ -65,9 +65,19 @@ def pods_of(engines: Sequence[Engine], precisions: Sequence[str], workloads: Seq
         for first in range(0, max(len(others), 1), step):
             members = (*own, *others[first : first + step])
             if members:
-                share = len(members) * sum(_EXPECTED[key] * _ROUNDS[key] for key in asked)
+                share = sum(_whole_seconds(engine, asked) for engine in members)
                 pods.append(Pod(precision, members, tuple(asked), share))
     return pods
+
+
+def expected_seconds(name: str, workload: str) -> float:
+    return _EXPECTED_OF.get((name, workload), _EXPECTED[workload])
+
+
+def _whole_seconds(engine: Engine, asked: Sequence[str]) -> float:
+    """The start and all rounds."""
+    rounds = sum(expected_seconds(engine.name, key) * _ROUNDS[key] for key in asked if key not in engine.left_out)
+    return expected_seconds(engine.name, "start") + rounds
 
 
 @dataclass
@@ -86,9 +96,10 @@ class Results:
         if not path.exists():
             return cls(path, settings)
         saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["settings"] != settings:
+        # a run may go on after midnight
+        if {**saved["settings"], "date": None} != {**settings, "date": None}:
             raise SystemExit(f"{path} was measured with other settings: name another file, or remove it.")
-        return cls(path, settings, saved["units"], saved["facts"], saved["notes"], saved["limits"])
+        return cls(path, saved["settings"], saved["units"], saved["facts"], saved["notes"], saved["limits"])
 
     def save(self) -> None:
         saved = {name: value for name, value in asdict(self).items() if name != "path"}
@@ -120,6 +131,7 @@ class Run:
         self.threads: int = how["threads"]
         self.priority: int | None = how["priority"]
         self.options: dict[str, Any] = how["options"]
+        self.start_limit: float = how["start_limit"]
         self.rounds: dict[str, int] = {key: min(_ROUNDS[key], how["rounds"] or 99) for key in WORKLOADS}
         self.end = time.monotonic() + how["budget"]
         # (engine, precision, workload) -> seconds, the last time
@@ -135,6 +147,11 @@ class Run:
                 continue
             self.results.note_limits(measure_limits(self.threads).as_dict())
             PodRun(self, pod, time.monotonic() + left * pod.share / shares).run()
+
+    def warm(self, pods: Sequence[Pod]) -> None:
+        """Starts and ends each engine once: what it compiles at its first start is there afterwards."""
+        for pod in pods:
+            PodRun(self, pod, self.end).warm()
 
 
 class PodRun:
@@ -155,6 +172,14 @@ class PodRun:
         finally:
             for name in list(self.processes):
                 self._end(name)
+
+    def warm(self) -> None:
+        for engine in self.pod.engines:
+            try:
+                self._start(engine)
+            finally:
+                if engine.name in self.processes:
+                    self._end(engine.name)
 
     def _start(self, engine: Engine) -> None:
         run, precision = self.run_, self.pod.precision
@@ -179,7 +204,7 @@ class PodRun:
             run.results.note(f"{label}: {error}")
             return
         try:
-            facts = process.wait_ready(_START_LIMIT_SECONDS)
+            facts = process.wait_ready(run.start_limit)
             for job in warm_up(run.sizes):
                 process.ask(job.command(), _LONGEST_SECONDS)
         except EngineFailedError as error:
@@ -254,7 +279,7 @@ class PodRun:
             self.run_.results.note(f"{label}: {engine.left_out[workload]}")
             return False
         # small sizes are for trying the machinery out
-        expected = _EXPECTED_OF.get((name, workload), _EXPECTED[workload]) * min(1.0, self.run_.sizes.prompt / 2048)
+        expected = expected_seconds(name, workload) * min(1.0, self.run_.sizes.prompt / 2048)
         seconds = self.run_.took.get((name, self.pod.precision, workload), expected)
         if time.monotonic() + seconds > self.end:
             self.run_.results.note(f"{label}: some rounds left out, one takes about {seconds:.0f} s")

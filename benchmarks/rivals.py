@@ -1,6 +1,7 @@
 """Quire beside llama.cpp, OpenVINO GenAI, vLLM and Transformers: the same weights, in one interleaved run.
 
     python benchmarks/rivals.py --install [--build build/rivals]
+    python benchmarks/rivals.py --warm     each engine starts once; vLLM compiles at its first start
     python benchmarks/rivals.py --out results.json [--budget 1500] [--requests 24] [--engines quire,llama.cpp ...]
     python benchmarks/rivals.py --report results.json      tables again, and a drawing with --svg FILE
     python benchmarks/rivals.py --table results.json [more.json ...]      the goals, for docs/benchmarks.md
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +49,8 @@ def main() -> None:
         _draw(saved, options.svg)
         return
     os.nice(options.nice)
+    # ended from outside, the engines are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     checkpoint = options.model or make_model(options.build / "model")
     engines, build = engines_named(options.engines.split(",")), Build(options.build, checkpoint)
     if options.install:
@@ -96,8 +101,11 @@ def _run(options: argparse.Namespace, build: Build, engines: list[Engine]) -> No
     pods = pods_of(engines, options.precisions.split(","), options.workloads.split(","), options.resident)
     run = Run(
         build, results, sizes, threads=options.threads, priority=options.priority, options=options.options,
-        rounds=options.rounds, budget=options.budget,
+        rounds=options.rounds, budget=options.budget, start_limit=options.start_limit,
     )  # fmt: skip
+    if options.warm:
+        run.warm(pods)
+        return
     run.run(pods)
     results.save()
     saved = json.loads(options.out.read_text(encoding="utf-8"))
@@ -115,6 +123,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join(engine.name for engine in ENGINES)
     parser.add_argument("--install", action="store_true", help="environments and models, and nothing else")
+    parser.add_argument("--warm", action="store_true", help="start every engine once, so that it compiles what it must")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of an earlier run")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of goals")
     parser.add_argument("--build", type=Path, default=Path("build/rivals"), help="folder for environments and models")
@@ -127,6 +136,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=24, help="of W2, which has 64 in all")
     parser.add_argument("--rounds", type=int, help="at most")
     parser.add_argument("--budget", type=float, default=1500.0, help="seconds for the rounds of all engines")
+    parser.add_argument("--start-limit", type=float, default=600.0, help="seconds until an engine must be ready")
     parser.add_argument("--resident", type=int, default=3, help="engines in memory at once, Quire counted")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--small", action="store_true", help="lengths of a few tokens, to try the machinery out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -62,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def partition(self) -> None:
-        self.pool.check_invariants({block: self.held.count(block) for block in self.held})
+        self.pool.check_invariants(np.bincount(int_array(self.held), minlength=self.pool.num_blocks))
         assert self.pool.num_held == len(set(self.held))
 
 

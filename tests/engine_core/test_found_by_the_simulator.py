@@ -180,9 +180,10 @@ def test_siblings_are_named_as_far_as_they_have_blocks() -> None:
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "two_level"])
 def test_chunks_with_a_limit_do_not_make_siblings_compute_the_same(policy: str) -> None:
-    """Each began in the step after its sibling, found one chunk, and went on beside it. The pool has no room for that."""
-    options = {"constraints": [LongPrefill(2)], "policy": policy, "prefix_caching": False}
-    core = CoreUnderTest(num_blocks=18, block_size=2, max_model_len=28, **options)
+    """Each began a step after its sibling, found one chunk, and went on beside it. The pool has no room for that."""
+    core = CoreUnderTest(
+        num_blocks=18, block_size=2, max_model_len=28, constraints=[LongPrefill(2)], policy=policy, prefix_caching=False
+    )
     checked = CheckedCore(core)
     sampling = SamplingParams(n=3, temperature=1.0, max_tokens=4, ignore_eos=True)
     checked.add(EngineRequest(request_id=1, prompt_token_ids=list(range(20)), sampling=sampling))

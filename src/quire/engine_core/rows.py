@@ -114,10 +114,10 @@ class Rows:
         self.appended_at[row] = self.num_changes
 
     def check_invariants(self) -> None:
-        used = np.flatnonzero(self.sequence_id >= 0)
-        assert len(used) + len(self._free) == self.num_rows, "a row is neither free nor used, or both"
-        assert len(set(self._free)) == len(self._free), "a row is free twice"
-        assert (self.num_computed[used] >= 0).all()
-        assert (self.num_computed[used] <= self.num_total[used]).all(), "computed more tokens than there are"
-        assert (self.num_known[used] <= self.num_total[used]).all(), "more tokens are known than there are"
-        assert (self.num_total[used] <= self.tokens.shape[1]).all()
+        free = np.flatnonzero(self.sequence_id < 0).tolist()
+        assert sorted(self._free) == free, "a row is neither free nor used, or both, or free twice"
+        # the numbers of free rows are 0
+        assert (self.num_computed >= 0).all()
+        assert (self.num_computed <= self.num_total).all(), "computed more tokens than there are"
+        assert (self.num_known <= self.num_total).all(), "more tokens are known than there are"
+        assert (self.num_total <= self.tokens.shape[1]).all()

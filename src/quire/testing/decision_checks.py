@@ -29,7 +29,7 @@ class DecisionChecks:
         self._displaced: set[int] = set()
         self._in_flight: IntArray = np.zeros(0, dtype=np.int64)
         # columns that the last step was sent with, and what they were
-        self._sent: list[tuple[IntArray, IntArray]] = []
+        self._sent: list[tuple[IntArray, bytes]] = []
         self._num_forks: Counter[int] = Counter()
         core.executor.observers.append(self._check)
         core.executor.write_observers.append(self._check_writers)
@@ -48,10 +48,10 @@ class DecisionChecks:
 
     def _check_messages(self, output: SchedulerOutput) -> None:
         """A worker may read a step's columns while the next step is decided."""
-        assert all(np.array_equal(column, copy) for column, copy in self._sent), "a step in flight was changed"
+        assert all(column.tobytes() == content for column, content in self._sent), "a step in flight was changed"
         moves = (output.block_writes, output.block_copies, output.swapped_out, output.swapped_in)
         columns = (output.rows, output.num_tokens, *moves, *output.step_data.values())
-        self._sent = [(one, one.copy()) for one in columns if isinstance(one, np.ndarray) and one.size]
+        self._sent = [(one, one.tobytes()) for one in columns if isinstance(one, np.ndarray) and one.size]
 
     def _check_budget(self, output: SchedulerOutput) -> None:
         """I7: what a step grants, and how many sequences it may have."""

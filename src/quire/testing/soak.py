@@ -105,7 +105,8 @@ def result_of(seed: int, num_steps: int = STEPS_OF_A_SEED) -> SeedResult:
     try:
         _run(workload, num_steps)
     except Exception as broken:
-        error = "".join(traceback.format_exception(broken)[-3:]).strip()
+        # the rule that was broken, and the notes
+        error = "".join(traceback.format_exception_only(broken)).strip()
     return SeedResult(seed, workload.core.executor.work.num_steps, counts_of(workload), error)
 
 

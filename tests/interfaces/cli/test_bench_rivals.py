@@ -1,7 +1,9 @@
 """benchmarks/rivals.py: engines that take turns, with engines that answer at once."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +79,7 @@ def bench(rivals, tmp_path, monkeypatch):
         engines = [engine(name, str(driver), {"bf16": "checkpoint"}) for name in options]
         results = rivals.rounds.Results.open(tmp_path / "results.json", {"sizes": {"prompt": 64}})
         settings = {"threads": 1, "priority": None, "options": options, "rounds": 2, "budget": budget}
+        settings["start_limit"] = 60.0
         build = rivals.engines.Build(tmp_path / "build", checkpoint)
         pods = rivals.rounds.pods_of(engines, ["bf16"], workloads, 3)
         rivals.rounds.Run(build, results, sizes, **settings).run(pods)
@@ -129,19 +132,42 @@ def test_what_does_not_fit_into_the_budget_is_left_out(bench, rivals, monkeypatc
     assert any(note.startswith("openvino, bf16, W3: some rounds left out") for note in saved["notes"])
 
 
+def _until(is_true, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < end
+        os.sched_yield()
+
+
 def test_paused_engines_stand_still(rivals, tmp_path):
     code = "import time\nwhile True:\n    time.sleep(0.001)"
     process = rivals.process.EngineProcess([sys.executable, "-c", code], {}, tmp_path / "log", None)
     try:
         process.pause()
-        assert process._family()[0].status() == psutil.STATUS_STOPPED
+        # the signal is sent, and arrives when the system comes to it
+        _until(lambda: process._family()[0].status() == psutil.STATUS_STOPPED)
         process.go_on()
-        assert process._family()[0].status() != psutil.STATUS_STOPPED
+        _until(lambda: process._family()[0].status() != psutil.STATUS_STOPPED)
         with pytest.raises(rivals.process.EngineFailedError, match="no answer within 0 s"):
             process.ask({}, 0.05)
     finally:
         process._process.kill()
         process.end()
+
+
+def test_the_model_is_made_once(rivals, tmp_path):
+    from make_model import make_model
+    from transformers import AutoTokenizer
+
+    path = make_model(tmp_path / "model", num_layers=1, vocab_size=400)
+    weights = path / "model.safetensors"
+    made = weights.stat().st_mtime_ns
+    assert weights.stat().st_size == pytest.approx(2 * (400 * 1024 + 15_730_000), rel=0.01)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert len(tokenizer) == 400
+    assert tokenizer.decode(tokenizer("Grüße, you!").input_ids) == "Grüße, you!"
+    assert make_model(path, num_layers=1, vocab_size=400) == path
+    assert weights.stat().st_mtime_ns == made
 
 
 def test_the_table_of_goals(bench, rivals, tmp_path):

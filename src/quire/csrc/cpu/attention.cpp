@@ -12,12 +12,8 @@
 namespace quire {
 namespace {
 
-int64_t num_rows(const QueryTile& tile) { return tile.num_tokens * tile.num_heads; }
-
-Work of_head(Work work, int kv_head) {
-  work.tile.kv_head = kv_head;
-  return work;
-}
+// Pieces of work for each thread: so many even out what one thread loses to others on the machine.
+constexpr int UNITS_PER_THREAD = 4;
 
 void check_below(int64_t limit, int64_t value, const char* what, int64_t sequence) {
   if (value >= 0 && value < limit) return;
@@ -60,90 +56,107 @@ void AttentionStep::check(const Extent& extent) const {
 }
 
 void AttentionStep::make_plan(int64_t sequences, int threads) const {
-  plan_.tiles.clear();
-  const int heads_at_once = static_cast<int>(min64(args_.group_size, MAX_ROWS));
-  const int64_t tokens_at_once = max64(1, MAX_ROWS / heads_at_once);
+  plan_.tiles.clear(), plan_.units.clear();
+  plan_.floats = 0;
+  for (int64_t s = 0; s < sequences; ++s) add_tiles(s);
   double cost = 0;
-  for (int64_t s = 0; s < sequences; ++s) {
-    const int64_t begin = args_.query_starts[s], count = args_.query_starts[s + 1] - begin;
-    if (count <= 0) continue;
-    const int64_t first_position = args_.seq_lens[s] - count;
-    for (int head = 0; head < args_.group_size; head += heads_at_once) {
-      // The last tokens first: they see the longest context, and short pieces at the end keep all threads busy.
-      for (int64_t t = (count - 1) / tokens_at_once * tokens_at_once; t >= 0; t -= tokens_at_once) {
-        Piece piece{};
-        QueryTile& tile = piece.work.tile;
-        tile = {static_cast<int>(s), 0, head, static_cast<int>(min64(heads_at_once, args_.group_size - head)),
-                begin + t, min64(tokens_at_once, count - t), first_position + t};
-        const int64_t first = first_visible(args_, tile), end = tile.first_position + tile.num_tokens;
-        piece.work.first_partition = first / PARTITION;
-        piece.work.end_partition = max64(piece.work.first_partition, (end + PARTITION - 1) / PARTITION);
-        // Even a single row costs the packing of its keys: about as much as four rows more.
-        piece.cost = static_cast<double>(max64(0, end - first)) * static_cast<double>(num_rows(tile) + 4);
-        piece.partials = -1;
-        cost += piece.cost;
-        plan_.tiles.push_back(piece);
-      }
-    }
-  }
-  // Four pieces a thread even out what one thread loses to others on the machine.
-  cut(threads == 1 ? cost + 1 : cost * args_.num_kv_heads / (4.0 * threads) + 1);
+  for (const Tile& tile : plan_.tiles) cost += tile.cost;
+  for (Tile& tile : plan_.tiles) cut(tile, threads == 1 ? cost + 1 : cost / (UNITS_PER_THREAD * threads) + 1);
 }
 
-// Cuts tiles of more than `share` into pieces.
-void AttentionStep::cut(double share) const {
-  plan_.pieces.clear();
-  plan_.floats = 0;
-  for (Piece& tile : plan_.tiles) {
-    const int64_t begin = tile.work.first_partition, count = tile.work.end_partition - begin;
-    const int64_t num_pieces = min64(count, static_cast<int64_t>(tile.cost / share) + 1);
-    if (num_pieces <= 1) {
-      plan_.pieces.push_back(tile);
-      continue;
-    }
-    const int64_t size = partial_floats(args_, num_rows(tile.work.tile));
-    tile.partials = plan_.floats, tile.stride = count * size;
-    plan_.floats += tile.stride * args_.num_kv_heads;
-    for (int64_t p = 0; p < num_pieces; ++p) {
-      Piece piece = tile;
-      const int64_t first = count * p / num_pieces, end = count * (p + 1) / num_pieces;
-      piece.work.first_partition = begin + first, piece.work.end_partition = begin + end;
-      piece.partials = tile.partials + first * size;
-      plan_.pieces.push_back(piece);
+void AttentionStep::add_tiles(int64_t sequence) const {
+  const int64_t begin = args_.query_starts[sequence], count = args_.query_starts[sequence + 1] - begin;
+  if (count <= 0) return;
+  const int heads_at_once = static_cast<int>(min64(args_.group_size, MAX_ROWS));
+  const int64_t tokens_at_once = max64(1, MAX_ROWS / heads_at_once);
+  for (int head = 0; head < args_.group_size; head += heads_at_once) {
+    // The last tokens first: they see the longest context, and short pieces at the end keep all threads busy.
+    for (int64_t t = (count - 1) / tokens_at_once * tokens_at_once; t >= 0; t -= tokens_at_once) {
+      Tile tile{};
+      tile.work.tile = {static_cast<int>(sequence),
+                        head,
+                        static_cast<int>(min64(heads_at_once, args_.group_size - head)),
+                        begin + t,
+                        min64(tokens_at_once, count - t),
+                        args_.seq_lens[sequence] - count + t};
+      const QueryTile& rows = tile.work.tile;
+      const int64_t first = first_visible(args_, rows), end = rows.first_position + rows.num_tokens;
+      tile.work.first_partition = first / PARTITION;
+      tile.work.end_partition = max64(tile.work.first_partition, (end + PARTITION - 1) / PARTITION);
+      // Even a single row costs the reading of its keys: about as much as four rows more.
+      tile.cost = static_cast<double>(max64(0, end - first)) * static_cast<double>(num_rows(rows) + 4) *
+                  args_.num_kv_heads;
+      plan_.tiles.push_back(tile);
     }
   }
+}
+
+// Makes units of about `share` of a tile: first along the key heads, then along the context.
+void AttentionStep::cut(Tile& tile, double share) const {
+  const int64_t rows = num_rows(tile.work.tile);
+  const int wanted = static_cast<int>(min64(1 << 20, static_cast<int64_t>(tile.cost / share) + 1));
+  int heads = rows <= FEW_ROWS ? static_cast<int>(min64(args_.num_kv_heads, MAX_ROWS / rows)) : 1;
+  if (wanted > 1) heads = static_cast<int>(max64(1, min64(heads, args_.num_kv_heads / wanted)));
+  const int64_t head_units = (args_.num_kv_heads + heads - 1) / heads;
+  const int64_t begin = tile.work.first_partition, count = tile.work.end_partition - begin;
+  const int64_t pieces = max64(1, min64(count, wanted / head_units));
+  tile.is_cut = pieces > 1;
+  if (tile.is_cut) {
+    tile.states = plan_.floats;
+    plan_.floats += count * partial_floats(args_, rows) * args_.num_kv_heads;
+  }
+  const int index = static_cast<int>(&tile - plan_.tiles.data());
+  for (int64_t p = 0; p < pieces; ++p) {
+    for (int head = 0; head < args_.num_kv_heads; head += heads) {
+      plan_.units.push_back({index, head, static_cast<int>(min64(heads, args_.num_kv_heads - head)),
+                             begin + count * p / pieces, begin + count * (p + 1) / pieces});
+    }
+  }
+}
+
+Work AttentionStep::work_of(const Unit& unit, float* states) const {
+  const Tile& tile = plan_.tiles[unit.tile];
+  Work work = tile.work;
+  work.kv_head = unit.kv_head, work.num_kv_heads = unit.num_kv_heads;
+  work.first_partition = unit.first_partition, work.end_partition = unit.end_partition;
+  if (tile.is_cut) {
+    const int64_t size = partial_floats(args_, num_rows(tile.work.tile));
+    work.partials_stride = (tile.work.end_partition - tile.work.first_partition) * size;
+    work.partials = states + tile.states + unit.kv_head * work.partials_stride +
+                    (unit.first_partition - tile.work.first_partition) * size;
+  }
+  return work;
 }
 
 void AttentionStep::run(const Extent& extent, Crew& crew) const {
   if (crew.rank == 0) make_plan(extent.sequences, crew.size);
   crew.barrier();
-  const KernelTable& table = *kernels();
+  const AttentionKernels& table = *kernels()->attention;
   const Plan& plan = plan_;
   float* const scratch = static_cast<float*>(thread_scratch(scratch_floats(args_) * sizeof(float)));
-  float* partials = nullptr;
-  if (plan.floats > 0) partials = static_cast<float*>(crew.shared_scratch(plan.floats * sizeof(float)));
-  const int heads = args_.num_kv_heads;
-  const int64_t units = static_cast<int64_t>(plan.pieces.size()) * heads;
+  float* states = nullptr;
+  if (plan.floats > 0) states = static_cast<float*>(crew.shared_scratch(plan.floats * sizeof(float)));
+  const int64_t units = static_cast<int64_t>(plan.units.size());
+  int64_t expected = -1;
   crew.for_each(units, 1, [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) {
-      const Piece& piece = plan.pieces[u / heads];
-      const int kv_head = static_cast<int>(u % heads);
-      const Work work = of_head(piece.work, kv_head);
-      Work next{};
+      Work work = work_of(plan.units[u], states), next{};
+      work.follows = u == expected;
       // Most likely this thread takes it: the end of one unit fetches the keys of the next.
-      if (u + 1 < units) next = of_head(plan.pieces[(u + 1) / heads].work, static_cast<int>((u + 1) % heads));
-      float* const to = piece.partials < 0 ? nullptr : partials + piece.partials + kv_head * piece.stride;
-      table.attend(args_, work, u + 1 < units ? &next : nullptr, scratch, to);
+      if (u + 1 < units) next = work_of(plan.units[u + 1], states);
+      table.attend(args_, work, u + 1 < units ? &next : nullptr, scratch);
+      expected = u + 1;
     }
   });
   if (plan.floats == 0) return;
+  const int heads = args_.num_kv_heads;
   crew.for_each(static_cast<int64_t>(plan.tiles.size()) * heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const Piece& tile = plan.tiles[i / heads];
-      if (tile.partials < 0) continue;
-      const Work all = of_head(tile.work, static_cast<int>(i % heads));
-      table.combine(args_, all.tile, all.end_partition - all.first_partition, scratch,
-                    partials + tile.partials + all.tile.kv_head * tile.stride);
+      const Tile& tile = plan.tiles[i / heads];
+      if (!tile.is_cut) continue;
+      const Unit all{static_cast<int>(i / heads), static_cast<int>(i % heads), 1, tile.work.first_partition,
+                     tile.work.end_partition};
+      table.combine(args_, work_of(all, states), scratch);
     }
   });
 }

@@ -18,20 +18,28 @@ class AttentionStep final : public Step {
   void run(const Extent& extent, Crew& crew) const override;
 
  private:
-  // A tile of query rows, for every key head alike, and the partitions that its rows see or some of these.
-  struct Piece {
-    Work work;  // of key head 0
+  // A tile of query rows for all key heads, and the partitions that its rows see.
+  struct Tile {
+    Work work;
     double cost;
-    int64_t partials;  // where the states of key head 0 begin, or -1: the piece is whole and writes the output
-    int64_t stride;    // from there to those of the next key head
+    int64_t states;  // where its states begin, if it is cut into pieces of partitions
+    bool is_cut;
+  };
+  // What a thread takes at a time: some key heads of a tile, and some partitions.
+  struct Unit {
+    int tile, kv_head, num_kv_heads;
+    int64_t first_partition, end_partition;
   };
   struct Plan {
-    std::vector<Piece> tiles, pieces;
+    std::vector<Tile> tiles;
+    std::vector<Unit> units;
     int64_t floats;  // of all states
   };
 
   void make_plan(int64_t sequences, int threads) const;
-  void cut(double share) const;
+  void add_tiles(int64_t sequence) const;
+  void cut(Tile& tile, double share) const;
+  Work work_of(const Unit& unit, float* states) const;
 
   AttentionArgs args_;
   std::vector<float> sinks_;

@@ -12,8 +12,18 @@ constexpr int KEY_TILE = 64;
 constexpr int PARTITION = 512;
 // Query rows (tokens times heads of a group) that share one pass over the keys.
 constexpr int MAX_ROWS = 96;
-// Rows of float scratch are padded to whole vectors of the widest instruction set.
-constexpr int LANES = 16;
+// Up to so many rows of one key head, keys and values are multiplied as they lie in the cache, and the work on a tile of
+// keys goes through several key heads: what these have of a block lies side by side.
+constexpr int FEW_ROWS = 8;
+// Rows of float scratch are padded to this many floats: what one load of two bfloat16 vectors fills.
+constexpr int LANES = 32;
+
+// How the cache holds numbers. The last two are codes of one byte; after the codes of all places of a block and head
+// come their scales, a float for each place: number = code * scale.
+enum class CacheFormat { float32, bfloat16, float16, int8, fp8 };
+constexpr int SCALE_BYTES = 4;
+
+inline bool has_scales(CacheFormat format) { return format == CacheFormat::int8 || format == CacheFormat::fp8; }
 
 // Integers in memory that may change between two runs of a step: int32 or int64, as they come.
 struct Indices {
@@ -26,14 +36,15 @@ struct Indices {
 };
 
 struct AttentionArgs {
-  DType dtype;
+  DType dtype;  // of query and out
+  CacheFormat format;
   const void* query;
-  const void* k_cache;
-  const void* v_cache;
+  const char* k_cache;
+  const char* v_cache;
   void* out;
   Indices block_tables, seq_lens, query_starts;
   const float* sinks;  // one per query head, or null
-  // Strides in elements.
+  // Strides in elements, those of the caches in bytes.
   int64_t query_token_stride, query_head_stride;
   int64_t out_token_stride, out_head_stride;
   int64_t k_block_stride, k_head_stride;
@@ -47,16 +58,43 @@ struct AttentionArgs {
 
 // A tile of query rows: some tokens of one sequence times some heads of one group.
 struct QueryTile {
-  int sequence, kv_head;
+  int sequence;
   int first_head, num_heads;      // within the group
   int64_t first_row, num_tokens;  // rows of the query tensor
   int64_t first_position;         // of the first token, in its sequence
 };
 
-// What one thread does at a time: a tile of query rows and the partitions of its keys [first, end).
+// What one thread does at a time: a tile of query rows for some key heads, and the partitions of its keys [first, end).
 struct Work {
   QueryTile tile;
+  int kv_head, num_kv_heads;
   int64_t first_partition, end_partition;
+  // Null if the work has all partitions of its tile: then it writes the output. Otherwise it leaves the states of its
+  // partitions here, one after the other, those of the next key head `partials_stride` further on.
+  float* partials;
+  int64_t partials_stride;
+  bool follows;  // the call before this one on the same scratch was told that this work comes next
+};
+
+// Rows of keys or values [tokens, heads, dim] that go to their slots of a cache [blocks, heads, block_size, dim].
+struct StoreArgs {
+  DType dtype;
+  CacheFormat format;
+  const void* rows;
+  char* cache;
+  Indices slots;  // block * block_size + place; negative: the row is kept nowhere
+  // Strides in elements, those of the cache in bytes.
+  int64_t token_stride, head_stride;
+  int64_t block_stride, cache_head_stride;
+  int heads, dim, block_size;
+};
+
+struct AttentionKernels {
+  // `next` (or null) is what the same thread does next.
+  void (*attend)(const AttentionArgs&, const Work&, const Work* next, float* scratch);
+  // Folds the states of all partitions of a tile, for one key head, in order, and writes the output.
+  void (*combine)(const AttentionArgs&, const Work&, float* scratch);
+  void (*store_rows)(const StoreArgs&, int64_t begin, int64_t end);  // of tokens [begin, end)
 };
 
 inline int64_t first_visible(const AttentionArgs& args, int64_t position) {
@@ -66,16 +104,22 @@ inline int64_t first_visible(const AttentionArgs& args, const QueryTile& tile) {
   return first_visible(args, tile.first_position);
 }
 
-// State of all rows of a tile after one partition: values, then maximum and sum.
+inline int64_t num_rows(const QueryTile& tile) { return tile.num_tokens * tile.num_heads; }
+
+// State of `rows` rows after one partition: values, then maximum and sum.
 inline int64_t partial_floats(const AttentionArgs& args, int64_t rows) {
   return rows * (round_up(args.value_dim, LANES) + 2);
 }
+
+// Room for what `Ahead` remembers (attention_words.h).
+constexpr int AHEAD_PIECES = 8 * KEY_TILE;
+constexpr int AHEAD_FLOATS = 4 * AHEAD_PIECES + 16;
 
 // Scratch of one thread, in the order in which attention_tile.cpp lays it out.
 inline int64_t scratch_floats(const AttentionArgs& args) {
   const int64_t d = round_up(args.head_dim, LANES), e = round_up(args.value_dim, LANES);
   const int64_t zeros = d > e ? d : e;
-  return MAX_ROWS * (d + KEY_TILE + 2 * e + LANES + 8) + KEY_TILE * (d + e) + zeros;
+  return AHEAD_FLOATS + MAX_ROWS * (d + KEY_TILE + 2 * e + 5) + KEY_TILE * (d + e) + zeros;
 }
 
 }  // namespace quire

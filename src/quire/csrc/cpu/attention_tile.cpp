@@ -1,23 +1,30 @@
 // Paged attention for one tile of query rows: what attention.cpp hands out to the threads.
 //
 //   for each partition of 512 keys            its own maximum, sum and values, so that threads can share a sequence
-//     for each tile of 64 keys                online softmax
+//     for each tile of 64 keys, key head      scores, online softmax, weighted values
 //     fold the partition into the total       always in the order of positions
 //
+// A row's arithmetic does not depend on how many rows share the tile. So a token gets the same bits alone, in a chunk,
+// and beside others.
+//
 // The layout of scratch (floats; e = value_dim padded, d = head_dim padded):
-//   q [rows, d]  s [rows, 64]  part [rows, e]  total [rows, e]  keys [d, 64]  values [64, e]  zeros  states of rows
+//   ahead  q [rows, d]  s [rows, 64]  part [rows, e]  total [rows, e]  keys [d, 64]  values [64, e]  zeros  states
 
-#include "attention_micro.h"
+#include "attention_softmax.h"
+#include "attention_values.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
+constexpr float LOG2_E = 1.44269504f;
+
 struct Scratch {
   int64_t d, e;
-  float *q, *s, *part, *total, *total_maximum, *total_sum, *correction, *keys, *values, *zeros;
-  RowState* states;
+  Ahead* ahead;
+  float *q, *s, *part, *total, *maximum, *sum, *total_maximum, *total_sum, *correction, *keys, *values, *zeros;
 
   Scratch(const AttentionArgs& args, float* p) : d(round_up(args.head_dim, LANES)), e(round_up(args.value_dim, LANES)) {
+    ahead = reinterpret_cast<Ahead*>(p), p += AHEAD_FLOATS;
     q = p, p += MAX_ROWS * d;
     s = p, p += MAX_ROWS * KEY_TILE;
     part = p, p += MAX_ROWS * e;
@@ -25,10 +32,11 @@ struct Scratch {
     keys = p, p += KEY_TILE * d;
     values = p, p += KEY_TILE * e;
     zeros = p, p += d > e ? d : e;
+    maximum = p, p += MAX_ROWS;
+    sum = p, p += MAX_ROWS;
     total_maximum = p, p += MAX_ROWS;
     total_sum = p, p += MAX_ROWS;
-    correction = p, p += MAX_ROWS;
-    states = reinterpret_cast<RowState*>(p);
+    correction = p;
   }
 };
 
@@ -37,131 +45,239 @@ int64_t first_tile(const AttentionArgs& args, const Work& work) {
 }
 
 // Where the keys and values of one tile of 64 positions lie. What no row of the query sees, at either end, is never
-// read, for its block may be gone: those places point to zeros.
-template <class T> struct Rows {
-  const T* k[KEY_TILE];
-  const T* v[KEY_TILE];
+// read, for its block may be gone.
+template <class C> struct Rows {
+  const C* k[KEY_TILE];  // of one key head; zeros where nothing is seen
+  const C* v[KEY_TILE];
   int first, last;
+  // Places of one block, for the first key head.
+  struct Run {
+    const char *k, *v, *k_scales, *v_scales;
+    int first, end;
+  };
+  Run runs[KEY_TILE];
+  int num_runs;
 
-  void find(const AttentionArgs& args, const Work& work, int64_t base, const float* zero_row) {
+  void find(const AttentionArgs& args, const Work& work, int64_t base) {
     const QueryTile& tile = work.tile;
-    const T* zeros = reinterpret_cast<const T*>(zero_row);
-    const int64_t row = tile.sequence * args.table_stride;
-    const T* k_head = static_cast<const T*>(args.k_cache) + tile.kv_head * args.k_head_stride;
-    const T* v_head = static_cast<const T*>(args.v_cache) + tile.kv_head * args.v_head_stride;
+    const int64_t row = tile.sequence * args.table_stride, size = args.block_size;
+    const char* k_head = args.k_cache + work.kv_head * args.k_head_stride;
+    const char* v_head = args.v_cache + work.kv_head * args.v_head_stride;
+    num_runs = 0;
     first = static_cast<int>(max64(0, first_visible(args, tile) - base));
     last = static_cast<int>(max64(first, min64(KEY_TILE, tile.first_position + tile.num_tokens - base)));
-    for (int j = 0; j < first; ++j) k[j] = v[j] = zeros;
-    for (int j = first; j < last;) {
-      const int64_t index = (base + j) / args.block_size;
-      int place = static_cast<int>((base + j) - index * args.block_size);
+    int64_t index = (base + first) / size, place = base + first - index * size;
+    for (int j = first; j < last; ++index, place = 0) {
       const int64_t block = args.block_tables[row + index];
-      const T* k_block = k_head + block * args.k_block_stride;
-      const T* v_block = v_head + block * args.v_block_stride;
-      for (; place < args.block_size && j < last; ++place, ++j) {
-        k[j] = k_block + place * static_cast<int64_t>(args.head_dim);
-        v[j] = v_block + place * static_cast<int64_t>(args.value_dim);
+      const char *k_block = k_head + block * args.k_block_stride, *v_block = v_head + block * args.v_block_stride;
+      Run& run = runs[num_runs++];
+      run.k = k_block + place * args.head_dim * sizeof(C), run.v = v_block + place * args.value_dim * sizeof(C);
+      if constexpr (Format<C>::has_scales) {
+        run.k_scales = k_block + size * args.head_dim + place * SCALE_BYTES;
+        run.v_scales = v_block + size * args.value_dim + place * SCALE_BYTES;
+      }
+      run.first = j;
+      j = run.end = static_cast<int>(min64(last, j + size - place));
+    }
+  }
+
+  void will_be_used(const AttentionArgs& args, int head, Ahead* ahead) const {
+#ifndef NOK
+    for (int i = 0; i < num_runs; ++i) {
+      const int64_t count = runs[i].end - runs[i].first;
+      ahead->add(runs[i].k + head * args.k_head_stride, count * args.head_dim * sizeof(C));
+      if constexpr (Format<C>::has_scales) ahead->add(runs[i].k_scales + head * args.k_head_stride, count * SCALE_BYTES);
+    }
+#endif
+#ifndef NOV
+    for (int i = 0; i < num_runs; ++i) {
+      const int64_t count = runs[i].end - runs[i].first;
+      ahead->add(runs[i].v + head * args.v_head_stride, count * args.value_dim * sizeof(C));
+      if constexpr (Format<C>::has_scales) ahead->add(runs[i].v_scales + head * args.v_head_stride, count * SCALE_BYTES);
+    }
+
+#endif
+  }
+  // Fills k and v for one of the key heads.
+  void take_head(const AttentionArgs& args, int head, const float* zero_row) {
+    const C* zeros = reinterpret_cast<const C*>(zero_row);
+    for (int j = 0; j < first; ++j) k[j] = v[j] = zeros;
+    for (int j = last; j < KEY_TILE; ++j) k[j] = v[j] = zeros;
+    for (int i = 0; i < num_runs; ++i) {
+      const Run& run = runs[i];
+      const C* k_row = reinterpret_cast<const C*>(run.k + head * args.k_head_stride);
+      const C* v_row = reinterpret_cast<const C*>(run.v + head * args.v_head_stride);
+      for (int j = run.first; j < run.end; ++j, k_row += args.head_dim, v_row += args.value_dim) {
+        k[j] = k_row;
+        v[j] = v_row;
       }
     }
-    for (int j = last; j < KEY_TILE; ++j) k[j] = v[j] = zeros;
+  }
+
+  // Scales of all 64 places; 0 where nothing is seen.
+  void read_scales(const AttentionArgs& args, int head, float* k_scales, float* v_scales, Ahead* ahead) const {
+    for (int j = 0; j < KEY_TILE; j += W) store(k_scales + j, zero()), store(v_scales + j, zero());
+    for (int i = 0; i < num_runs; ++i) {
+      const Run& run = runs[i];
+      const int64_t bytes = (run.end - run.first) * SCALE_BYTES;
+      memcpy(k_scales + run.first, run.k_scales + head * args.k_head_stride, bytes);
+      memcpy(v_scales + run.first, run.v_scales + head * args.v_head_stride, bytes);
+      ahead->fetch_lines<2>();
+    }
   }
 };
 
-template <class T> struct TileKernel {
+template <class C> struct TileKernel {
+  static constexpr int per_word = Format<C>::per_word, step = W * per_word;
+
   const AttentionArgs& args;
+  const Work& work;
   const QueryTile& tile;
   Scratch scratch;
-  int rows, words;
-  int64_t first_key, end_key;  // what any row of the tile sees
+  int rows;         // of one key head
+  int64_t end_key;  // after what any row of the tile sees
 
-  TileKernel(const AttentionArgs& a, const QueryTile& t, float* p) : args(a), tile(t), scratch(a, p) {
-    rows = static_cast<int>(tile.num_tokens) * tile.num_heads;
-    words = args.head_dim / Words<T>::per_word;
-    first_key = first_visible(args, tile);
+  TileKernel(const AttentionArgs& a, const Work& w, float* p) : args(a), work(w), tile(w.tile), scratch(a, p) {
+    rows = static_cast<int>(num_rows(tile));
     end_key = tile.first_position + tile.num_tokens;
   }
 
-  // Row r of the tile is head r % num_heads of token r / num_heads.
+  // Row r of a key head is query head r % num_heads of token r / num_heads; key head h begins at row h * rows.
   int64_t token(int r) const { return r / tile.num_heads; }
-  int64_t head(int r) const { return tile.kv_head * args.group_size + tile.first_head + r % tile.num_heads; }
+  int64_t query_head(int h, int r) const {
+    return (work.kv_head + h) * args.group_size + tile.first_head + r % tile.num_heads;
+  }
+  // The keys of the tile from `base` on that row r sees are [oldest, newest).
+  int newest(int r, int64_t base) const {
+    return static_cast<int>(min64(KEY_TILE, max64(0, tile.first_position + token(r) + 1 - base)));
+  }
+  int oldest(int r, int64_t base) const {
+    return static_cast<int>(min64(KEY_TILE, max64(0, first_visible(args, tile.first_position + token(r)) - base)));
+  }
 
-  void load_queries() {
-    for (int r = 0; r < rows; ++r) {
-      const T* from = static_cast<const T*>(args.query) + (tile.first_row + token(r)) * args.query_token_stride +
-                      head(r) * args.query_head_stride;
-      for (int w = 0; w < words; w += W) {
-        store(scratch.q + r * scratch.d + w, Words<T>::load_some(from + w * Words<T>::per_word, words - w));
+  template <class T> void load_query(const T* from, float* to) {
+    for (int64_t c = 0; c < scratch.d; c += step) {
+      vf x[per_word];
+      for (int i = 0; i < per_word; ++i) {
+        const int64_t left = args.head_dim - c - i * W;
+        x[i] = left > 0 ? load_upto(from + c + i * W, left) * set1(Format<C>::factor_in) : zero();
+      }
+      store_words<per_word>(to + c / per_word, x);
+    }
+  }
+
+  template <class T> void load_queries() {
+    for (int h = 0; h < work.num_kv_heads; ++h) {
+      for (int r = 0; r < rows; ++r) {
+        load_query(static_cast<const T*>(args.query) + (tile.first_row + token(r)) * args.query_token_stride +
+                       query_head(h, r) * args.query_head_stride,
+                   scratch.q + (h * rows + r) * scratch.d);
       }
     }
-    memset(scratch.zeros, 0, sizeof(float) * (scratch.d > scratch.e ? scratch.d : scratch.e));
   }
 
-  void compute_scores(const Rows<T>& now, const Rows<T>& ahead) {
-    for (int panel = 0; panel < now.last; panel += PANEL) {
-      for (int j = panel; j < panel + PANEL; j += W) {
-        pack_keys<T>(now.k + j, ahead.k + j, words, scratch.keys + (j - panel));
+  void compute_scores(const Rows<C>& keys, int h, int64_t base) {
+    const int64_t d = scratch.d;
+    const float* q = scratch.q + h * rows * d;
+    float* s = scratch.s;
+    Ahead& ahead = *scratch.ahead;
+    if (rows <= FEW_ROWS) {
+      for (int r = 0; r < rows; r += 2, q += 2 * d, s += 2 * KEY_TILE) {
+        if (rows - r == 1) score_few<C, 1>(q, d, keys.k, ahead, args.head_dim, keys.last, s);
+        else score_few<C, 2>(q, d, keys.k, ahead, args.head_dim, keys.last, s);
       }
-      score<T>(scratch.q, scratch.d, rows, scratch.keys, ahead.k + panel, words, scratch.s + panel);
-    }
-  }
-
-  void softmax(int64_t base) {
-    for (int r = 0; r < rows; ++r) {
-      const int64_t position = tile.first_position + token(r);
-      const int64_t oldest = args.sliding_window > 0 ? max64(0, position - args.sliding_window + 1) : 0;
-      const int first = static_cast<int>(min64(KEY_TILE, max64(0, oldest - base)));
-      const int last = static_cast<int>(min64(KEY_TILE, max64(0, position + 1 - base)));
-      scratch.correction[r] = softmax_row(scratch.s + r * KEY_TILE, first, last, args.scale, args.soft_cap,
-                                          scratch.states + r);
-    }
-  }
-
-  void weigh_values(const Rows<T>& now, const Rows<T>& ahead) {
-    // Few rows: convert on the way. Many: convert once for all.
-    if (rows <= ROWS_AT_ONCE && args.value_dim % W == 0) {
-      add_values<T>(scratch.s, scratch.correction, rows, now.v, ahead.v, now.first, now.last, args.value_dim,
-                    scratch.part, scratch.e);
       return;
     }
-    const float* packed[KEY_TILE];
-    for (int j = now.first; j < now.last; ++j) {
-      float* to = scratch.values + j * scratch.e;
-      for (int64_t c = 0; c < args.value_dim; c += W) {
-        store(to + c, load_upto(now.v[j] + c, args.value_dim - c));
+    const int words = static_cast<int>(round_up(args.head_dim, step) / per_word);
+    for (int panel = 0; panel < keys.last; panel += PANEL) {
+      pack_keys(keys.k + panel, ahead, args.head_dim, scratch.keys);
+      for (int r = 0; r < rows; r += SCORE_ROWS) {
+        const int some = rows - r < SCORE_ROWS ? rows - r : SCORE_ROWS;
+        if (newest(r + some - 1, base) <= panel) continue;
+        const float* q_r = q + r * d;
+        float* s_r = s + r * KEY_TILE + panel;
+        switch (some) {
+          case 1: score_panel<per_word, 1>(q_r, d, scratch.keys, words, s_r); break;
+          case 2: score_panel<per_word, 2>(q_r, d, scratch.keys, words, s_r); break;
+          case 3: score_panel<per_word, 3>(q_r, d, scratch.keys, words, s_r); break;
+          default: score_panel<per_word, SCORE_ROWS>(q_r, d, scratch.keys, words, s_r);
+        }
       }
-      prefetch(ahead.v[j], args.value_dim);
-      packed[j] = to;
     }
-    add_values<float>(scratch.s, scratch.correction, rows, packed, nullptr, now.first, now.last,
-                      round_up(args.value_dim, W), scratch.part, scratch.e);
+  }
+
+  void weigh(const Rows<C>& keys, int h, int64_t base) {
+    float k_scales[KEY_TILE], v_scales[KEY_TILE];
+    if constexpr (Format<C>::has_scales) keys.read_scales(args, h, k_scales, v_scales, scratch.ahead);
+    const Softmax softmax{args.scale * LOG2_E * Format<C>::factor_out, args.soft_cap * LOG2_E, k_scales, v_scales};
+    float *maximum = scratch.maximum + h * rows, *sum = scratch.sum + h * rows;
+    for (int r = 0; r < rows; ++r) {
+      const int first = oldest(r, base), last = newest(r, base);
+      float* s = scratch.s + r * KEY_TILE;
+      scratch.correction[r] = first == 0 && last == KEY_TILE
+                                  ? softmax_row<C, false>(softmax, s, first, last, maximum + r, sum + r)
+                                  : softmax_row<C, true>(softmax, s, first, last, maximum + r, sum + r);
+    }
+  }
+
+  void add_values(const Rows<C>& keys, int h, int64_t base) {
+    const int64_t e = scratch.e, width = args.value_dim;
+    const float *p = scratch.s, *correction = scratch.correction;
+    float* o = scratch.part + h * rows * e;
+    Ahead& ahead = *scratch.ahead;
+    if (rows <= FEW_ROWS) {
+      for (int r = 0; r < rows; r += 2, p += 2 * KEY_TILE, correction += 2, o += 2 * e) {
+        if (rows - r == 1) add_few<C, 1>(p, correction, keys.v, ahead, keys.first, keys.last, width, o, e);
+        else add_few<C, 2>(p, correction, keys.v, ahead, keys.first, keys.last, width, o, e);
+      }
+      return;
+    }
+    pack_values(keys.v, ahead, keys.first, keys.last, width, scratch.values, e);
+    for (int r = 0; r < rows; r += VALUE_ROWS, p += VALUE_ROWS * KEY_TILE, correction += VALUE_ROWS) {
+      const int some = rows - r < VALUE_ROWS ? rows - r : VALUE_ROWS;
+      const int first = keys.first / per_word, last = (newest(r + some - 1, base) + per_word - 1) / per_word;
+      float* o_r = o + r * e;
+      switch (some) {
+        case 1: add_packed<per_word, 1>(p, correction, scratch.values, e, first, last, o_r); break;
+        case 2: add_packed<per_word, 2>(p, correction, scratch.values, e, first, last, o_r); break;
+        case 3: add_packed<per_word, 3>(p, correction, scratch.values, e, first, last, o_r); break;
+        case 4: add_packed<per_word, 4>(p, correction, scratch.values, e, first, last, o_r); break;
+        case 5: add_packed<per_word, 5>(p, correction, scratch.values, e, first, last, o_r); break;
+        default: add_packed<per_word, VALUE_ROWS>(p, correction, scratch.values, e, first, last, o_r);
+      }
+    }
   }
 
   void start_partition() {
-    for (int r = 0; r < rows; ++r) {
-      scratch.states[r].maximum = -__builtin_inff();
-      memset(scratch.states[r].sum, 0, sizeof(scratch.states[r].sum));
+    const int all = work.num_kv_heads * rows;
+    for (int r = 0; r < all; ++r) {
+      scratch.maximum[r] = -__builtin_inff();
+      scratch.sum[r] = 0.0f;
     }
-    memset(scratch.part, 0, sizeof(float) * rows * scratch.e);
+    memset(scratch.part, 0, sizeof(float) * all * scratch.e);
   }
 
-  // Folds the partition into the total, or leaves its state in `partial`.
-  void end_partition(float* partial) {
-    for (int r = 0; r < rows; ++r) {
-      const float* values = scratch.part + r * scratch.e;
-      const float maximum = scratch.states[r].maximum, sum = hsum(load(scratch.states[r].sum));
-      if (partial == nullptr) {
-        fold_row(r, values, maximum, sum);
-      } else {
-        memcpy(partial + r * scratch.e, values, sizeof(float) * scratch.e);
-        partial[rows * scratch.e + r] = maximum;
-        partial[rows * scratch.e + rows + r] = sum;
+  // Folds the partition into the total, or leaves its states.
+  void end_partition(int64_t partition) {
+    const int64_t e = scratch.e;
+    if (work.partials == nullptr) {
+      for (int r = 0; r < work.num_kv_heads * rows; ++r) {
+        fold_row(r, scratch.part + r * e, scratch.maximum[r], scratch.sum[r]);
       }
+      return;
+    }
+    for (int h = 0; h < work.num_kv_heads; ++h) {
+      float* to = work.partials + h * work.partials_stride + (partition - work.first_partition) * partial_floats(args, rows);
+      memcpy(to, scratch.part + h * rows * e, sizeof(float) * rows * e);
+      memcpy(to + rows * e, scratch.maximum + h * rows, sizeof(float) * rows);
+      memcpy(to + rows * (e + 1), scratch.sum + h * rows, sizeof(float) * rows);
     }
   }
 
   void start_total() {
-    memset(scratch.total, 0, sizeof(float) * rows * scratch.e);
-    for (int r = 0; r < rows; ++r) {
+    const int all = work.num_kv_heads * rows;
+    memset(scratch.total, 0, sizeof(float) * all * scratch.e);
+    for (int r = 0; r < all; ++r) {
       scratch.total_maximum[r] = -__builtin_inff();
       scratch.total_sum[r] = 0.0f;
     }
@@ -172,96 +288,142 @@ template <class T> struct TileKernel {
     const float before = scratch.total_maximum[r];
     const float top = maximum > before ? maximum : before;
     if (top == -__builtin_inff() && sum == 0) return;  // nothing seen, and no NaN to pass on
-    float a[W], b[W];
-    store(a, exp(set1(before - top)));
-    store(b, exp(set1(maximum - top)));
+    const float a = exp2_of(before - top), b = exp2_of(maximum - top);
     scratch.total_maximum[r] = top;
-    scratch.total_sum[r] = scratch.total_sum[r] * a[0] + sum * b[0];
+    scratch.total_sum[r] = scratch.total_sum[r] * a + sum * b;
     float* total = scratch.total + r * scratch.e;
-    const vf va = set1(a[0]), vb = set1(b[0]);
+    const vf va = set1(a), vb = set1(b);
     for (int64_t c = 0; c < scratch.e; c += W) store(total + c, fma(load(total + c), va, load(values + c) * vb));
   }
 
-  void finish() {
-    for (int r = 0; r < rows; ++r) {
-      float sum = scratch.total_sum[r], factor = 1.0f;
-      if (args.sinks != nullptr) {  // one more logit in the denominator
-        const float sink = args.sinks[head(r)], before = scratch.total_maximum[r];
-        const float top = sink > before ? sink : before;
-        float a[W], b[W];
-        store(a, exp(set1(before - top)));
-        store(b, exp(set1(sink - top)));
-        factor = a[0];
-        sum = sum * a[0] + b[0];
+  // What the total is divided by, with one more logit in the denominator if there are sinks. Returns the inverse.
+  float inverse_sum(int r, int64_t head) const {
+    float sum = scratch.total_sum[r], factor = Format<C>::has_scales ? Format<C>::factor_out : 1.0f;
+    if (args.sinks != nullptr) {
+      const float sink = args.sinks[head] * LOG2_E, before = scratch.total_maximum[r];
+      const float top = sink > before ? sink : before;
+      const float a = exp2_of(before - top);
+      factor *= a;
+      sum = sum * a + exp2_of(sink - top);
+    }
+    return sum > 0 || sum != sum ? factor / sum : 0.0f;
+  }
+
+  template <class T> void write_row(const float* total, float factor, T* to) {
+    for (int64_t c = 0; c < args.value_dim; c += step) {
+      vf x[per_word];
+      // The sum with 0 makes no difference but for -0.
+      for (int i = 0; i < per_word; ++i) x[i] = fma(load(total + c + i * W), set1(factor), zero());
+      in_order<per_word>(x);
+      for (int i = 0; i < per_word && c + i * W < args.value_dim; ++i) {
+        store_upto(to + c + i * W, x[i], args.value_dim - c - i * W);
       }
-      const vf inverse = set1(sum > 0 || sum != sum ? factor / sum : 0.0f);
-      T* to = static_cast<T*>(args.out) + (tile.first_row + token(r)) * args.out_token_stride +
-              head(r) * args.out_head_stride;
-      const float* total = scratch.total + r * scratch.e;
-      for (int64_t c = 0; c < args.value_dim; c += W) store_upto(to + c, load(total + c) * inverse, args.value_dim - c);
     }
   }
 
-  void attend(const Work& work, const Work* next, float* partials) {
-    load_queries();
-    if (partials == nullptr) start_total();
-    const int64_t end = min64(end_key, work.end_partition * PARTITION);
-    Rows<T> buffers[2];
-    Rows<T>*now = buffers, *ahead = buffers + 1;
-    for (int64_t base = first_tile(args, work); base < end; base += KEY_TILE) {
-      const int64_t partition = base / PARTITION;
-      if (base == first_tile(args, work)) {
-        now->find(args, work, base, scratch.zeros);
-        start_partition();
-      } else if (base % PARTITION == 0) {
-        start_partition();
+  template <class T> void write_rows() {
+    for (int h = 0; h < work.num_kv_heads; ++h) {
+      for (int r = 0; r < rows; ++r) {
+        const int64_t head = query_head(h, r), row = h * rows + r;
+        write_row(scratch.total + row * scratch.e, inverse_sum(static_cast<int>(row), head),
+                  static_cast<T*>(args.out) + (tile.first_row + token(r)) * args.out_token_stride +
+                      head * args.out_head_stride);
       }
+    }
+  }
+
+  void write_out() {
+    switch (args.dtype) {
+      case DType::float32: return write_rows<float>();
+      case DType::bfloat16: return write_rows<bf16>();
+      case DType::float16: return write_rows<fp16>();
+    }
+  }
+
+  void attend(const Work* next) {
+    memset(scratch.zeros, 0, sizeof(float) * (scratch.d > scratch.e ? scratch.d : scratch.e));
+    switch (args.dtype) {
+      case DType::float32: load_queries<float>(); break;
+      case DType::bfloat16: load_queries<bf16>(); break;
+      case DType::float16: load_queries<fp16>(); break;
+    }
+    if (work.partials == nullptr) start_total();
+    const int64_t begin = first_tile(args, work), end = min64(end_key, work.end_partition * PARTITION);
+    Rows<C> buffers[2];
+    Rows<C>*keys = buffers, *after = buffers + 1;
+    if (begin < end) keys->find(args, work, begin);
+    if (!work.follows) {
+      scratch.ahead->clear();
+      if (begin < end) keys->will_be_used(args, 0, scratch.ahead);
+    }
+    for (int64_t base = begin; base < end; base += KEY_TILE) {
+      if (base == begin || base % PARTITION == 0) start_partition();
       const bool is_last = base + KEY_TILE >= end;
       if (!is_last) {
-        ahead->find(args, work, base + KEY_TILE, scratch.zeros);
+        after->find(args, work, base + KEY_TILE);
       } else if (next != nullptr) {
-        ahead->find(args, *next, first_tile(args, *next), scratch.zeros);
+        after->find(args, *next, first_tile(args, *next));
       } else {
-        *ahead = *now;  // nothing left to fetch
+        after->num_runs = 0;
       }
-      compute_scores(*now, *ahead);
-      softmax(base);
-      weigh_values(*now, *ahead);
-      if (is_last || (base + KEY_TILE) % PARTITION == 0) {
-        const int64_t skipped = (partition - work.first_partition) * partial_floats(args, rows);
-        end_partition(partials == nullptr ? nullptr : partials + skipped);
+      for (int h = 0; h < work.num_kv_heads; ++h) {
+        scratch.ahead->use();
+        if (h + 1 < work.num_kv_heads) {
+          keys->will_be_used(args, h + 1, scratch.ahead);
+        } else {
+          after->will_be_used(args, 0, scratch.ahead);
+        }
+        keys->take_head(args, h, scratch.zeros);
+#ifndef NOK
+        compute_scores(*keys, h, base);
+#endif
+#ifndef NOW
+        weigh(*keys, h, base);
+#endif
+#ifndef NOV
+        add_values(*keys, h, base);
+#endif
       }
-      Rows<T>* const done = now;
-      now = ahead, ahead = done;
+      if (is_last || (base + KEY_TILE) % PARTITION == 0) end_partition(base / PARTITION);
+      Rows<C>* const done = keys;
+      keys = after, after = done;
     }
-    if (partials == nullptr) finish();
+    if (work.partials == nullptr) write_out();
   }
 
-  void combine(int64_t count, const float* partials) {
+  void combine() {
     start_total();
-    for (int64_t p = 0; p < count; ++p, partials += partial_floats(args, rows)) {
-      const float* tail = partials + rows * scratch.e;
-      for (int r = 0; r < rows; ++r) fold_row(r, partials + r * scratch.e, tail[r], tail[rows + r]);
+    const float* states = work.partials;
+    for (int64_t p = work.first_partition; p < work.end_partition; ++p, states += partial_floats(args, rows)) {
+      const float* tail = states + rows * scratch.e;
+      for (int r = 0; r < rows; ++r) fold_row(r, states + r * scratch.e, tail[r], tail[rows + r]);
     }
-    finish();
+    write_out();
   }
 };
 
 }  // namespace
 
-#define QUIRE_BY_DTYPE(CALL)                       \
-  switch (args.dtype) {                            \
-    case DType::float32: { using T = float; CALL; break; }  \
-    case DType::bfloat16: { using T = bf16; CALL; break; }  \
-    case DType::float16: { using T = fp16; CALL; break; }   \
+#define QUIRE_BY_FORMAT(CALL)                                     \
+  switch (args.format) {                                          \
+    case CacheFormat::float32: { using C = float; CALL; break; }  \
+    case CacheFormat::bfloat16: { using C = bf16; CALL; break; }  \
+    case CacheFormat::float16: { using C = fp16; CALL; break; }   \
+    case CacheFormat::int8: { using C = i8; CALL; break; }        \
+    case CacheFormat::fp8: { using C = e4m3; CALL; break; }       \
   }
 
-void attend(const AttentionArgs& args, const Work& work, const Work* next, float* scratch, float* partials) {
-  QUIRE_BY_DTYPE((TileKernel<T>(args, work.tile, scratch).attend(work, next, partials)))
+static void attend(const AttentionArgs& args, const Work& work, const Work* next, float* scratch) {
+  QUIRE_BY_FORMAT((TileKernel<C>(args, work, scratch).attend(next)))
 }
 
-void combine(const AttentionArgs& args, const QueryTile& tile, int64_t count, float* scratch, const float* partials) {
-  QUIRE_BY_DTYPE((TileKernel<T>(args, tile, scratch).combine(count, partials)))
+static void combine(const AttentionArgs& args, const Work& work, float* scratch) {
+  QUIRE_BY_FORMAT((TileKernel<C>(args, work, scratch).combine()))
 }
+
+void store_rows(const StoreArgs& args, int64_t begin, int64_t end);  // cache_rows.cpp
+
+extern const AttentionKernels attention_kernels;
+const AttentionKernels attention_kernels = {attend, combine, store_rows};
 
 }  // namespace quire::QUIRE_ISA

@@ -1,4 +1,5 @@
-// Writing into the paged cache: new tokens, and whole blocks from within it or from elsewhere. Bytes only, so dtypes do not matter here.
+// Writing into the paged cache: new tokens (cache_rows.cpp), and whole blocks from within it or from elsewhere, which are
+// bytes whatever the cache holds.
 
 #include "cache.h"
 
@@ -16,14 +17,6 @@ int threads_for(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(bytes / BYTES_WORTH_A_THREAD, 1, crew_size()));
 }
 
-void write_row(const CacheWrite& write, int64_t token, int64_t heads, int64_t block, int64_t place) {
-  const char* from = write.from + token * write.token_stride;
-  char* to = write.cache + block * write.block_stride + place * write.row_bytes;
-  for (int64_t h = 0; h < heads; ++h) {
-    std::memcpy(to + h * write.cache_head_stride, from + h * write.head_stride, write.row_bytes);
-  }
-}
-
 int64_t all_bytes(const std::vector<BlockCopy>& copies, int64_t num_pairs) {
   int64_t bytes = 0;
   for (const BlockCopy& copy : copies) bytes += copy.block_bytes * num_pairs;
@@ -33,24 +26,20 @@ int64_t all_bytes(const std::vector<BlockCopy>& copies, int64_t num_pairs) {
 }  // namespace
 
 int64_t WriteStep::work(const Extent& extent) const {
-  return extent.tokens * heads_ * (key_.row_bytes + value_.row_bytes) / 2;
+  return extent.tokens * keys_.heads * (keys_.dim + values_.dim);
 }
 
 void WriteStep::check(const Extent& extent) const {
   for (int64_t t = 0; t < extent.tokens; ++t) {
-    if (slots_[t] < num_slots_) continue;
-    throw std::runtime_error("slot " + std::to_string(slots_[t]) + " is beyond the cache of " +
+    if (keys_.slots[t] < num_slots_) continue;
+    throw std::runtime_error("slot " + std::to_string(keys_.slots[t]) + " is beyond the cache of " +
                              std::to_string(num_slots_));
   }
 }
 
 void WriteStep::run_tokens(int64_t begin, int64_t end) const {
-  for (int64_t t = begin; t < end; ++t) {
-    const int64_t slot = slots_[t];
-    if (slot < 0) continue;
-    write_row(key_, t, heads_, slot / block_size_, slot % block_size_);
-    write_row(value_, t, heads_, slot / block_size_, slot % block_size_);
-  }
+  kernels()->attention->store_rows(keys_, begin, end);
+  kernels()->attention->store_rows(values_, begin, end);
 }
 
 void copy_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs) {

@@ -177,9 +177,7 @@ QUIRE_ROWS(combine_pair, PairArgs, pair_rows)
 QUIRE_ROWS(activate, ActivationArgs, activate_rows)
 QUIRE_ROWS(layer_norm, LayerNormArgs, layer_norm_rows)
 
-void attend(const AttentionArgs&, const Work&, const Work*, float*, float*);
-void combine(const AttentionArgs&, const QueryTile&, int64_t, float*, const float*);
-
+extern const AttentionKernels attention_kernels;
 extern const MatmulKernels matmul_kernels;
 extern const SamplingKernels sampling_kernels;
 
@@ -188,8 +186,8 @@ extern const SamplingKernels sampling_kernels;
 
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
-  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), attend, combine, rms_norm, silu_and_mul, rotary,
-                                        combine_pair, activate, layer_norm, &matmul_kernels, &sampling_kernels};
+  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, rotary,
+                                        combine_pair, activate, layer_norm, &attention_kernels, &matmul_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -11,11 +11,6 @@ namespace quire {
 
 enum class DType { float32, bfloat16, float16 };
 
-// In attention_args.h.
-struct AttentionArgs;
-struct QueryTile;
-struct Work;
-
 struct NormArgs {
   DType dtype;
   const void* x;
@@ -72,16 +67,12 @@ struct LayerNormArgs {
   float eps;
 };
 
+struct AttentionKernels;
 struct MatmulKernels;
 struct SamplingKernels;
 
 struct KernelTable {
   const char* isa;
-  // With partials == null the work must hold all partitions of its tile, and the output is written; otherwise the
-  // state of each partition is left there, one after the other. `next` (or null) is what the same thread does next.
-  void (*attend)(const AttentionArgs&, const Work&, const Work* next, float* scratch, float* partials);
-  // Folds `count` states, in order, into the output.
-  void (*combine)(const AttentionArgs&, const QueryTile&, int64_t count, float* scratch, const float* partials);
   // Tokens [begin, end) of what the arguments describe; the caller splits the work over threads.
   void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*silu_and_mul)(const GateArgs&, int64_t begin, int64_t end);
@@ -89,6 +80,7 @@ struct KernelTable {
   void (*combine_pair)(const PairArgs&, int64_t begin, int64_t end);
   void (*activate)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
+  const AttentionKernels* attention;  // attention_args.h
   const MatmulKernels* matmul;  // matmul.h
   const SamplingKernels* sampling;  // sampling_kernels.h
 };

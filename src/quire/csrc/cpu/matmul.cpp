@@ -39,7 +39,7 @@ using AddIntegers = void (*)(const PackedView&, const float*, const char*, const
 template <int BITS, Scaling S> constexpr AddIntegers ADD_INTEGERS[] = QUIRE_FOR_ROWS(add_integers, BITS, S);
 
 template <int BITS> const AddIntegers* add_integers_of(const PackedView& w) {
-  if (w.has_offsets) return ADD_INTEGERS<BITS, Scaling::scales_and_offsets>;
+  if (w.has_zeros) return ADD_INTEGERS<BITS, Scaling::scales_and_zeros>;
   if (BITS == 4 || w.group_head_bytes > 0) return ADD_INTEGERS<BITS, Scaling::scales>;
   return ADD_INTEGERS<8, Scaling::none>;
 }

@@ -5,7 +5,7 @@
 // 16-bit floats or four 8-bit values; with 4-bit values 16 bits are enough for the same four.
 //
 //   panel:   [column scales]   32 floats, if the format has one scale for each column
-//            group 0:   [scales]  [offsets]   32 float16 each, if the format has groups
+//            group 0:   [scales]  [zeros]     32 float16 each, if the format has groups; zeros if the weight has any
 //                       word 0 of columns 0..31, word 1 of columns 0..31, ...
 //            group 1:   ...
 //
@@ -32,20 +32,20 @@ struct PackedHeader {
   uint32_t flags;
   int64_t num_rows, num_columns;  // of the weight: outputs, inputs
   int32_t group;                  // inputs that share a scale; 0 if all of a row do
-  int32_t zero_point;             // value = scale * (code - zero_point) + offset, codes are unsigned
-  int32_t exponent;               // scales and offsets of groups are stored divided by 2 to this power
+  int32_t zero_point;             // value = scale * (code - zero_point - zero), codes are unsigned
+  int32_t exponent;               // scales of groups are stored divided by 2 to this power
   int32_t reserved[3];
 };
 static_assert(sizeof(PackedHeader) == 64, "the header is one cache line");
 
 constexpr char PACKED_MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'P', 'W', 0};
 constexpr int32_t PACKED_VERSION = 1;
-constexpr uint32_t HAS_OFFSETS = 1, IS_WEIGHT_ONLY = 2;
+constexpr uint32_t HAS_ZEROS = 1, IS_WEIGHT_ONLY = 2;
 
 // A packed weight with the sizes that follow from its header.
 struct PackedView {
   WeightFormat format;
-  bool has_offsets, is_weight_only;
+  bool has_zeros, is_weight_only;
   int64_t rows, columns, num_panels;
   int64_t group, num_groups;  // group == columns rounded up to words if there is one
   int values_per_word, word_bytes, zero_point;

@@ -74,7 +74,7 @@ template <> struct Decoder<BFloat16, 4> {
 template <class A, int R, int NUM_WORDS, class Load>
 QUIRE_INLINE void add_segments(const PackedView& w, const float* x, const char* head, int distance, int64_t first,
                                int64_t last, float* sums, float excess, Ahead ahead, Load load_words) {
-  const bool is_scaled = w.group_head_bytes > 0, has_offsets = w.has_offsets;
+  const bool is_scaled = w.group_head_bytes > 0, has_zeros = w.has_zeros;
   for (int64_t i = first, end; i < last; i = end) {
     if (i > first && i % w.group_words == 0) head += w.group_bytes;
     end = end_of_segment(w, i);
@@ -100,19 +100,14 @@ QUIRE_INLINE void add_segments(const PackedView& w, const float* x, const char* 
     } while (++k < end);
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
-      const vf scale = is_scaled ? load(reinterpret_cast<const fp16*>(head) + v * distance) : set1(1.0f);
+      const fp16* scales = reinterpret_cast<const fp16*>(head) + v * distance;
+      const vf scale = is_scaled ? load(scales) : set1(1.0f);
+      const vf surplus = has_zeros ? set1(excess) + load(scales + PANEL_COLUMNS) : set1(excess);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         float* to = sums + r * PANEL_COLUMNS + v * distance;
-        const vf sum = fnma(set1(excess), set1(x[r]), acc[r][v]);
+        const vf sum = fnma(surplus, set1(x[r]), acc[r][v]);
         store(to, fma(sum, scale, i == 0 ? zero() : load(to)));
-      }
-    }
-    for (int v = 0; v < 2 && has_offsets; ++v) {
-      const vf offset = load(reinterpret_cast<const fp16*>(head) + PANEL_COLUMNS + v * distance);
-      for (int r = 0; r < R; ++r) {
-        float* to = sums + r * PANEL_COLUMNS + v * distance;
-        store(to, fma(offset, set1(x[r]), load(to)));
       }
     }
     x = inputs;

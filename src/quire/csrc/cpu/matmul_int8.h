@@ -5,7 +5,7 @@
 //
 //   [int32 x R]           what the integers start with: codes are unsigned, so -zero_point * sum of the inputs
 //   [float x R]           scale of the inputs
-//   [float x R]           scale * sum of the inputs, for weights with offsets
+//   [float x R]           sum of the inputs as integers, for weights with zeros
 //   [int32 x R] x words   the inputs, as add_dot takes them
 #pragma once
 
@@ -16,7 +16,7 @@ namespace quire::QUIRE_ISA {
 constexpr int64_t INTEGERS_HEAD = 3;
 
 // What belongs to the integers of a segment besides the scale of the inputs.
-enum class Scaling { none, scales, scales_and_offsets };
+enum class Scaling { none, scales, scales_and_zeros };
 
 // R rows times the 2 * W columns at `panel`, which points into the first group at the place of these columns; `head` at
 // the scales of these columns in that group.
@@ -50,12 +50,12 @@ static void add_integers(const PackedView& w, const float* x, const char* head, 
     } while (++k < end);
     asm("" ::: "memory");  // else the compiler keeps a copy of the sums on its stack
     // Loaded for each segment: kept in registers they would push accumulators out.
-    vf scale[2], offset[2];
+    vf scale[2], zeros[2];
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
       if (SCALING != Scaling::none) scale[v] = load_half(head + v * Code::distance * 2);
-      if (SCALING == Scaling::scales_and_offsets) {
-        offset[v] = load_half(head + (PANEL_COLUMNS + v * Code::distance) * 2);
+      if (SCALING == Scaling::scales_and_zeros) {
+        zeros[v] = load_half(head + (PANEL_COLUMNS + v * Code::distance) * 2);
       }
     }
 #pragma GCC unroll 12
@@ -65,10 +65,9 @@ static void add_integers(const PackedView& w, const float* x, const char* head, 
       for (int v = 0; v < 2; ++v) {
         float* to = sums + r * PANEL_COLUMNS + v * Code::distance;
         vf integers = to_float(acc[r][v]);
+        if (SCALING == Scaling::scales_and_zeros) integers = fnma(zeros[v], x_sum, integers);
         if (SCALING != Scaling::none) integers = integers * scale[v];
-        vf sum = fma(integers, x_scale, i == 0 ? zero() : load(to));
-        if (SCALING == Scaling::scales_and_offsets) sum = fma(offset[v], x_sum, sum);
-        store(to, sum);
+        store(to, fma(integers, x_scale, i == 0 ? zero() : load(to)));
       }
     }
     x = reinterpret_cast<const float*>(words);
@@ -126,7 +125,7 @@ static void quantize_row(const PackedView& w, const T* x, float* tile, int row, 
     const int32_t start = -w.zero_point * sum;
     memcpy(tile + row, &start, 4);
     tile[num_rows + row] = block.scale;
-    tile[2 * num_rows + row] = block.scale * static_cast<float>(sum);
+    tile[2 * num_rows + row] = static_cast<float>(sum);
     int32_t* words = reinterpret_cast<int32_t*>(tile + INTEGERS_HEAD * num_rows);
     place_words(values, end - i, words + row, num_rows);
     tile += (INTEGERS_HEAD + X_WORDS * (end - i)) * num_rows;

@@ -102,10 +102,19 @@ void join_halves(const char* words, int64_t count, char* to) {
   }
 }
 
-void pack_scales(const float* from, const QuantizedWeight& weight, float unit, int64_t first, int64_t group, char* to) {
-  for (int64_t c = 0; c < PANEL_COLUMNS && first + c < weight.rows; ++c) {
-    const torch::headeronly::Half half(from[(first + c) * weight.groups + group] / unit);
-    std::memcpy(to + c * 2, &half, 2);
+float zero_of(const QuantizedWeight& weight, int64_t i) {
+  return weight.offsets[i] == 0 ? 0.0f : -weight.offsets[i] / weight.scales[i];
+}
+
+void pack_head(const QuantizedWeight& weight, const PackedView& to, int64_t first, int64_t group, char* head) {
+  std::memset(head, 0, to.group_head_bytes);
+  for (int64_t c = 0; c < PANEL_COLUMNS && first + c < weight.rows && to.group_head_bytes > 0; ++c) {
+    const int64_t i = (first + c) * weight.groups + group;
+    const torch::headeronly::Half scale(weight.scales[i] / to.scale_unit);
+    std::memcpy(head + c * 2, &scale, 2);
+    if (!to.has_zeros) continue;
+    const torch::headeronly::Half zero(zero_of(weight, i));
+    std::memcpy(head + (PANEL_COLUMNS + c) * 2, &zero, 2);
   }
 }
 
@@ -126,25 +135,31 @@ PackedHeader quantized_header(const QuantizedWeight& weight, int bits, bool is_w
   if (weight.offsets != nullptr && have_one_zero_point(weight, &zero_point)) {
     header.zero_point += zero_point;
   } else if (weight.offsets != nullptr) {
-    header.flags |= HAS_OFFSETS;
+    header.flags |= HAS_ZEROS;
   }
-  const bool has_offsets = (header.flags & HAS_OFFSETS) != 0;
-  if (bits == 8 && weight.groups == 1 && !has_offsets) return header;  // float32 scales for the columns
+  const bool has_zeros = (header.flags & HAS_ZEROS) != 0;
+  if (bits == 8 && weight.groups == 1 && !has_zeros) return header;  // float32 scales for the columns
   header.group = static_cast<int32_t>(weight.columns / weight.groups);
   float largest = 0;
   for (int64_t i = 0; i < weight.rows * weight.groups; ++i) {
     largest = std::fmax(largest, std::fabs(weight.scales[i]));
-    if (has_offsets) largest = std::fmax(largest, std::fabs(weight.offsets[i]));
   }
   // The largest comes just below the end of float16, so that even much smaller ones keep all their bits.
   header.exponent = largest > 0 ? std::ilogb(largest) - 14 : 0;
   return header;
 }
 
+const char* fault_of(const QuantizedWeight& weight) {
+  for (int64_t i = 0; weight.offsets != nullptr && i < weight.rows * weight.groups; ++i) {
+    if (!(std::fabs(zero_of(weight, i)) <= 65504)) return "an offset is too large for its scale, or not a number";
+  }
+  return nullptr;
+}
+
 PackedView view_of(const PackedHeader& header, char* data) {
   PackedView view{};
   view.format = header.format;
-  view.has_offsets = (header.flags & HAS_OFFSETS) != 0;
+  view.has_zeros = (header.flags & HAS_ZEROS) != 0;
   view.is_weight_only = (header.flags & IS_WEIGHT_ONLY) != 0;
   view.rows = header.num_rows, view.columns = header.num_columns;
   view.num_panels = (view.rows + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
@@ -157,7 +172,7 @@ PackedView view_of(const PackedHeader& header, char* data) {
   view.group_words = (view.group + view.values_per_word - 1) / view.values_per_word;
   view.num_groups = view.group_words > 0 ? view.words / view.group_words : 0;
   const bool has_group_scales = view.is_quantized() && header.group > 0;
-  view.group_head_bytes = has_group_scales ? PANEL_COLUMNS * 2 * (view.has_offsets ? 2 : 1) : 0;
+  view.group_head_bytes = has_group_scales ? PANEL_COLUMNS * 2 * (view.has_zeros ? 2 : 1) : 0;
   view.panel_head_bytes = view.is_quantized() && !has_group_scales ? PANEL_COLUMNS * 4 : 0;
   view.group_bytes = view.group_head_bytes + view.group_words * view.word_bytes;
   view.panel_bytes = view.panel_head_bytes + view.num_groups * view.group_bytes;
@@ -204,9 +219,7 @@ void pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begi
     }
     data += to.panel_head_bytes;
     for (int64_t group = 0; group < to.num_groups; ++group) {
-      std::memset(data, 0, to.group_head_bytes);
-      if (to.group_head_bytes > 0) pack_scales(from.scales, from, to.scale_unit, first, group, data);
-      if (to.has_offsets) pack_scales(from.offsets, from, to.scale_unit, first, group, data + PANEL_COLUMNS * 2);
+      pack_head(from, to, first, group, data);
       data += to.group_head_bytes;
       const char* rows[PANEL_COLUMNS];
       const int64_t bytes = min64(to.group, to.columns);
@@ -227,25 +240,25 @@ void pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begi
 namespace {
 
 void unpack_codes(const PackedView& weight, const char* panel, int64_t column, float* to) {
-  const auto scale_at = [&](const char* halves) {
+  const auto float_at = [&](const char* halves) {
     uint16_t half;
     std::memcpy(&half, halves + column * 2, 2);
-    return half_to_float(half) * weight.scale_unit;
+    return half_to_float(half);
   };
-  float scale = 1, offset = 0;
+  float scale = 1, zero = 0;
   if (weight.panel_head_bytes > 0) std::memcpy(&scale, panel + column * 4, 4);
   const char* data = panel + weight.panel_head_bytes;
   const int64_t half_panel = PANEL_COLUMNS / 2;
   for (int64_t group = 0, k = 0; group < weight.num_groups; ++group, data += weight.group_bytes) {
-    if (weight.group_head_bytes > 0) scale = scale_at(data);
-    if (weight.has_offsets) offset = scale_at(data + PANEL_COLUMNS * 2);
+    if (weight.group_head_bytes > 0) scale = float_at(data) * weight.scale_unit;
+    if (weight.has_zeros) zero = float_at(data + PANEL_COLUMNS * 2);
     const char* words = data + weight.group_head_bytes;
     for (int64_t end = min64(k + weight.group, weight.columns), in_group = 0; k < end; ++k, ++in_group) {
       const char* word = words + in_group / 4 * weight.word_bytes;
       const bool is_half = weight.format == WeightFormat::int4;
       int code = static_cast<uint8_t>(word[(is_half ? column % half_panel : column) * 4 + in_group % 4]);
       if (is_half) code = column < half_panel ? code & 15 : code >> 4;
-      to[k] = scale * static_cast<float>(code - weight.zero_point) + offset;
+      to[k] = scale * (static_cast<float>(code - weight.zero_point) - zero);
     }
   }
 }

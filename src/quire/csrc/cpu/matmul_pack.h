@@ -24,6 +24,8 @@ struct QuantizedWeight {
 // Headers, complete.
 PackedHeader float_header(DType dtype, int64_t rows, int64_t columns);
 PackedHeader quantized_header(const QuantizedWeight& weight, int bits, bool is_weight_only);
+// Null, or why the offsets of this weight cannot be stored: as offset / scale, in float16.
+const char* fault_of(const QuantizedWeight& weight);
 int64_t packed_bytes(const PackedHeader& header);
 // Null, or what is wrong with a header that was found before so many bytes.
 const char* fault_of(const PackedHeader& header, int64_t bytes);

@@ -7,22 +7,45 @@
 namespace quire {
 namespace {
 
+CacheFormat format_of(const Tensor& cache) {
+  switch (cache.scalar_type()) {
+    case ScalarType::Float: return CacheFormat::float32;
+    case ScalarType::BFloat16: return CacheFormat::bfloat16;
+    case ScalarType::Half: return CacheFormat::float16;
+    case ScalarType::Char: return CacheFormat::int8;
+    case ScalarType::Float8_e4m3fn: return CacheFormat::fp8;
+    default: break;
+  }
+  STD_TORCH_CHECK(false, "a cache must be float32, bfloat16, float16, int8 or float8_e4m3fn");
+  return CacheFormat::float32;
+}
+
+// The last dimension of a cache includes the scale of a row of codes.
+int64_t dim_of(const Tensor& cache) { return cache.size(3) - (has_scales(format_of(cache)) ? SCALE_BYTES : 0); }
+
 void check_cache(const Tensor& cache, const char* name) {
   check_rows(cache, 4, name);
   STD_TORCH_CHECK(cache.stride(2) == cache.size(3) || cache.size(2) == 1, name,
                   " must be contiguous in its last two dimensions");
+  STD_TORCH_CHECK(!has_scales(format_of(cache)) || cache.size(3) % SCALE_BYTES == 0, name,
+                  ": the head dimension must be a multiple of 4 where scales follow");
 }
 
-CacheWrite cache_write(const Tensor& rows, const Tensor& cache, const char* name) {
+StoreArgs store_args(const Tensor& rows, const Tensor& cache, Indices slots, const char* name) {
   check_rows(rows, 3, name);
   check_cache(cache, "cache");
-  STD_TORCH_CHECK(rows.size(1) == cache.size(1) && rows.size(2) == cache.size(3), name, " and its cache must have the",
-                  " same heads and the same head dimension");
-  STD_TORCH_CHECK(rows.scalar_type() == cache.scalar_type(), name, " and its cache must have the same dtype");
-  const int64_t size = static_cast<int64_t>(rows.element_size());
-  return {static_cast<const char*>(rows.const_data_ptr()), static_cast<char*>(cache.mutable_data_ptr()),
-          rows.stride(0) * size, rows.stride(1) * size, cache.stride(0) * size, cache.stride(1) * size,
-          rows.size(2) * size};
+  STD_TORCH_CHECK(rows.size(1) == cache.size(1) && rows.size(2) == dim_of(cache), name,
+                  " and its cache must have the same heads and the same head dimension");
+  const int64_t size = static_cast<int64_t>(cache.element_size());
+  StoreArgs args{};
+  args.dtype = dtype_of(rows), args.format = format_of(cache);
+  args.rows = rows.const_data_ptr(), args.cache = static_cast<char*>(cache.mutable_data_ptr());
+  args.slots = slots;
+  args.token_stride = rows.stride(0), args.head_stride = rows.stride(1);
+  args.block_stride = cache.stride(0) * size, args.cache_head_stride = cache.stride(1) * size;
+  args.heads = static_cast<int>(rows.size(1)), args.dim = static_cast<int>(rows.size(2));
+  args.block_size = static_cast<int>(cache.size(2));
+  return args;
 }
 
 // What is in them is read in every run of a step, so only the address is kept here.
@@ -39,8 +62,9 @@ void write_kv_op(const Tensor& key, const Tensor& value, const Tensor& k_cache, 
                   "one slot for each token");
   STD_TORCH_CHECK(k_cache.size(2) == v_cache.size(2), "both caches must have the same block size");
   const int64_t num_slots = min64(k_cache.size(0), v_cache.size(0)) * k_cache.size(2);
-  perform(std::make_unique<WriteStep>(cache_write(key, k_cache, "key"), cache_write(value, v_cache, "value"),
-                                      indices(slots, "slots"), key.size(1), k_cache.size(2), num_slots),
+  const Indices slot = indices(slots, "slots");
+  perform(std::make_unique<WriteStep>(store_args(key, k_cache, slot, "key"), store_args(value, v_cache, slot, "value"),
+                                      num_slots),
           {slots.size(0), 0});
 }
 
@@ -123,11 +147,9 @@ void check_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v
   check_rows(out, 3, "out");
   check_cache(k_cache, "k_cache");
   check_cache(v_cache, "v_cache");
-  STD_TORCH_CHECK(query.scalar_type() == k_cache.scalar_type() && query.scalar_type() == v_cache.scalar_type() &&
-                      query.scalar_type() == out.scalar_type(),
-                  "query, caches and out must have the same dtype");
-  STD_TORCH_CHECK(query.size(2) == k_cache.size(3) && out.size(2) == v_cache.size(3), "head dimensions do not fit");
-  STD_TORCH_CHECK(query.size(2) % 2 == 0, "the head dimension must be even, not ", query.size(2));
+  STD_TORCH_CHECK(query.scalar_type() == out.scalar_type(), "query and out must have the same dtype");
+  STD_TORCH_CHECK(k_cache.scalar_type() == v_cache.scalar_type(), "both caches must have the same dtype");
+  STD_TORCH_CHECK(query.size(2) == dim_of(k_cache) && out.size(2) == dim_of(v_cache), "head dimensions do not fit");
   STD_TORCH_CHECK(query.size(0) == out.size(0) && query.size(1) == out.size(1), "out must have the rows of query");
   STD_TORCH_CHECK(k_cache.size(1) == v_cache.size(1) && k_cache.size(2) == v_cache.size(2) &&
                       query.size(1) % k_cache.size(1) == 0,
@@ -140,14 +162,16 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
   AttentionArgs args{};
   args.dtype = dtype_of(query);
   args.query = query.const_data_ptr();
-  args.k_cache = k_cache.const_data_ptr();
-  args.v_cache = v_cache.const_data_ptr();
+  args.format = format_of(k_cache);
+  args.k_cache = static_cast<const char*>(k_cache.const_data_ptr());
+  args.v_cache = static_cast<const char*>(v_cache.const_data_ptr());
   args.out = out.mutable_data_ptr();
   args.block_tables = indices(tables, "block_tables");
   args.query_token_stride = query.stride(0), args.query_head_stride = query.stride(1);
   args.out_token_stride = out.stride(0), args.out_head_stride = out.stride(1);
-  args.k_block_stride = k_cache.stride(0), args.k_head_stride = k_cache.stride(1);
-  args.v_block_stride = v_cache.stride(0), args.v_head_stride = v_cache.stride(1);
+  const int64_t size = static_cast<int64_t>(k_cache.element_size());
+  args.k_block_stride = k_cache.stride(0) * size, args.k_head_stride = k_cache.stride(1) * size;
+  args.v_block_stride = v_cache.stride(0) * size, args.v_head_stride = v_cache.stride(1) * size;
   args.table_stride = tables.stride(0);
   args.num_blocks = min64(k_cache.size(0), v_cache.size(0)), args.blocks_in_row = tables.size(1);
   args.num_kv_heads = static_cast<int>(k_cache.size(1));

@@ -59,8 +59,10 @@ template <class Pack> void over_panels(const PackedView& view, Pack pack) {
   });
 }
 
-Tensor pack_weight_op(const Tensor& weight) {
-  check_rows(weight, 2, "weight");
+Tensor pack_weight_op(const Tensor& any_weight) {
+  STD_TORCH_CHECK(any_weight.is_cpu() && any_weight.dim() == 2, "weight must be a matrix on the CPU");
+  const bool has_rows = any_weight.stride(1) == 1 || any_weight.size(1) <= 1;
+  const Tensor weight = has_rows ? any_weight : torch::stable::contiguous(any_weight);
   const PackedHeader header = float_header(dtype_of(weight), weight.size(0), weight.size(1));
   Tensor packed = packed_tensor(header);
   const PackedView view = view_of(packed);
@@ -92,6 +94,8 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
   const QuantizedWeight from{static_cast<const uint8_t*>(values.const_data_ptr()), are_signed,
                              floats(scales, "scales"), offsets.has_value() ? floats(*offsets, "offsets") : nullptr,
                              rows, columns, groups};
+  const char* fault = fault_of(from);
+  STD_TORCH_CHECK(fault == nullptr, fault);
   Tensor packed = packed_tensor(quantized_header(from, static_cast<int>(bits), weight_only));
   const PackedView view = view_of(packed);
   over_panels(view, [&](int64_t begin, int64_t end) { pack_panels(from, view, begin, end); });

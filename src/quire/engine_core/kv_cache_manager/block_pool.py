@@ -132,16 +132,17 @@ class BlockPool:
         self._block_by_key.clear()
         self._keys = [None] * self.num_blocks
 
-    def check_invariants(self, holders: dict[int, int]) -> None:
-        """`holders` counts, by block, the entries of all block tables."""
-        assert sorted([*self._free, *self._cached, *holders]) == list(range(self.num_blocks)), (
+    def check_invariants(self, holders: Blocks) -> None:
+        """`holders` counts, for each block, the entries of all block tables."""
+        wrong = np.flatnonzero(self.counts != holders).tolist()
+        assert not wrong, f"blocks {wrong}: counts {self.counts[wrong]}, holders {holders[wrong]}"
+        assert sorted([*self._free, *self._cached]) == np.flatnonzero(holders == 0).tolist(), (
             "free, cached and held blocks are not a partition of the pool"
         )
-        for block, count in enumerate(self.counts.tolist()):
-            assert count == holders.get(block, 0), f"block {block}: count {count}, holders {holders.get(block, 0)}"
-        named = {block: key for block, key in enumerate(self._keys) if key is not None}
-        assert {key: block for block, key in named.items()} == self._block_by_key, "keys and blocks do not match"
-        assert all(self._keys[block] is not None for block in self._cached)
+        named = [self._keys[block] for block in self._block_by_key.values()]
+        assert named == list(self._block_by_key), "keys and blocks do not match"
+        assert self._keys.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
+        assert None not in [self._keys[block] for block in self._cached], "a cached block has no key"
         assert self.keeps_contents or not self._cached, "contents are cached that nobody may find"
 
     def _evict(self) -> int:

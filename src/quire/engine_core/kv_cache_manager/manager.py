@@ -11,9 +11,10 @@ or None. What changed since the last step is collected here and fetched once a s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+import numpy as np
 
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account_for
@@ -331,15 +332,13 @@ class KVCacheManager:
         }
 
     def check_invariants(self, sequences: list[Sequence]) -> None:
-        holders: Counter[int] = Counter(self.moves.late_releases)
+        most_slots_ahead = self.block_size + self.lookahead + self.num_uncertain - 1
         for sequence in sequences:
-            for table in sequence.block_tables:
-                holders.update(table.held().tolist())
-                # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
-                num_slots_ahead = len(table) * self.block_size - sequence.num_total_tokens
-                assert num_slots_ahead < self.block_size + self.lookahead + self.num_uncertain
-        for kept in self.kept:
-            for table in kept.block_tables:
-                holders.update(table.held().tolist())
-        self.pool.check_invariants(dict(holders))
+            # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
+            num_slots = max(map(len, sequence.block_tables)) * self.block_size
+            assert num_slots - sequence.num_total_tokens <= most_slots_ahead, "more blocks than its tokens need"
+        held = [int_array(self.moves.late_releases)]
+        held += [table.blocks for holder in (*sequences, *self.kept) for table in holder.block_tables]
+        entries = np.concatenate(held)
+        self.pool.check_invariants(np.bincount(entries[entries != NO_BLOCK], minlength=self.pool.num_blocks))
         self.swap.check_invariants(sequences)

@@ -7,7 +7,6 @@ whatever blocks the pool has then. Called by the KV cache manager.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from quire.engine_core.block_table import NO_BLOCK
@@ -72,15 +71,19 @@ class SwapSpace:
         sequence.host_tables = []
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
-        holders: Counter[int] = Counter()
+        holders = [0] * self.num_blocks
         for sequence in sequences:
             for table in sequence.host_tables:
-                holders.update(block for block in table if block != NO_BLOCK)
-        assert sorted([*self._free, *holders]) == list(range(self.num_blocks)), "host blocks are lost or held twice"
-        assert all(count == holders.get(block, 0) for block, count in enumerate(self._counts))
-        named = {key: block for block, key in enumerate(self._keys) if key is not None}
-        assert named == self._host_block_by_key
-        assert not set(named.values()) & set(self._free), "a free host block is known by content"
+                for block in table:
+                    if block != NO_BLOCK:
+                        holders[block] += 1
+        assert holders == self._counts, "host blocks: counts and holders differ"
+        free = [block for block, count in enumerate(holders) if not count]
+        assert sorted(self._free) == free, "host blocks are lost or held twice"
+        named = [self._keys[block] for block in self._host_block_by_key.values()]
+        assert named == list(self._host_block_by_key), "host blocks: keys and blocks do not match"
+        assert self._keys.count(None) == self.num_blocks - len(named), "a host block has a key that is not its own"
+        assert not set(self._host_block_by_key.values()).intersection(free), "a free host block is known by content"
 
     def _hold(self, block: int, host_block_of: dict[int, int], moves: BlockMoves) -> int:
         if block == NO_BLOCK:

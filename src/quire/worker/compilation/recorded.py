@@ -125,8 +125,8 @@ class RecordedForward:
     """Stands in the place of a model's `forward`, and takes what it takes."""
 
     def __init__(self, model: nn.Module, max_tokens: int, max_sequences: int, blocks_per_row: int) -> None:
-        before = model.forward
-        self._forward = before._forward if isinstance(before, RecordedForward) else before
+        before: Any = model.forward
+        self._forward: Callable[..., Any] = before._forward if isinstance(before, RecordedForward) else before
         self._max_tokens = max_tokens
         self._max_sequences = max_sequences
         self._input_ids = np.zeros(max_tokens, dtype=np.int64)

@@ -54,6 +54,8 @@ class TransformersModel(nn.Module):
         if not isinstance(backbone, nn.Module):
             raise refusal("its backbone cannot be told from its head")
         self.backbone = backbone
+        # Asked for while the model is whole; by its number, because it is a part of `head` already.
+        self._output_layer = id(hf_model.get_output_embeddings())
         # What the model does between hidden states and logits (head, scale, cap) stays its own code: the whole model
         # runs with a backbone that hands through what it is given.
         setattr(hf_model, hf_model.base_model_prefix, _HandThrough())
@@ -83,12 +85,11 @@ class TransformersModel(nn.Module):
 
     def pack_weights(self) -> None:
         """Replace plain linear layers by packed ones, one at a time."""
-        head = self.head.get_output_embeddings()
         for parent in list(self.modules()):
             for name, child in list(parent.named_children()):
                 if type(child) is not nn.Linear:
                     continue
-                packed = self._packed(child.weight.data, "head" if child is head else "linear", name)
+                packed = self._packed(child.weight.data, "head" if id(child) == self._output_layer else "linear", name)
                 if packed is not None:
                     setattr(parent, name, PackedLinear(child, packed))
 

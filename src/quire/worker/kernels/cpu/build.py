@@ -30,7 +30,7 @@ ISAS = {
     "avx512": ("-march=x86-64-v4",),
     "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
 }
-PER_ISA = ("attention_tile.cpp", "fused.cpp", "matmul.cpp", "sampling_kernels.cpp")
+PER_ISA = ("attention_tile.cpp", "cache_rows.cpp", "fused.cpp", "matmul.cpp", "sampling_kernels.cpp")
 COMMON = (
     "arena.cpp",
     "attention.cpp",
@@ -49,7 +49,7 @@ FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
-    "-fopenmp",
+    "-pthread",
     "-fvisibility=hidden",
     # What the vector code does not rely on and what keeps the compiler from using vectors for scalars.
     "-fno-math-errno",
@@ -110,10 +110,17 @@ def _compiler() -> str:
     return compiler
 
 
+def _sanitizer() -> tuple[str, ...]:
+    """QUIRE_SANITIZE=address: a library that stops at the first access outside of what was allocated. Slow; for tests,
+    in a process that begins with the sanitizer's own library (tests/worker/kernels/test_sanitized.py)."""
+    name = os.environ.get("QUIRE_SANITIZE")
+    return (f"-fsanitize={name}", "-fno-omit-frame-pointer", "-g1", "-O1") if name else ()
+
+
 def _key(compiler: str) -> str:
     digest = hashlib.sha256()
     digest.update(_run([compiler, "--version"]).encode())
-    digest.update(repr((ISAS, FLAGS)).encode())
+    digest.update(repr((ISAS, FLAGS, _sanitizer())).encode())
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".cpp", ".h"):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -137,7 +144,7 @@ def _compile(compiler: str, folder: Path) -> Path:
         source, flags, name = command
         kept = _kept_object(version, SOURCES / source, flags)
         if not kept.exists():
-            _run([compiler, *FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(folder / name)])
+            _run([compiler, *FLAGS, *flags, *_sanitizer(), "-c", str(SOURCES / source), "-o", str(folder / name)])
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / name).replace(kept)
         return str(kept)
@@ -146,13 +153,13 @@ def _compile(compiler: str, folder: Path) -> Path:
         objects = list(pool.map(compile_one, commands))
     target = folder / "kernels.so"
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
-    _run([compiler, "-shared", "-fopenmp", *objects, *libraries, "-o", str(target)])
+    _run([compiler, "-shared", "-pthread", *_sanitizer(), *objects, *libraries, "-o", str(target)])
     return target
 
 
 def _kept_object(compiler: str, source: Path, flags: Sequence[str]) -> Path:
     """Where the object of a source is kept, so that whoever works on one kernel does not compile the others again."""
-    digest = hashlib.sha256(repr((compiler, FLAGS, flags)).encode())
+    digest = hashlib.sha256(repr((compiler, FLAGS, flags, _sanitizer())).encode())
     for file in _with_headers(source):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return cache_directory() / "objects" / f"{source.stem}-{digest.hexdigest()[:16]}.o"

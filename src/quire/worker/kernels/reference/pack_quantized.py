@@ -13,15 +13,16 @@ def pack_quantized(
 ) -> Tensor:
     """weight = scales * values + offsets, a scale for each K / G inputs.
 
-    Values have a byte each: int8, or unsigned codes (those of 4 bits go from 0 to 15). Homes may round scales and
-    offsets of groups to 11 bits of precision.
+    Values have a byte each: int8, or unsigned codes (those of 4 bits go from 0 to 15). Homes may round the scales of
+    groups, and zeros (-offset / scale), to 11 bits of precision.
     """
     is_signed = values_NK.dtype == torch.int8
     codes_NK = (values_NK.int() + 128).to(torch.uint8) if is_signed else values_NK
-    num_columns, num_groups = values_NK.shape[1], scales_NG.shape[1]
+    (num_rows, num_columns), num_groups = values_NK.shape, scales_NG.shape[1]
     header = PackedHeader(
         bits,
-        *values_NK.shape,
+        num_rows,
+        num_columns,
         group=0 if num_groups == 1 else num_columns // num_groups,
         zero_point=128 if is_signed else 0,
         has_offsets=offsets_NG is not None,

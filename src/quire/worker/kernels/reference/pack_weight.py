@@ -9,4 +9,5 @@ from quire.worker.kernels.reference.packed_format import PackedHeader, assemble
 
 def pack_weight(weight_NK: Tensor) -> Tensor:
     """The weight behind a header, in its own dtype."""
-    return assemble(PackedHeader(weight_NK.dtype, *weight_NK.shape), weight_NK)
+    num_rows, num_columns = weight_NK.shape
+    return assemble(PackedHeader(weight_NK.dtype, num_rows, num_columns), weight_NK)

@@ -34,6 +34,7 @@ def rounded_to_int8(x: Tensor) -> Tensor:
     pieces = []
     for piece in x.split(QUANTIZED_TOGETHER, dim=-1):
         largest = piece.abs().amax(-1, keepdim=True)
-        inverse = torch.where(largest > SMALLEST_INPUT, 127 / largest, 0.0)
+        # A number divided by a tensor would be rounded twice, and ties come out differently.
+        inverse = torch.where(largest > SMALLEST_INPUT, torch.full_like(largest, 127.0) / largest, 0.0)
         pieces.append((piece * inverse).round() * (largest / 127))
     return torch.cat(pieces, dim=-1)

@@ -1,0 +1,188 @@
+// Scores of a tile: rows of the query times 64 keys.
+//
+//   score[row, key] = the sum over lanes of  q[row, lane] * k[key, lane] + q[row, lane + W] * k[key, lane + W] + ...
+//
+// There are two ways to the same bits. For few rows every key is read once and multiplied as it lies there; the lanes of
+// W keys are added up together. For many rows the keys are transposed first, so that a vector holds W keys, and what was
+// a lane becomes a chain of its own; chains are added in the order in which lanes were.
+#pragma once
+
+#include "attention_words.h"
+
+namespace quire::QUIRE_ISA {
+
+// Within each four lanes of the result: sums over four lanes, (0 + 2) + (1 + 3), of a, b, c and d.
+QUIRE_INLINE vf sum_by_fours(vf a, vf b, vf c, vf d) {
+#if defined(__AVX512F__)
+  const auto pd = [](vf x) { return _mm512_castps_pd(x); };
+  const vf ab = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
+  const vf cd = _mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d);
+  return _mm512_castpd_ps(_mm512_unpacklo_pd(pd(ab), pd(cd))) + _mm512_castpd_ps(_mm512_unpackhi_pd(pd(ab), pd(cd)));
+#else
+  const vf ab = _mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b);
+  const vf cd = _mm256_unpacklo_ps(c, d) + _mm256_unpackhi_ps(c, d);
+  return _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+#endif
+}
+
+// Sums over the fours of W / 4 such results: lane i belongs to vector i of those that went in.
+QUIRE_INLINE vf sum_of_fours(const vf* x) {
+#if defined(__AVX512F__)
+  const vf a = _mm512_shuffle_f32x4(x[0], x[1], 0x88) + _mm512_shuffle_f32x4(x[0], x[1], 0xdd);
+  const vf b = _mm512_shuffle_f32x4(x[2], x[3], 0x88) + _mm512_shuffle_f32x4(x[2], x[3], 0xdd);
+  return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+#else
+  return _mm256_permute2f128_ps(x[0], x[1], 0x20) + _mm256_permute2f128_ps(x[0], x[1], 0x31);
+#endif
+}
+
+// The sum of all lanes of one vector, in the same order.
+QUIRE_INLINE float sum_lanes(vf a) {
+#if defined(__AVX512F__)
+  a = a + _mm512_permute_ps(a, 0x4e);
+  a = a + _mm512_permute_ps(a, 0xb1);
+  a = a + _mm512_shuffle_f32x4(a, a, 0xb1);
+  a = a + _mm512_shuffle_f32x4(a, a, 0x4e);
+  return _mm512_cvtss_f32(a);
+#else
+  a = a + _mm256_permute_ps(a, 0x4e);
+  a = a + _mm256_permute_ps(a, 0xb1);
+  a = a + _mm256_permute2f128_ps(a, a, 1);
+  return _mm256_cvtss_f32(a);
+#endif
+}
+
+// The products of R rows with four keys, added up by fours. Keys are read one after the other: only what is read in the
+// order of addresses wakes the hardware's prefetcher. LINES: vectors of words of a row if they are all full, else 0.
+template <class C, int R, int LINES>
+QUIRE_INLINE void score_four(const float* q, int64_t q_stride, const C* const* k, Ahead& ahead, int64_t dim, vf* out) {
+  constexpr int per_word = Format<C>::per_word, step = W * per_word;
+  vf acc[4][R];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const C* key = k[i];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) acc[i][r] = zero();
+    if constexpr (LINES > 0) {
+      ahead.template fetch<C, LINES>();
+#pragma GCC unroll 8
+      for (int line = 0; line < LINES; ++line) {
+        const vf y = load_words(key + line * step, step);
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) acc[i][r] = multiply_add<per_word>(load(q + r * q_stride + line * W), y, acc[i][r]);
+      }
+    } else {
+      for (int64_t c = 0; c < dim; c += step) {
+        const vf y = load_words(key + c, dim - c);
+        ahead.template fetch<C, 1>();
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+          acc[i][r] = multiply_add<per_word>(load(q + r * q_stride + c / per_word), y, acc[i][r]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) out[r * (W / 4)] = sum_by_fours(acc[0][r], acc[1][r], acc[2][r], acc[3][r]);
+}
+
+// The first `last` keys, rounded up to whole vectors.
+template <class C, int R, int LINES>
+static void score_few(const float* q, int64_t q_stride, const C* const* k, Ahead& ahead, int64_t dim, int last,
+                      float* s) {
+  for (int j = 0; j < last; j += W) {
+    vf sums[R][W / 4];
+#pragma GCC unroll 1
+    for (int i = 0; i < W / 4; ++i) score_four<C, R, LINES>(q, q_stride, k + j + 4 * i, ahead, dim, &sums[0][i]);
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) store(s + r * KEY_TILE + j, sum_of_fours(sums[r]));
+  }
+}
+
+template <class C, int R>
+static void score_few(const float* q, int64_t q_stride, const C* const* k, Ahead& ahead, int64_t dim, int last,
+                      float* s) {
+  constexpr int step = W * Format<C>::per_word;
+  switch (dim % step == 0 ? dim / step : 0) {
+    case 2: return score_few<C, R, 2>(q, q_stride, k, ahead, dim, last, s);
+    case 4: return score_few<C, R, 4>(q, q_stride, k, ahead, dim, last, s);
+    case 8: return score_few<C, R, 8>(q, q_stride, k, ahead, dim, last, s);
+    default: return score_few<C, R, 0>(q, q_stride, k, ahead, dim, last, s);
+  }
+}
+
+// For many rows: how many of them, and how many vectors of keys, go through the words together.
+constexpr int SCORE_ROWS = 4;
+constexpr int SCORE_VECTORS = W == 16 ? 2 : 1;
+constexpr int PANEL = SCORE_VECTORS * W;
+
+// Keys, transposed: packed[word * PANEL + key]; words up to whole vectors.
+template <class C>
+QUIRE_INLINE void pack_keys(const C* const* rows, Ahead& ahead, int64_t dim, float* packed) {
+  constexpr int step = W * Format<C>::per_word;
+  for (int v = 0; v < SCORE_VECTORS; ++v) {
+    for (int64_t c = 0, line = 0; c < dim; c += step, ++line) {
+      vf block[W];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) block[i] = load_words(rows[v * W + i] + c, dim - c);
+      ahead.template fetch<C, W>();
+      transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) store(packed + (line * W + i) * PANEL + v * W, block[i]);
+    }
+  }
+}
+
+// One chain, that of the words w, w + W, w + 2 W ... < words.
+template <int PER_WORD, int R>
+QUIRE_INLINE void score_chain(const float* q, int64_t q_stride, const float* packed, int words, int w,
+                              vf acc[R][SCORE_VECTORS]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < SCORE_VECTORS; ++v) acc[r][v] = zero();
+  for (; w < words; w += W) {
+    vf k[SCORE_VECTORS];
+#pragma GCC unroll 2
+    for (int v = 0; v < SCORE_VECTORS; ++v) k[v] = load(packed + w * PANEL + v * W);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vf a = set1(q[r * q_stride + w]);
+#pragma GCC unroll 2
+      for (int v = 0; v < SCORE_VECTORS; ++v) acc[r][v] = multiply_add<PER_WORD>(a, k[v], acc[r][v]);
+    }
+  }
+}
+
+// R rows times one panel; `words` is a multiple of W.
+template <int PER_WORD, int R>
+static void score_panel(const float* q, int64_t q_stride, const float* packed, int words, float* s) {
+  vf total[W / 4][R][SCORE_VECTORS];
+#pragma GCC unroll 4
+  for (int four = 0; four < W / 4; ++four) {
+    vf chain[R][SCORE_VECTORS], half[R][SCORE_VECTORS];
+    const auto add_to = [](vf(*to)[SCORE_VECTORS], vf(*from)[SCORE_VECTORS]) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < SCORE_VECTORS; ++v) to[r][v] = to[r][v] + from[r][v];
+    };
+    score_chain<PER_WORD, R>(q, q_stride, packed, words, 4 * four, total[four]);
+    score_chain<PER_WORD, R>(q, q_stride, packed, words, 4 * four + 2, chain);
+    add_to(total[four], chain);
+    score_chain<PER_WORD, R>(q, q_stride, packed, words, 4 * four + 1, half);
+    score_chain<PER_WORD, R>(q, q_stride, packed, words, 4 * four + 3, chain);
+    add_to(half, chain);
+    add_to(total[four], half);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < SCORE_VECTORS; ++v) {
+      vf sum = total[0][r][v] + total[1][r][v];
+      if constexpr (W == 16) sum = sum + (total[2][r][v] + total[3][r][v]);
+      store(s + r * KEY_TILE + v * W, sum);
+    }
+}
+
+}  // namespace quire::QUIRE_ISA

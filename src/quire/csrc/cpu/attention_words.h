@@ -1,0 +1,179 @@
+// How numbers of the cache reach the arithmetic: vectors of words, whatever the cache holds.
+//
+// A word is what one multiply-add takes from a row: a float, or two numbers as bfloat16 where the processor multiplies
+// such pairs. Codes of one byte become bfloat16 or float without their scale, and exactly.
+#pragma once
+
+#include "attention_args.h"
+#include "simd.h"
+
+namespace quire::QUIRE_ISA {
+
+struct i8 { int8_t code; };
+struct e4m3 { uint8_t code; };
+
+#if defined(__AVX512BF16__)
+constexpr int PAIR = 2;
+#else
+constexpr int PAIR = 1;
+#endif
+
+template <class C> struct Format;
+template <> struct Format<float> {
+  static constexpr int per_word = 1;
+  static constexpr bool has_scales = false;
+  static constexpr float factor_in = 1, factor_out = 1;
+};
+template <> struct Format<fp16> : Format<float> {};
+template <> struct Format<bf16> : Format<float> {
+  static constexpr int per_word = PAIR;
+};
+template <> struct Format<i8> {
+  static constexpr int per_word = PAIR;
+  static constexpr bool has_scales = true;
+  static constexpr float factor_in = 1, factor_out = 1;
+};
+// The bits of an e4m3 code, moved to where floats have theirs, are the number times 2^-120. What it is multiplied with
+// is brought to 2^64 times its size, so that products stay far from the smallest floats, and the sum to 2^56 times its.
+// Codes with an exponent of 0, other than zero, are never written (cache_rows.cpp).
+template <> struct Format<e4m3> {
+  static constexpr int per_word = PAIR;
+  static constexpr bool has_scales = true;
+  static constexpr float factor_in = 0x1p64f, factor_out = 0x1p56f;
+};
+
+// load_words: W words of a row that has n more numbers at p; what is not there is 0.
+QUIRE_INLINE vf load_words(const float* p, int64_t n) { return load_upto(p, n); }
+QUIRE_INLINE vf load_words(const fp16* p, int64_t n) { return load_upto(p, n); }
+
+#if defined(__AVX512BF16__)
+
+QUIRE_INLINE __mmask32 first_lanes(int64_t n) { return n >= 32 ? 0xffffffffu : (1u << n) - 1; }
+QUIRE_INLINE __m256i load_codes(const void* p, int64_t n) {
+  if (n >= 2 * W) return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return _mm256_maskz_loadu_epi8(first_lanes(n), p);
+}
+QUIRE_INLINE vf load_words(const bf16* p, int64_t n) {
+  if (n >= 2 * W) return _mm512_loadu_ps(p);
+  return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(first_lanes(n), p));
+}
+// Two vectors of floats as bfloat16, a first.
+QUIRE_INLINE vf pairs_of(vf a, vf b) { return (vf)_mm512_cvtne2ps_pbh(b, a); }
+QUIRE_INLINE vf load_words(const i8* p, int64_t n) {
+  const __m256i codes = load_codes(p, n);
+  return pairs_of(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(codes))),
+                  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1))));
+}
+QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
+  const __m512i extended = _mm512_cvtepi8_epi16(load_codes(p, n));  // sign in bits 7 to 15
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_slli_epi16(extended, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87f0))));
+}
+
+template <int PER_WORD> QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) {
+  if constexpr (PER_WORD == 1) return fma(a, b, c);
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+
+// W words, from vectors of floats.
+template <int PER_WORD> QUIRE_INLINE void store_words(float* p, const vf* x) {
+  if constexpr (PER_WORD == 1) return store(p, x[0]);
+  store(p, pairs_of(x[0], x[1]));
+}
+
+// Rows of two keys as words of one number of each. Four numbers by turns: `in_order` undoes what that does to sums.
+QUIRE_INLINE void interleave(vf a, vf b, vf* out) {
+  const __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
+  out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(x, y));
+  out[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(x, y));
+}
+template <int PER_WORD> QUIRE_INLINE void in_order(vf* x) {
+  if constexpr (PER_WORD == 1) return;
+  const vf low = _mm512_shuffle_f32x4(x[0], x[1], 0x44), high = _mm512_shuffle_f32x4(x[0], x[1], 0xee);
+  x[0] = _mm512_shuffle_f32x4(low, low, 0xd8);
+  x[1] = _mm512_shuffle_f32x4(high, high, 0xd8);
+}
+
+#else
+
+#if defined(__AVX512F__)
+QUIRE_INLINE __m512i load_codes(const void* p, int64_t n) {  // each extended with its sign
+  if (n >= W) return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << n) - 1), p));
+}
+QUIRE_INLINE vf load_words(const i8* p, int64_t n) { return _mm512_cvtepi32_ps(load_codes(p, n)); }
+QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
+  const __m512i bits = _mm512_slli_epi32(load_codes(p, n), 20);
+  return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int32_t>(0x87f00000))));
+}
+#else
+QUIRE_INLINE __m256i load_codes(const void* p, int64_t n) {
+  int64_t codes = 0;
+  memcpy(&codes, p, n >= W ? W : n);
+  return _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(codes));
+}
+QUIRE_INLINE vf load_words(const i8* p, int64_t n) { return _mm256_cvtepi32_ps(load_codes(p, n)); }
+QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
+  const __m256i bits = _mm256_slli_epi32(load_codes(p, n), 20);
+  return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int32_t>(0x87f00000))));
+}
+#endif
+
+QUIRE_INLINE vf load_words(const bf16* p, int64_t n) { return load_upto(p, n); }
+template <int PER_WORD> QUIRE_INLINE vf multiply_add(vf a, vf b, vf c) { return fma(a, b, c); }
+template <int PER_WORD> QUIRE_INLINE void in_order(vf*) {}
+template <int PER_WORD> QUIRE_INLINE void store_words(float* p, const vf* x) { store(p, x[0]); }
+
+#endif
+
+// Asks for memory a little ahead of its use, in the order of use, so that the hardware sees a stream and runs ahead of
+// it: blocks are scattered over pages, where a prefetcher that only watches loads begins anew. What is asked for further
+// ahead would fill the few places for lines that are under way.
+class Ahead {
+ public:
+  void clear() { begin_ = next_ = end_ = 0, at_ = until_ = nullptr; }
+
+  // Memory that is used after all that was added before.
+  void add(const void* begin, int64_t bytes) {
+    const char* from = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{63});
+    pieces_[end_++ % AHEAD_PIECES] = {from, static_cast<const char*>(begin) + bytes};
+  }
+
+  // What has been added since the last call is in use from now on; what was added before is not any more.
+  void use() {
+    if (static_cast<int>(next_ - begin_) <= 0) {  // not asked for yet
+      next_ = begin_, turn();
+      for (int i = 0; i < DISTANCE; i += 8) fetch_lines<8>();
+    }
+    begin_ = end_;
+  }
+
+  template <int LINES> __attribute__((always_inline)) void fetch_lines() {
+    if (at_ >= until_) turn();
+    const char* p = at_;
+#pragma GCC unroll 8
+    for (int i = 0; i < LINES; ++i) _mm_prefetch(p + 64 * i, _MM_HINT_T1);
+    at_ = p + 64 * LINES;
+  }
+
+  // To be called whenever so many vectors of words are loaded.
+  template <class C, int VECTORS> __attribute__((always_inline)) void fetch() {
+    constexpr int bytes = VECTORS * W * Format<C>::per_word * static_cast<int>(sizeof(C));
+    fetch_lines<(bytes < 64 ? 1 : bytes / 64)>();
+  }
+
+ private:
+  static constexpr int DISTANCE = 256;
+
+  __attribute__((always_inline)) void turn() {
+    if (next_ == end_) return;
+    at_ = pieces_[next_ % AHEAD_PIECES].begin, until_ = pieces_[next_ % AHEAD_PIECES].end, ++next_;
+  }
+
+  const char *at_, *until_;
+  unsigned begin_, next_, end_;
+  struct { const char *begin, *end; } pieces_[AHEAD_PIECES];
+};
+static_assert(sizeof(Ahead) <= AHEAD_FLOATS * sizeof(float), "Ahead does not fit");
+
+}  // namespace quire::QUIRE_ISA
