@@ -1,6 +1,7 @@
 """Anonymous memory that loading a model takes, at its peak and afterwards, beyond what the imports took (Linux).
 
     python benchmarks/load_memory.py DIR --dtype bfloat16 [--model-impl transformers] [--load-format dummy]
+                                         [--quantization int8]
 
 Pages of mapped files are left out: the kernel takes them back when memory is short. The peak is sampled every 3 ms.
 """
@@ -43,10 +44,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model-impl", default="auto")
     parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--quantization", default=None)
     arguments = parser.parse_args()
     if arguments.model_impl == "transformers":
         import quire.worker.models.transformers_fallback  # noqa: F401 - its imports are not the model's memory
-    options = {"dtype": arguments.dtype, "model_impl": arguments.model_impl, "load_format": arguments.load_format}
+    names = ("dtype", "model_impl", "load_format", "quantization")
+    options = {name: getattr(arguments, name) for name in names}
     before, peak = anonymous_bytes(), Peak()
     peak.start()
     model = load_model(worker_config(arguments.path, max_model_len=64, **options))

@@ -1,6 +1,6 @@
 """What quantising costs in accuracy: divergence from float32, agreement of greedy tokens, and tasks that were learned.
 
-    python -m benchmarks.quantization_accuracy                    # the embedded model, and a random one of Qwen3-0.6B's shape
+    python -m benchmarks.quantization_accuracy                    # the embedded model; a random one of Qwen3-0.6B's shape
     python -m benchmarks.quantization_accuracy --count 200        # as many prompts a task as in the model's card
     python -m benchmarks.quantization_accuracy --tasks 0          # divergence alone
 
@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from training.answers import is_right
+from training.evaluate import MAX_NEW_TOKENS, held_out, prompt
+from training.render import render
 
 from quire import LLM, SamplingParams
 from quire.config.model_source import embedded_path
@@ -25,9 +28,6 @@ from quire.renderer.tokenizer import Tokenizer
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import shape_0_6b_config
 from quire.worker.model_loader import load_model
-from training.answers import is_right
-from training.evaluate import MAX_NEW_TOKENS, held_out, prompt
-from training.render import render
 
 # name -> options
 VARIANTS: dict[str, dict[str, str]] = {

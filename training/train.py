@@ -30,7 +30,7 @@ LOG_EVERY = 40
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    add_arguments(parser, work_dir="build/embedded", log="training/log.jsonl", tokens=31_300_000)
+    add_arguments(parser, work_dir="build/embedded", log="training/log.jsonl", tokens=33_000_000)
     parser.add_argument("--matrix-rate", type=float, default=0.0045, help="learning rate of Muon")
     parser.add_argument("--rate", type=float, default=0.003, help="learning rate of AdamW: embedding and norms")
     return parser.parse_args()

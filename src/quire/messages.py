@@ -312,12 +312,14 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     key_dim: int
     value_dim: int
     bytes_per_element: int
+    # of a key and a value, where their elements are codes
+    scale_bytes: int = 0
     sliding_window: int = 0
 
     @property
     def bytes_per_token(self) -> int:
         # 2.1.2: 2 x heads x dimension x size, per layer
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.bytes_per_element
+        return self.num_kv_heads * ((self.key_dim + self.value_dim) * self.bytes_per_element + self.scale_bytes)
 
     @property
     def is_draft(self) -> bool:

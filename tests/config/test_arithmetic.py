@@ -30,6 +30,8 @@ def test_a_hundred_layers_of_eight_heads_keep_400_kilobytes() -> None:
          "head_dim": 128, "intermediate_size": 28672, "vocab_size": 128256}
     )  # fmt: skip
     assert shape.kv_bytes_per_token("bfloat16") == 409_600
+    # codes of one byte, and four bytes for each token and head
+    assert shape.kv_bytes_per_token("int8") == shape.kv_bytes_per_token("fp8") == 204_800 + 2 * 100 * 8 * 4
     cache = 100_000 * shape.kv_bytes_per_token("bfloat16")
     assert cache == pytest.approx(40e9, rel=0.03)
     assert H100.kv_read_seconds(cache) == pytest.approx(12e-3, rel=0.03)
@@ -48,6 +50,8 @@ def test_a_plan_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert "819,200 bytes a token" in text
     assert "ms to read the weights" in text
+    assert main(["plan", str(tmp_path), "--memory", "40GiB", "--kv-cache-dtype", "fp8"]) == 0
+    assert "422,400 bytes a token as fp8" in capsys.readouterr().out
     assert main(["plan", str(tmp_path), "--memory", "20GB"]) == 1
     assert "does not fit" in capsys.readouterr().out
 

@@ -124,7 +124,7 @@ def test_load_format_decides_where_both_are(gguf_file, tmp_path):
     plain = make_checkpoint(tmp_path / "plain", "qwen2", num_hidden_layers=1)
     with pytest.raises(ModelError, match="no GGUF file there"):
         locate(str(plain), load_format="gguf")
-    with pytest.raises(ModelError, match="load_format=safetensors: tiny-q8_0.gguf is a GGUF file"):
+    with pytest.raises(ModelError, match=r"load_format=safetensors: tiny-q8_0\.gguf is a GGUF file"):
         locate(str(gguf_file), load_format="safetensors")
 
 

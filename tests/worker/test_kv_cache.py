@@ -51,7 +51,7 @@ def test_layers_of_other_shapes_have_tensors_of_their_own():
 
     assert target["a"].k_cache is target["b"].k_cache
     assert draft["draft.c"].k_cache is draft["draft.e"].k_cache
-    assert len({id(tensor) for tensor in cache.tensors}) == len(cache.tensors) == 2 * 3
+    assert len({id(tensor) for tensor in cache.tensors}) == len(cache.tensors) == 3
     assert [layer.group for layer in draft.values()] == [0, 0, 1]
     for tensor in cache.tensors:
         tensor.copy_(torch.randn(tensor.shape))
@@ -81,3 +81,18 @@ def test_no_copies_and_no_layers_cost_nothing():
     cache.copy_blocks(np.empty((2, 0), dtype=np.int64))
 
     assert cache.num_bytes == 0
+
+
+def test_codes_are_bytes_to_whoever_moves_blocks():
+    model = layers("a")
+    model["a"].cache_dtype = torch.int8
+    cache = KVCache()
+    cache.allocate(model, [["a"]], num_blocks=6, block_size=4, device=CPU)
+    assert model["a"].k_cache.shape == model["a"].v_cache.shape == (6, 2, 4, 8 + 4)
+    assert cache.num_bytes == 6 * 4 * model["a"].spec.bytes_per_token
+    assert [tensor.dtype for tensor in cache.tensors] == [torch.uint8]
+
+    model["a"].v_cache[1] = 7
+    cache.copy_blocks(np.array([[1], [4]]))
+    assert (model["a"].v_cache[4] == 7).all()
+    assert not model["a"].k_cache.any()

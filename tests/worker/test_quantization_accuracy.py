@@ -1,8 +1,8 @@
 """What quantising costs on the embedded model stays within the bounds that docs/quantization.md states."""
 
 import pytest
-
 from benchmarks.quantization_accuracy import VARIANTS, divergence, log_probabilities, task_accuracy, task_texts
+
 from quire.config.model_source import embedded_path
 
 # Mean KL to float32 in nats, and share of positions with the same best token. Measured: docs/quantization.md.

@@ -11,6 +11,8 @@ from typing import Any
 from quire.errors import ModelError
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Codes of one byte, and of what they are multiplied with for each token and head.
+_CODES, _SCALE_BYTES = ("int8", "fp8"), 4
 # of one dimension; no model comes near
 _GREATEST_SIZE = 10**8
 
@@ -66,7 +68,8 @@ class ModelShape:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """2.1.2: 2 x layers x KV heads x head dimension x size."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * FLOAT_BYTES[dtype]
+        row = self.head_dim + _SCALE_BYTES if dtype in _CODES else self.head_dim * FLOAT_BYTES[dtype]
+        return 2 * self.num_layers * self.num_kv_heads * row
 
 
 @dataclass(frozen=True)

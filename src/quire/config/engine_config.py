@@ -40,6 +40,8 @@ class WorkerConfig:
     seed: int
     # a processor for each thread; None: the system places them
     processors: tuple[int, ...] | None = None
+    # what keys and values are kept as; None: the model's type
+    kv_cache_dtype: str | None = None
     # the scheme by which weights are quantised while loading; None: they stay as the checkpoint has them
     quantization: str | None = None
     # a folder for a file of swapped blocks; None: they stay in memory

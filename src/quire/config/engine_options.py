@@ -55,6 +55,11 @@ class EngineOptions:
 
     # memory
     block_size: int = option(16, "tokens in a block of the KV cache", section="memory", least=1, greatest=256)
+    kv_cache_dtype: str = option(
+        "auto", "type in which keys and values are kept; int8 and fp8 have a scale for each token and head",
+        section="memory",
+        choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"),
+    )  # fmt: skip
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache, which must be free; by default what the requests can use of what is free",
         section="memory", least=1, unit="bytes",

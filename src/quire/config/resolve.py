@@ -48,6 +48,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     device, decided["device"] = _device(options)
     dtype, decided["dtype"] = _dtype(options, facts, device)
     quantization, decided["quantization"] = resolve_quantization(options.quantization, facts.hf_config, device)
+    kv_cache_dtype, decided["kv_cache_dtype"] = _kv_cache_dtype(options, dtype)
     length, decided["max_model_len"] = _max_model_len(options, facts)
     threads, decided["num_threads"] = _num_threads(options, facts)
     swap_space, decided["swap_space"] = _swap_space(options)
@@ -64,6 +65,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         model_impl=options.model_impl,
         load_format=options.load_format,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         trust_remote_code=options.trust_remote_code,
         max_model_len=length,
         block_size=options.block_size,
@@ -146,6 +148,14 @@ def _dtype(options: EngineOptions, facts: ModelFacts, device: str) -> tuple[str,
     if stored == "float32" and device == "cuda":
         return "bfloat16", ("bfloat16", "the checkpoint is float32, which wastes a GPU")
     return stored, (stored, "as stored in the checkpoint")
+
+
+def _kv_cache_dtype(options: EngineOptions, dtype: str) -> tuple[str, tuple[object, str]]:
+    if options.kv_cache_dtype == "auto":
+        return dtype, (dtype, "the type of the model")
+    # the other eight-bit float has too few digits for keys and values
+    chosen = options.kv_cache_dtype.removesuffix("_e4m3")
+    return chosen, (chosen, "as asked")
 
 
 def _max_model_len(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[object, str]]:

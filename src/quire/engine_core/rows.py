@@ -117,7 +117,7 @@ class Rows:
         free = np.flatnonzero(self.sequence_id < 0).tolist()
         assert sorted(self._free) == free, "a row is neither free nor used, or both, or free twice"
         # the numbers of free rows are 0
-        assert (self.num_computed >= 0).all()
-        assert (self.num_computed <= self.num_total).all(), "computed more tokens than there are"
-        assert (self.num_known <= self.num_total).all(), "more tokens are known than there are"
-        assert (self.num_total <= self.tokens.shape[1]).all()
+        numbers = zip(self.num_computed.tolist(), self.num_known.tolist(), self.num_total.tolist(), strict=True)
+        for row, (computed, known, total) in enumerate(numbers):
+            assert 0 <= computed <= total, f"row {row}: computed {computed} of {total} tokens"
+            assert 0 <= known <= total <= self.tokens.shape[1], f"row {row}: {known} of {total} tokens are known"

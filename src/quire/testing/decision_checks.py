@@ -148,7 +148,7 @@ class DecisionChecks:
     def _count_passed(self) -> None:
         """Blocks that windows have left behind: their entries are -1."""
         now = {
-            sequence.sequence_id: sum(int((table.blocks == NO_BLOCK).sum()) for table in sequence.block_tables)
+            sequence.sequence_id: sum(table.blocks.tolist().count(NO_BLOCK) for table in sequence.block_tables)
             for sequence in self._core.scheduler.running.living_sequences()
         }
         self.counts["blocks freed by a window"] += sum(

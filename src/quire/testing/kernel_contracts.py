@@ -24,10 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.worker.kernels import reference
+from quire.worker.kernels.cache_format import codes_of, decoded, has_scales, row_elements, scales_of
 
 # Allowed difference relative to the largest magnitudes at hand. float32: sums in another order. The others: one unit
 # in the last place of the result, because both sides compute in float32 and round once.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.0 / 128, torch.float16: 1.0 / 1024}
+# What a cache of eight bits is multiplied with may be rounded to bfloat16 on the way.
+CACHE_TOLERANCE = {**TOLERANCE, torch.int8: 1.0 / 128, torch.float8_e4m3fn: 1.0 / 128}
 
 
 class AttentionKernels(Protocol):
@@ -102,6 +105,7 @@ class AttentionCase:
     value_dim: int = 0  # 0: as the keys
     block_size: int = 16
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None  # None: as the query
     sliding_window: int = 0
     soft_cap: float = 0.0
     has_sinks: bool = False
@@ -111,17 +115,36 @@ class AttentionCase:
         parts += [f"h{self.num_heads}/{self.num_kv_heads}", f"d{self.head_dim}", f"b{self.block_size}"]
         parts += [f"e{self.value_dim}"] * bool(self.value_dim) + [f"w{self.sliding_window}"] * bool(self.sliding_window)
         parts += [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks
+        parts += [str(self.cache_dtype).removeprefix("torch.")] * bool(self.cache_dtype)
         return "-".join([*parts, str(self.dtype).removeprefix("torch.")])
+
+    @property
+    def kept_as(self) -> torch.dtype:
+        return self.cache_dtype or self.dtype
+
+    @property
+    def tolerance(self) -> float:
+        return max(TOLERANCE[self.dtype], CACHE_TOLERANCE[self.kept_as])
 
 
 MIX = AttentionCase().sequences
 ONES = ((1, 3), (1, 64), (1, 65), (1, 130), (1, 17))
 LONG = ((3, 1100), (1, 700), (40, 600))  # several partitions of 512 keys
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CODES = (torch.int8, torch.float8_e4m3fn)
+CACHE_DTYPES = (*DTYPES, *CODES)
+# A cache of another type than the model.
+MIXED = tuple((d, c) for d in DTYPES for c in CACHE_DTYPES if c != d)
 
 ATTENTION_CASES = (
     *(AttentionCase(block_size=b, dtype=d, sequences=s) for b in (1, 8, 16, 32) for d in DTYPES for s in (MIX, ONES)),
-    *(AttentionCase(head_dim=d, dtype=t) for d in (16, 32, 80, 96, 128, 256) for t in DTYPES),
+    *(AttentionCase(head_dim=d, dtype=t) for d in (16, 32, 80, 96, 128, 192, 256) for t in DTYPES),
+    *(AttentionCase(head_dim=d, dtype=torch.bfloat16, cache_dtype=c) for d in (32, 64, 80, 96, 192, 256) for c in CODES),
+    *(AttentionCase(dtype=d, cache_dtype=c, head_dim=128) for d, c in MIXED),
+    *(AttentionCase(cache_dtype=c, block_size=b, sequences=s) for c in CODES for b in (1, 32) for s in (ONES, LONG)),
+    *(AttentionCase(cache_dtype=c, value_dim=20, sliding_window=33, has_sinks=True, soft_cap=20.0) for c in CODES),
+    *(AttentionCase(num_heads=g, num_kv_heads=1, dtype=d, sequences=MIX if g % 2 else ONES)
+      for g in range(1, 17) for d in (torch.float32, torch.bfloat16)),
     *(AttentionCase(head_dim=d, value_dim=e, dtype=t) for d, e in ((64, 32), (96, 80), (24, 20)) for t in DTYPES),
     *(AttentionCase(num_heads=h, num_kv_heads=k) for h, k in ((1, 1), (3, 3), (7, 1), (8, 2), (16, 8), (100, 1))),
     *(AttentionCase(sliding_window=w, sequences=s) for w in (1, 5, 16, 33, 1000) for s in (MIX, ONES)),
@@ -153,7 +176,7 @@ class PagedBatch:
     options: dict[str, float | int] = field(default_factory=dict)
 
     def attend(self, kernels: AttentionKernels) -> Tensor:
-        out = self.query_THD.new_full((*self.query_THD.shape[:2], self.v_cache.shape[-1]), 77.0)
+        out = self.query_THD.new_full((*self.query_THD.shape[:2], self.value_TKE.shape[-1]), 77.0)
         soft_cap, window = float(self.options.get("soft_cap", 0.0)), int(self.options.get("sliding_window", 0))
         kernels.paged_attention(
             self.query_THD,
@@ -178,15 +201,19 @@ def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Paged
     tables, num_blocks = _block_tables(case, random)
     rows, tokens = sum(n for n, _ in case.sequences), sum(length for _, length in case.sequences)
 
+    def cache(num_layers: int, dim: int) -> Tensor:
+        # All layers in one tensor: each layer is a view with a wide stride over blocks. NaN, or codes and scales of NaN.
+        shape = (num_blocks, num_layers, case.num_kv_heads, case.block_size, row_elements(dim, case.kept_as))
+        layers = torch.empty(shape, dtype=case.kept_as)
+        layers.view(torch.uint8).fill_(0xFF)
+        return layers.to(device)
+
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=random).to(case.dtype).to(device)
 
     # Slices of one wider tensor, as a fused projection of query, key and value gives them.
     query_THD = normal(rows, case.num_heads + 1, case.head_dim)[:, 1:]
     fused = normal(tokens, case.num_kv_heads, case.head_dim + value_dim)
-    # All layers in one tensor: each layer is a view with a wide stride over blocks.
-    k_cache = torch.full((num_blocks, 2, case.num_kv_heads, case.block_size, case.head_dim), math.nan)[:, 1]
-    v_cache = torch.full((num_blocks, 3, case.num_kv_heads, case.block_size, value_dim), math.nan)[:, 0]
     slots = [
         int(tables[s, p // case.block_size]) * case.block_size + p % case.block_size
         for s, (_, length) in enumerate(case.sequences)
@@ -194,8 +221,8 @@ def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Paged
     ]
     batch = PagedBatch(
         query_THD=query_THD,
-        k_cache=k_cache.to(case.dtype).to(device),
-        v_cache=v_cache.to(case.dtype).to(device),
+        k_cache=cache(2, case.head_dim)[:, 1],
+        v_cache=cache(3, value_dim)[:, 0],
         block_tables_SM=tables.to(device),
         seq_lens_S=torch.tensor([length for _, length in case.sequences], dtype=torch.int32, device=device),
         query_starts_S1=torch.tensor([0, *(n for n, _ in case.sequences)], device=device).cumsum(0).int(),
@@ -235,8 +262,8 @@ def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
     outputs, row, token = [], 0, 0
     for num_rows, length in case.sequences:
         query_HQD = batch.query_THD[row : row + num_rows].float().transpose(0, 1)
-        key_KPD = batch.key_TKD[token : token + length].float().transpose(0, 1)
-        value_KPE = batch.value_TKE[token : token + length].float().transpose(0, 1)
+        key_KPD = _as_kept(batch.key_TKD[token : token + length], case.kept_as).transpose(0, 1)
+        value_KPE = _as_kept(batch.value_TKE[token : token + length], case.kept_as).transpose(0, 1)
         group_size = case.num_heads // case.num_kv_heads
         distance = torch.arange(length - num_rows, length)[:, None] - torch.arange(length)
         visible = (distance >= 0) & (distance < (case.sliding_window or length + 1))
@@ -248,17 +275,26 @@ def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
     return torch.cat(outputs).to(case.dtype)
 
 
-def assert_close(actual: Tensor, expected: Tensor, factor: float = 1.0) -> None:
+def _as_kept(rows_TKD: Tensor, dtype: torch.dtype) -> Tensor:
+    """As float32, after they were in a cache of this type."""
+    num_tokens, num_heads, dim = rows_TKD.shape
+    cache = torch.zeros((num_tokens, num_heads, 1, row_elements(dim, dtype)), dtype=dtype, device=rows_TKD.device)
+    token_T = torch.arange(num_tokens, device=rows_TKD.device)
+    reference.write_kv(rows_TKD, rows_TKD, cache, cache, token_T)
+    return decoded(cache, token_T)[:, :, 0]
+
+
+def assert_close(actual: Tensor, expected: Tensor, factor: float = 1.0, tolerance: float | None = None) -> None:
     """Within `factor` times the tolerance of the dtype. NaN is never close: the hostile caches are full of it."""
     assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
-    bound = TOLERANCE[actual.dtype] * factor
+    bound = (tolerance or TOLERANCE[actual.dtype]) * factor
     torch.testing.assert_close(actual.float(), expected.float(), rtol=bound, atol=bound, equal_nan=False)
 
 
 def check_paged_attention(kernels: AttentionKernels, case: AttentionCase, device: str = "cpu") -> None:
     """A twin against the reference."""
     batch = make_batch(case, device)
-    assert_close(batch.attend(kernels), batch.attend(REFERENCE))
+    assert_close(batch.attend(kernels), batch.attend(REFERENCE), tolerance=case.tolerance)
 
 
 def check_reference_attention(case: AttentionCase, device: str = "cpu") -> None:
@@ -290,11 +326,15 @@ def check_invariance(kernels: AttentionKernels, case: AttentionCase, device: str
     places = torch.argsort(order)[torch.where(exists, batch.block_tables_SM, 0)].int()
     moved = PagedBatch(**{
         **vars(batch),
-        "k_cache": batch.k_cache[order],
-        "v_cache": batch.v_cache[order],
+        "k_cache": _taken(batch.k_cache, order),
+        "v_cache": _taken(batch.v_cache, order),
         "block_tables_SM": torch.where(exists, places, batch.block_tables_SM),
     })  # fmt: skip
     assert torch.equal(moved.attend(kernels), whole), "blocks moved"
+
+
+def _taken(cache: Tensor, blocks: Tensor) -> Tensor:
+    return cache.view(torch.uint8)[blocks].view(cache.dtype)
 
 
 def check_write_kv(
@@ -302,18 +342,45 @@ def check_write_kv(
 ) -> None:
     """Rows land in their slots, bit by bit; negative slots and all other places stay as they were."""
     batch = make_batch(case, device)
+    if has_scales(case.kept_as):
+        _add_odd_rows(batch)
     batch.slots = batch.slots.to(slot_dtype)
     slots = batch.slots.clone()
     slots[::3] = -1
     for chosen in (slots, torch.full_like(slots, -1), batch.slots):
-        caches = [torch.full_like(cache, 5.0) for cache in (batch.k_cache, batch.v_cache)]
+        caches = [cache.clone() for cache in (batch.k_cache, batch.v_cache)]
+        for cache in caches:
+            cache.view(torch.uint8).fill_(5)
         expected = [cache.clone() for cache in caches]
         kernels.write_kv(batch.key_TKD, batch.value_TKE, caches[0], caches[1], chosen)
-        for t, slot in enumerate(chosen.tolist()):
-            if slot >= 0:
-                expected[0][slot // case.block_size, :, slot % case.block_size] = batch.key_TKD[t]
-                expected[1][slot // case.block_size, :, slot % case.block_size] = batch.value_TKE[t]
-        assert all(torch.equal(cache, right) for cache, right in zip(caches, expected, strict=True))
+        if has_scales(case.kept_as):
+            reference.write_kv(batch.key_TKD, batch.value_TKE, expected[0], expected[1], chosen)
+        else:
+            for t, slot in enumerate(chosen.tolist()):
+                if slot >= 0:
+                    expected[0][slot // case.block_size, :, slot % case.block_size] = batch.key_TKD[t]
+                    expected[1][slot // case.block_size, :, slot % case.block_size] = batch.value_TKE[t]
+        assert all(_are_same(cache, right) for cache, right in zip(caches, expected, strict=True))
+
+
+def _add_odd_rows(batch: PagedBatch) -> None:
+    """Rows of zeros, of hardly anything, of halves between two codes, with a NaN, with an infinity."""
+    rows = batch.key_TKD[:6]
+    rows[0], rows[1], rows[2] = 0.0, 1e-35, torch.arange(rows.shape[-1]) + 0.5
+    rows[2, :, 0] = 127.0
+    rows[3, :, 1], rows[4, :, 2] = math.nan, -math.inf
+    rows[5] *= 2.0**-9  # below the least normal code
+    rows[5, :, 0] = 448.0
+
+
+def _are_same(cache: Tensor, right: Tensor) -> bool:
+    """Bit by bit, but any NaN is as good as another."""
+    if not has_scales(cache.dtype):
+        return torch.equal(cache, right)
+    scales, right_scales = scales_of(cache), scales_of(right)
+    return torch.equal(codes_of(cache), codes_of(right)) and torch.equal(
+        torch.nan_to_num(scales, -1.0), torch.nan_to_num(right_scales, -1.0)
+    )
 
 
 def check_copy_blocks(kernels: AttentionKernels, dtype: torch.dtype, device: str = "cpu") -> None:

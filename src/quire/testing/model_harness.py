@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from quire.config import WorkerConfig
 from quire.worker.attention import Attention, AttentionBatch, attention_layers
 from quire.worker.forward_context import ForwardContext, forward_context
+from quire.worker.kernels.cache_format import row_elements
 
 
 def worker_config(path: Path, **changes: Any) -> WorkerConfig:
@@ -129,7 +130,11 @@ def _groups(layers: list[Attention]) -> list[list[Attention]]:
 
 def _caches(layer: Attention, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     # NaN: what nobody has written must not be read.
-    shape = (num_blocks, layer.num_kv_heads, block_size)
-    keys = torch.full((*shape, layer.head_dim), float("nan"), dtype=layer.dtype, device=device)
-    values = torch.full((*shape, layer.value_dim), float("nan"), dtype=layer.dtype, device=device)
+    dtype, shape = layer.cache_dtype, (num_blocks, layer.num_kv_heads, block_size)
+    keys, values = (
+        torch.empty((*shape, row_elements(dim, dtype)), dtype=dtype, device=device)
+        for dim in (layer.head_dim, layer.value_dim)
+    )
+    for cache in (keys, values):
+        cache.view(torch.uint8).fill_(0xFF)
     return keys, values

@@ -116,7 +116,8 @@ def check_best_tokens(kernels: SamplingKernels, dtype: torch.dtype, vocab_size: 
     logits[3] = -torch.inf
     logits[4, last // 2] = torch.inf
     logits[5, last] = torch.nan
-    logits[6, last // 3 :: 2] = -torch.nan
+    # of a negative NaN all bits are ones; a conversion would drop the sign
+    logits.view(torch.int32 if dtype == torch.float32 else torch.int16)[6, last // 3] = -1
     logits[7] = -3.0
     logits[8] = torch.nan
     logits = logits.to(device)
@@ -129,13 +130,15 @@ def check_best_tokens(kernels: SamplingKernels, dtype: torch.dtype, vocab_size: 
         torch.testing.assert_close(top.cpu(), meant.float().cpu()[torch.arange(len(wanted)), wanted], equal_nan=True)
 
 
-def check_choose_tokens(kernels: SamplingKernels, dtype: torch.dtype, vocab_size: int, limits: Limits) -> None:
+def check_choose_tokens(
+    kernels: SamplingKernels, dtype: torch.dtype, vocab_size: int, limits: Limits, device: str = "cpu"
+) -> None:
     """Numbers from one end to the other, and the ends."""
     count = 12
     uniform = np.append((np.arange(count - 2) + 0.5) / (count - 2), [0.0, 1 - 2**-48])
     logits = logits_of(count, vocab_size, dtype, seed=3)
     logits[: count // 2] = logits[0].clone()
-    tokens, top = kernels.choose_tokens(logits, None, **limits.settings(uniform))
+    tokens, top = (t.cpu() for t in kernels.choose_tokens(logits.to(device), None, **limits.settings(uniform)))
     assert torch.equal(top, logits.float().max(dim=1).values)
     for row, (token, number) in enumerate(zip(tokens.tolist(), uniform.tolist(), strict=True)):
         start, end, mass = interval_of(token, logits[row].double().numpy(), limits)

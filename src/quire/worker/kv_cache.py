@@ -7,13 +7,17 @@ One pool of blocks serves all groups, and a block id belongs to one group at a t
 tensor i, and a model with 10 layers in each of two groups keeps 10 tensors, not 20. Layers of another shape, which a
 draft brings, are counted for themselves and have tensors of their own, over the same block ids:
 
-               group 0     group 1                        tensor i, layout of one block
-    tensor 0   layer 0     layer 10         keys    [num_kv_heads, block_size, head_dim]
-    tensor 1   layer 1     layer 11         values  [num_kv_heads, block_size, value_dim]
+               group 0     group 1              tensor i, layout of one block
+    tensor 0   layer 0     layer 10             head 0: keys [block_size, head_dim], values [block_size, value_dim]
+    tensor 1   layer 1     layer 11             head 1: keys, values                                           ...
+
+What attention reads one after the other lies side by side, so that memory is read in long runs. A layer's caches are two
+views of its tensor. What a key or a value is kept as: `kernels/cache_format.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -27,6 +31,7 @@ from quire.messages import IntArray
 from quire.worker import kernels
 from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
+from quire.worker.kernels.cache_format import has_scales, row_elements
 from quire.worker.lazy_memory import lazy_zeros
 from quire.worker.swap_arena import SwapArena
 
@@ -35,7 +40,7 @@ Shape: TypeAlias = tuple[int, int, int, torch.dtype]
 
 
 class KVCache:
-    """Key and value tensors [num_blocks, num_kv_heads, block_size, dim], a pair for each place in the groups."""
+    """A tensor [num_blocks, num_kv_heads, ...] for each place in the groups."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -53,19 +58,23 @@ class KVCache:
         unknown = {name for names in groups for name in names} ^ set(layers)
         if unknown:
             raise ValueError(f"KV cache: groups and the model differ in layers {sorted(unknown)}")
-        # (shape of a layer, how many of this shape come before it in its group) -> its tensors
-        by_place: dict[tuple[Shape, int], tuple[Tensor, Tensor]] = {}
+        # (shape of a layer, how many of this shape come before it in its group) -> its tensor, keys, values
+        by_place: dict[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]] = {}
         for group, names in enumerate(groups):
             num_before: Counter[Shape] = Counter()
             for name in names:
                 layer = layers[name]
-                shape = (layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.dtype)
+                shape = (layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.cache_dtype)
                 place = shape, num_before[shape]
                 num_before[shape] += 1
                 if place not in by_place:
-                    by_place[place] = _pair_of_zeros(shape, num_blocks, block_size, device)
-                layer.bind(group, *by_place[place])
-        self.tensors += (tensor for pair in by_place.values() for tensor in pair)
+                    tensor = _zeros(shape, num_blocks, block_size, device)
+                    by_place[place] = tensor, *_key_and_value(tensor, layer.head_dim, block_size)
+                layer.bind(group, *by_place[place][1:])
+        # Codes and scales are bytes to all that move blocks.
+        self.tensors += (
+            tensor.view(torch.uint8) if has_scales(tensor.dtype) else tensor for tensor, _, _ in by_place.values()
+        )
 
     def open_swap_space(self, num_host_blocks: int, memory: HostMemory) -> None:
         """Room for so many blocks of all tensors on the host; called once, after `allocate`."""
@@ -86,20 +95,24 @@ class KVCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
-def _pair_of_zeros(shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _key_and_value(tensor: Tensor, head_dim: int, block_size: int) -> tuple[Tensor, Tensor]:
+    """Views [num_blocks, num_kv_heads, block_size, *] of a layer's tensor."""
+    num_key_elements = block_size * row_elements(head_dim, tensor.dtype)
+    keys, values = tensor[..., :num_key_elements], tensor[..., num_key_elements:]
+    return keys.unflatten(-1, (block_size, -1)), values.unflatten(-1, (block_size, -1))
+
+
+def _zeros(shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> Tensor:
     num_kv_heads, head_dim, value_dim, dtype = shape
-    key, value = (_zeros((num_blocks, num_kv_heads, block_size, dim), dtype, device) for dim in (head_dim, value_dim))
-    return key, value
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    width = block_size * (row_elements(head_dim, dtype) + row_elements(value_dim, dtype))
+    sizes = (num_blocks, num_kv_heads, width)
+    num_bytes = math.prod(sizes) * dtype.itemsize
     try:
         if device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.zeros(sizes, dtype=dtype, device=device)
         # Pages are committed when the first token is written there, so a large cache costs no time at start.
         memory = lazy_zeros((num_bytes,), np.uint8, use_huge_pages=True)
-        return torch.from_numpy(memory).view(dtype).view(shape)
+        return torch.from_numpy(memory).view(dtype).view(sizes)
     except (OSError, MemoryError, torch.OutOfMemoryError) as error:
         raise CapacityError(
             f"KV cache: {num_bytes / 2**30:.2f} GiB for one layer could not be allocated ({error}). "

@@ -47,7 +47,9 @@ def load_model(config: WorkerConfig) -> nn.Module:
     else:
         model = _load_native(config, facts, model_class, scheme)
     pack_weights(model)
-    backend = bind_backend(model, config.attention_backend, config.block_size, platform.device.type)
+    backend = bind_backend(
+        model, config.attention_backend, config.block_size, platform.device.type, config.kv_cache_dtype
+    )
     weights = "" if config.quantization is None else f" with weights as {config.quantization}"
     _logger.info(
         "%s runs as %s on %s%s with attention backend %s",

@@ -93,8 +93,9 @@ class RowTable:
         self.is_final[row] = appended.is_final
 
     def write_blocks(self, block_writes: IntArray) -> None:
-        groups, rows, indices, block_ids = block_writes
-        self.block_tables[groups, rows, indices] = block_ids
+        if block_writes.size:  # most steps of a few rows have none
+            groups, rows, indices, block_ids = block_writes
+            self.block_tables[groups, rows, indices] = block_ids
 
     # ------------------------------------------------------------------------------------------ what a step computed
 

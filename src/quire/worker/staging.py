@@ -32,7 +32,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Array]:
 
     They travel as one float64 vector: token ids and counts (below 2**53) and float32 come through unchanged.
     """
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    if all(tensor.is_cpu for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
     flat = torch.cat([tensor.reshape(-1).double() for tensor in tensors]).cpu().numpy()
     bounds = np.cumsum([tensor.numel() for tensor in tensors])[:-1]

@@ -6,12 +6,23 @@ import pytest
 import torch
 
 from quire.testing import kernel_contracts as contracts
-from quire.testing.kernel_contracts import ATTENTION_CASES, DTYPES, LONG, REFERENCE, AttentionCase
+from quire.testing.kernel_contracts import (
+    ATTENTION_CASES,
+    CACHE_DTYPES,
+    CODES,
+    DTYPES,
+    LONG,
+    MIXED,
+    REFERENCE,
+    AttentionCase,
+)
 from quire.worker.kernels import cpu
 
 DENSE_CASES = [case for case in ATTENTION_CASES if not case.soft_cap and not case.has_sinks]
 INVARIANT_CASES = [
     *(AttentionCase(dtype=dtype) for dtype in DTYPES),
+    *(AttentionCase(dtype=torch.bfloat16, cache_dtype=codes, head_dim=128) for codes in CODES),
+    AttentionCase(dtype=torch.float32, cache_dtype=torch.bfloat16, num_heads=16, num_kv_heads=1),
     AttentionCase(sequences=((100, 640), (1, 1030)), num_heads=8, num_kv_heads=2, dtype=torch.bfloat16),
     AttentionCase(sequences=((60, 560), (9, 70)), sliding_window=70, head_dim=80, has_sinks=True, soft_cap=10.0),
 ]
@@ -39,10 +50,13 @@ def crew_of():
     cpu.set_crew(torch.get_num_threads())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_cpu_does_not_depend_on_threads(cpu_kernels, crew_of, dtype):
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("sequences", [((1, 3000), (2, 40)), ((60, 1500), (1, 40))])
+def test_cpu_does_not_depend_on_threads(cpu_kernels, crew_of, cache_dtype, sequences):
     # Long enough that several threads share one sequence.
-    batch = contracts.make_batch(AttentionCase(sequences=((1, 3000), (2, 40)), dtype=dtype, head_dim=128))
+    batch = contracts.make_batch(
+        AttentionCase(sequences=sequences, dtype=torch.bfloat16, cache_dtype=cache_dtype, head_dim=128)
+    )
     outputs = []
     for count in (1, 2, 5):
         crew_of(count)
@@ -62,7 +76,14 @@ def test_indices_of_either_width(cpu_kernels, dtype):
 
 
 @pytest.mark.parametrize(
-    "case", [AttentionCase(), AttentionCase(value_dim=24, block_size=1, dtype=torch.bfloat16)], ids=str
+    "case",
+    [
+        AttentionCase(),
+        AttentionCase(value_dim=24, block_size=1, dtype=torch.bfloat16),
+        *(AttentionCase(dtype=dtype, cache_dtype=cache_dtype, value_dim=20) for dtype, cache_dtype in MIXED),
+        *(AttentionCase(cache_dtype=codes, head_dim=100, block_size=1) for codes in CODES),
+    ],
+    ids=str,
 )
 def test_write_kv(cpu_kernels, case):
     contracts.check_write_kv(cpu_kernels, case)
@@ -138,6 +159,13 @@ def test_nan_is_not_hidden(cpu_kernels):
     out = batch.attend(cpu_kernels)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
+
+
+def test_a_long_prompt(cpu_kernels):
+    contracts.check_paged_attention(
+        cpu_kernels,
+        AttentionCase(sequences=((0, 3), (4096, 4096), (1, 4096)), num_heads=2, num_kv_heads=1, head_dim=32),
+    )
 
 
 def test_long_context_of_many_rows(cpu_kernels):

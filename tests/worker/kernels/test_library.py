@@ -139,8 +139,10 @@ def test_wrong_arguments_are_refused(cpu_kernels):
     key = torch.zeros(1, 1, 32)
     with pytest.raises(RuntimeError, match="slot 16 is beyond the cache of 16"):
         kernels.write_kv(key, key, cache, cache, torch.tensor([16]))
-    with pytest.raises(RuntimeError, match="same dtype"):
-        kernels.write_kv(key.half(), key, cache, cache, torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="dtype must be"):
+        kernels.write_kv(key.int(), key, cache, cache, torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="same head dimension"):
+        kernels.write_kv(key, key[..., :16], cache, cache, torch.tensor([1]))
     with pytest.raises(RuntimeError, match="block 2 is not in a cache of 2"):
         kernels.copy_blocks([cache], torch.tensor([[0, 2]]))
     with pytest.raises(RuntimeError, match="block 2 is not in a cache of 2"):

@@ -7,13 +7,14 @@ from quire.testing import linear_contracts as contracts
 from quire.testing.linear_contracts import DTYPES, REFERENCE, QuantizedCase
 from quire.worker import kernels
 from quire.worker.kernels import cpu, reference
+from quire.worker.kernels.cpu.build import ISAS
 from quire.worker.kernels.cpu.program import Program
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", contracts.SHAPES, ids=str)
-def test_float_weights(cpu_kernels, shape, dtype):
-    contracts.check_float_weight(cpu_kernels, shape, dtype)
+def test_float_weights(product_kernels, shape, dtype):
+    contracts.check_float_weight(product_kernels, shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -23,8 +24,8 @@ def test_float_weights_in_the_reference(shape, dtype):
 
 
 @pytest.mark.parametrize("case", contracts.QUANTIZED_CASES, ids=str)
-def test_quantized_weights(cpu_kernels, case):
-    contracts.check_quantized_weight(cpu_kernels, case)
+def test_quantized_weights(product_kernels, case):
+    contracts.check_quantized_weight(product_kernels, case)
 
 
 @pytest.mark.parametrize("case", contracts.QUANTIZED_CASES, ids=str)
@@ -59,14 +60,14 @@ def threads():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads(cpu_kernels, threads, kind, dtype):
+def test_a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads(product_kernels, threads, kind, dtype):
     packed = packed_weight(kind)
     x = contracts.inputs(300, SHAPE[1], dtype)
     results = []
     for count in (1, 2, 3):
         threads(count)
-        contracts.check_invariance(cpu_kernels, packed, SHAPE, dtype)
-        results.append(cpu_kernels.packed_linear(x, packed, None, SHAPE[0]))
+        contracts.check_invariance(product_kernels, packed, SHAPE, dtype)
+        results.append(product_kernels.packed_linear(x, packed, None, SHAPE[0]))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -78,16 +79,16 @@ def test_integers_are_the_same_on_every_instruction_set(kind):
     before = cpu.statistics()["isa"]
     packed, x = packed_weight(kind), contracts.inputs(30, SHAPE[1], torch.float32)
     results = []
-    for isa in ("avx2", "avx512", "avx512_bf16"):
+    for isa in ISAS:
         if cpu.select_isa(isa):
             results.append(kernels.packed_linear(x, packed))
     cpu.select_isa(before)
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_rows_may_lie_anywhere(cpu_kernels):
+def test_rows_may_lie_anywhere(product_kernels):
     weight, wide = torch.randn(40, 64), torch.randn(6, 5, 200)
-    packed = cpu_kernels.pack_weight(weight)
+    packed = product_kernels.pack_weight(weight)
     for x in (
         wide[..., 17:81],
         wide[:, 2, 17:81],
@@ -98,29 +99,29 @@ def test_rows_may_lie_anywhere(cpu_kernels):
         wide[:, :0, :64],
         wide[:1, :, :64].expand(3, -1, -1),
     ):
-        y = cpu_kernels.packed_linear(x, packed)
+        y = product_kernels.packed_linear(x, packed)
         assert y.shape == (*x.shape[:-1], 40)
         torch.testing.assert_close(y, x @ weight.T, rtol=1e-4, atol=1e-4)
 
 
-def test_a_weight_of_any_strides_can_be_packed(cpu_kernels):
+def test_a_weight_of_any_strides_can_be_packed(product_kernels):
     wide = torch.randn(90, 200)
     for weight in (wide[3:80, 11:111], wide[::2, :64]):
-        assert torch.equal(cpu_kernels.unpack_weight(cpu_kernels.pack_weight(weight)), weight)
-    assert torch.equal(cpu_kernels.unpack_weight(cpu_kernels.pack_weight(wide.T)), wide.T)
+        assert torch.equal(product_kernels.unpack_weight(product_kernels.pack_weight(weight)), weight)
+    assert torch.equal(product_kernels.unpack_weight(product_kernels.pack_weight(wide.T)), wide.T)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_ids_are_checked(cpu_kernels, dtype):
-    packed = cpu_kernels.pack_weight(torch.randn(40, 8))
-    cpu_kernels.packed_rows(packed, torch.tensor([0, 39], dtype=dtype), torch.float32)
+def test_ids_are_checked(product_kernels, dtype):
+    packed = product_kernels.pack_weight(torch.randn(40, 8))
+    product_kernels.packed_rows(packed, torch.tensor([0, 39], dtype=dtype), torch.float32)
     for wrong in (-1, 40):
         with pytest.raises(RuntimeError, match="beyond the 40 rows"):
-            cpu_kernels.packed_rows(packed, torch.tensor([0, wrong], dtype=dtype), torch.float32)
+            product_kernels.packed_rows(packed, torch.tensor([0, wrong], dtype=dtype), torch.float32)
 
 
-def test_what_is_no_packed_weight_is_refused(cpu_kernels):
-    packed, x = cpu_kernels.pack_weight(torch.randn(40, 8)), torch.ones(1, 8)
+def test_what_is_no_packed_weight_is_refused(product_kernels):
+    packed, x = product_kernels.pack_weight(torch.randn(40, 8)), torch.ones(1, 8)
     damaged = packed.clone()
     damaged[0] = 0
     for wrong, reason in (
@@ -132,16 +133,16 @@ def test_what_is_no_packed_weight_is_refused(cpu_kernels):
         with pytest.raises(RuntimeError, match=reason):
             torch.ops.quire.packed_linear(x, wrong, None, 40)
     with pytest.raises(RuntimeError, match="9 columns, the weight 8"):
-        cpu_kernels.packed_linear(torch.ones(1, 9), packed)
+        product_kernels.packed_linear(torch.ones(1, 9), packed)
     with pytest.raises(RuntimeError, match="40 rows, not 41"):
-        cpu_kernels.packed_linear(x, packed, None, 41)
+        product_kernels.packed_linear(x, packed, None, 41)
     with pytest.raises(RuntimeError, match="bias"):
-        cpu_kernels.packed_linear(x, packed, torch.ones(39))
+        product_kernels.packed_linear(x, packed, torch.ones(39))
     with pytest.raises(ValueError, match="not loaded in this process"):
         reference.unpack_weight(packed)
 
 
-def test_what_cannot_be_quantized_is_refused(cpu_kernels):
+def test_what_cannot_be_quantized_is_refused(product_kernels):
     values, scales = torch.zeros(4, 24, dtype=torch.int8), torch.ones(4, 1)
     for arguments, reason in (
         ((values, torch.ones(4, 12), None, 8), "multiple of 4"),
@@ -154,29 +155,29 @@ def test_what_cannot_be_quantized_is_refused(cpu_kernels):
     ):
         *tensors, bits = arguments
         with pytest.raises(RuntimeError, match=reason):
-            cpu_kernels.pack_quantized(*tensors, bits=bits, weight_only=False)
+            product_kernels.pack_quantized(*tensors, bits=bits, weight_only=False)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS.values(), ids=WEIGHTS.keys())
-def test_what_is_not_a_number_stays_in_its_row(cpu_kernels, kind):
+def test_what_is_not_a_number_stays_in_its_row(product_kernels, kind):
     packed, x = packed_weight(kind), contracts.inputs(20, SHAPE[1], torch.float32)
-    clean = cpu_kernels.packed_linear(x, packed)
+    clean = product_kernels.packed_linear(x, packed)
     x[4, 700], x[9, 3] = float("nan"), float("inf")
-    y = cpu_kernels.packed_linear(x, packed)
+    y = product_kernels.packed_linear(x, packed)
     assert not y[[4, 9]].isfinite().any()
     others = [row for row in range(20) if row not in (4, 9)]
     assert torch.equal(y[others], clean[others])
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, WEIGHTS["int8"], WEIGHTS["int4 weight-only"]], ids=str)
-def test_a_recorded_program_multiplies_any_number_of_rows(cpu_kernels, kind):
+def test_a_recorded_program_multiplies_any_number_of_rows(product_kernels, kind):
     packed = packed_weight(kind)
     x, ids = contracts.inputs(30, SHAPE[1], torch.bfloat16), torch.arange(30) % SHAPE[0]
-    expected, rows = cpu_kernels.packed_linear(x, packed), cpu_kernels.packed_rows(packed, ids, torch.bfloat16)
+    expected, rows = product_kernels.packed_linear(x, packed), product_kernels.packed_rows(packed, ids, torch.bfloat16)
     program = Program()
     with program.recording(30):
-        y, e = cpu_kernels.packed_linear(x, packed), cpu_kernels.packed_rows(packed, ids, torch.bfloat16)
-        z = cpu_kernels.packed_linear(x, packed, None, SHAPE[0])
+        y, e = product_kernels.packed_linear(x, packed), product_kernels.packed_rows(packed, ids, torch.bfloat16)
+        z = product_kernels.packed_linear(x, packed, None, SHAPE[0])
     for count in (1, 7, 30):
         for result in (y, z, e):
             result.zero_()

@@ -192,3 +192,16 @@ def test_objects_of_an_instruction_set_share_nothing(tmp_path):
     subprocess.run([compiler, *flags, "-c", str(build.SOURCES / "sampling_kernels.cpp"), "-o", str(target)], check=True)
     symbols = subprocess.run(["nm", "-C", "--defined-only", str(target)], check=True, capture_output=True, text=True)
     assert not {line.split()[1] for line in symbols.stdout.splitlines()} & set("WVu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_gpu(dtype):
+    for vocab_size in (50, 20_011):
+        contracts.check_best_tokens(kernels, dtype, vocab_size, "cuda")
+        contracts.check_token_logprobs(kernels, dtype, vocab_size, 20, "cuda")
+        for limits in LIMITS:
+            contracts.check_choose_tokens(kernels, dtype, vocab_size, limits, "cuda")
+    contracts.check_gather_logits(kernels, dtype, "cuda")
+    contracts.check_penalise(kernels, "cuda")

@@ -77,6 +77,9 @@ def test_an_offset_without_a_scale_becomes_a_scale():
     assert torch.equal(floats(fitted), floats(weight))
     assert fitted.scales[1, 0] != 0
     assert fitted.offsets[1, 0] == 0
+    weight.scales[1, 0] = 1e-9 * weight.offsets[1, 0]
+    assert torch.allclose(floats(weight.packable()), floats(weight), rtol=1e-4)
+    assert (weight.packable().offsets.abs() <= weight.packable().scales.abs() * 2**14).all()
 
 
 def test_parts_of_different_formats_join_in_one_that_holds_both():

@@ -26,7 +26,7 @@ QUIRE_INLINE vi codes_of_e4m3(vf y) {
   const vi rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
   const vi code = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
   const __mmask16 is_normal = _mm512_cmp_ps_mask(magnitude(y), set1(0x1p-6f), _CMP_GE_OQ);
-  return _mm512_or_si512(sign, _mm512_maskz_mov_epi32(is_normal, code));
+  return _mm512_maskz_or_epi32(is_normal, sign, code);
 }
 #else
 using vi = __m256i;
@@ -47,7 +47,7 @@ QUIRE_INLINE vi codes_of_e4m3(vf y) {
   const vi rounded = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
   const vi code = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
   const vi is_normal = bits(_mm256_cmp_ps(magnitude(y), set1(0x1p-6f), _CMP_GE_OQ));
-  return _mm256_or_si256(sign, _mm256_and_si256(is_normal, code));
+  return _mm256_and_si256(is_normal, _mm256_or_si256(sign, code));
 }
 #endif
 

@@ -198,8 +198,8 @@ Current& current() {
 Threads& threads() {
   std::lock_guard<std::mutex> lock(current_lock());
   Current& now = current();
-  if (now.threads == nullptr || now.owner != getpid()) {
-    // Threads of an earlier size are left asleep: they may be in the middle of a job of somebody else.
+  if (now.threads == nullptr || now.owner != getpid() || now.threads->size() < now.size) {
+    // Earlier threads are left asleep: they may be in the middle of a job of somebody else.
     now.threads = new Threads(now.size, now.processors);
     now.owner = getpid();
   }
@@ -213,8 +213,8 @@ void set_crew(int size, const int* processors) {
   Current& now = current();
   std::vector<int> wanted;
   if (processors != nullptr) wanted.assign(processors, processors + size);
-  if (size == now.size && wanted == now.processors) return;
   now.size = size < 1 ? 1 : size;
+  if (wanted == now.processors) return;  // fewer threads than there are: the others go on sleeping
   now.processors = std::move(wanted);
   now.threads = nullptr;
 }

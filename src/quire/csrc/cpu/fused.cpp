@@ -186,8 +186,8 @@ extern const SamplingKernels sampling_kernels;
 
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
-  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, rotary,
-                                        combine_pair, activate, layer_norm, &attention_kernels, &matmul_kernels, &sampling_kernels};
+  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, rotary, combine_pair, activate,
+                                        layer_norm, &attention_kernels, &matmul_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -9,9 +9,20 @@ namespace quire {
 
 namespace avx2 { const KernelTable* table(); }
 namespace avx512 { const KernelTable* table(); }
+namespace avx512_vnni { extern const MatmulKernels matmul_kernels; }
 namespace avx512_bf16 { const KernelTable* table(); }
 
 namespace {
+
+// The kernels of AVX-512, with products of their own: what else the instructions are good for is not worth a copy.
+const KernelTable* avx512_vnni_table() {
+  static const KernelTable table = [] {
+    KernelTable same = *avx512::table();
+    same.isa = "avx512_vnni", same.matmul = &avx512_vnni::matmul_kernels;
+    return same;
+  }();
+  return &table;
+}
 
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
@@ -20,7 +31,8 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 struct Candidate {
   const char* name;
@@ -31,6 +43,7 @@ struct Candidate {
 // Best first.
 constexpr Candidate CANDIDATES[] = {
     {"avx512_bf16", has_avx512_bf16, avx512_bf16::table},
+    {"avx512_vnni", has_avx512_vnni, avx512_vnni_table},
     {"avx512", has_avx512, avx512::table},
     {"avx2", has_avx2, avx2::table},
 };

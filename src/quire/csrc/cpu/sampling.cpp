@@ -12,8 +12,10 @@ constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr float LEAST_WEIGHT = std::numeric_limits<float>::denorm_min();
 // A nucleus is looked for among so many tokens first.
 constexpr int64_t SMALL_NUCLEUS = 256;
-// Drawers of a large nucleus: exponent and 6 bits of mantissa of a weight from 0 to 1.
-constexpr int DRAWER_SHIFT = 17, NUM_DRAWERS = (0x3f800000 >> DRAWER_SHIFT) + 1;
+// Drawers of a large nucleus: exponent and some bits of mantissa of a weight from 0 to 1, 3 bits in small vocabularies
+// and 6 in others.
+constexpr int drawer_shift(int64_t vocab) { return vocab > (1 << 14) ? 17 : 20; }
+constexpr int num_drawers(int64_t vocab) { return (0x3f800000 >> drawer_shift(vocab)) + 1; }
 // Neighbours are added up in different tables: an addition need not wait for the one before it.
 constexpr int TABLES = 4;
 // More entries than this are sorted digit by digit.
@@ -23,19 +25,6 @@ constexpr float SLACK = 1.000001f;
 
 // At most the number just below the bound, so that a running sum always passes it.
 double below(double value, double bound) { return std::min(value, std::nextafter(bound, 0.0)); }
-
-int drawer_of(float weight) {
-  int32_t bits;
-  __builtin_memcpy(&bits, &weight, sizeof(bits));
-  return bits >> DRAWER_SHIFT;
-}
-
-float least_of_drawer(int drawer) {
-  const int32_t bits = drawer << DRAWER_SHIFT;
-  float weight;
-  __builtin_memcpy(&weight, &bits, sizeof(weight));
-  return weight;
-}
 
 // Into the order of tokens. The entries come in the order of ids; `spare` has room for as many.
 void sort_entries(uint64_t* entries, uint64_t* spare, int64_t count) {
@@ -109,7 +98,7 @@ RowMemory::RowMemory(const LogitRow& row, char* shared, char* own) {
   cut(own, &own_bytes, &bounds, chunks);
   cut(own, &own_bytes, &finer_maxima, row.size / SMALL_CHUNK + 1);
   cut(own, &own_bytes, &spare, row.size / SMALL_CHUNK + 1);
-  cut(own, &own_bytes, &masses, NUM_DRAWERS * TABLES);
+  cut(own, &own_bytes, &masses, num_drawers(row.size) * TABLES);
   cut(own, &own_bytes, &entries, row.size);
   cut(own, &own_bytes, &spare_entries, row.size);
 }
@@ -317,17 +306,14 @@ int64_t RowSampler::draw_from_top_p(const Draw& draw) {
 // number falls into are looked at one by one.
 int64_t RowSampler::draw_from_large_nucleus(double needed, double uniform) {
   fill_drawers();
-  const auto mass_of = [&](int drawer) {
-    const double* mass = memory_.masses + drawer * TABLES;
-    return (mass[0] + mass[1]) + (mass[2] + mass[3]);
-  };
   // The drawer with which the running sum passes a limit or, as the case may be by rounding, the last one that holds
   // something.
   const auto find = [&](auto is_reached, double* before) {
     double sum = 0.0;
-    int found = NUM_DRAWERS - 1;
-    for (int drawer = NUM_DRAWERS; drawer-- > 0;) {
-      const double mass = mass_of(drawer);
+    int found = 0;
+    for (int drawer = num_drawers(row_.size); drawer-- > 0;) {
+      const double* part = memory_.masses + drawer * TABLES;
+      const double mass = (part[0] + part[1]) + (part[2] + part[3]);
       if (mass == 0.0) continue;
       found = drawer, *before = sum, sum += mass;
       if (is_reached(sum)) break;
@@ -347,18 +333,29 @@ int64_t RowSampler::draw_from_large_nucleus(double needed, double uniform) {
 }
 
 void RowSampler::fill_drawers() {
-  std::fill(memory_.masses, memory_.masses + NUM_DRAWERS * TABLES, 0.0);
+  const int shift = drawer_shift(row_.size);
+  std::fill(memory_.masses, memory_.masses + num_drawers(row_.size) * TABLES, 0.0);
   for (int64_t c = 0; c < num_chunks_; ++c) {
     if (memory_.bounds[c] == 0.0f) continue;
     const float* weights = memory_.weights + begin_of(c);
     const int64_t length = end_of(c) - begin_of(c);
-    for (int64_t i = 0; i < length; ++i) memory_.masses[drawer_of(weights[i]) * TABLES + i % TABLES] += weights[i];
+    for (int64_t i = 0; i < length; ++i) {
+      int32_t bits;
+      __builtin_memcpy(&bits, weights + i, sizeof(bits));
+      memory_.masses[(bits >> shift) * TABLES + i % TABLES] += weights[i];
+    }
   }
 }
 
 // The entries of a drawer in the order of tokens; how many.
 int64_t RowSampler::sorted_drawer(int drawer) {
-  const int64_t count = collect_weights(least_of_drawer(drawer), least_of_drawer(drawer + 1));
+  const auto least_of = [&](int of) {
+    const int32_t bits = of << drawer_shift(row_.size);
+    float weight;
+    __builtin_memcpy(&weight, &bits, sizeof(weight));
+    return weight;
+  };
+  const int64_t count = collect_weights(least_of(drawer), least_of(drawer + 1));
   sort_entries(memory_.entries, memory_.spare_entries, count);
   return count;
 }

@@ -88,8 +88,9 @@ class BlockMoves:
 
     def take(self) -> TakenMoves:
         """Everything since the last call; it belongs to one step."""
+        writes = _columns(self._writes, 4)
         taken = TakenMoves(
-            block_writes=np.concatenate([*self._write_columns, _columns(self._writes, 4)], axis=1),
+            block_writes=np.concatenate([*self._write_columns, writes], axis=1) if self._write_columns else writes,
             swapped_out=_columns([(block, host) for host, block in self._block_by_host_block.items()], 2),
             swapped_in=_columns([(host, block) for block, host in self._host_block_by_block.items()], 2),
             block_copies=_columns([(source, target) for target, source in self._source_by_copy.items()], 2),
@@ -100,11 +101,14 @@ class BlockMoves:
         self._write_columns = []
         self._writes, self._block_by_host_block, self._host_block_by_block = [], {}, {}
         self._source_by_copy, self._num_reads, self.late_releases = {}, Counter(), []
-        self._pool.release(int_array(late))
+        if late:
+            self._pool.release(int_array(late))
         return taken
 
 
 def _columns(
     rows: list[tuple[int, ...]] | list[tuple[int, int]] | list[tuple[int, int, int, int]], width: int
 ) -> IntArray:
-    return np.ascontiguousarray(int_array(rows).reshape(-1, width).T)
+    if not rows:  # most of the time
+        return np.empty((width, 0), dtype=np.int64)
+    return np.ascontiguousarray(int_array(rows).T)

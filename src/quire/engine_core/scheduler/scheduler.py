@@ -169,6 +169,8 @@ class Scheduler:
         self, rows: IntArray, steady_way: Callable[[IntArray, list[TokenSequence]], bool]
     ) -> list[TokenSequence]:
         """Rows that were granted one token go the short way, all at once; the sequences that need the long one."""
+        if not len(rows):
+            return []
         is_steady = self._granted[rows] == 1
         if is_steady.any() and steady_way(rows[is_steady], self.running.sequences_at(rows[is_steady])):
             rows = rows[~is_steady]

@@ -24,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="type of weights and cache"
     )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("float32", "bfloat16", "float16", "int8", "fp8"),
+        help="type of the cache (default: that of the weights)",
+    )
     parser.add_argument("--memory", default="16GiB", help="memory for weights and KV cache (default: 16GiB)")
     parser.add_argument("--context", type=int, default=0, help="tokens a request (default: the model's own length)")
     parser.add_argument("--bandwidth", type=float, default=35.0, help="memory bandwidth in GB/s (default: 35)")
@@ -39,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     context = arguments.context or facts.max_model_len or 2048
     shape = ModelShape.of(facts.hf_config)
     weights, form = weight_bytes(facts, shape, arguments.dtype, arguments.quantization)
-    print("\n".join(report(shape, (weights, form), arguments.dtype, machine, memory, context)))
+    kv_dtype = arguments.kv_cache_dtype or arguments.dtype
+    print("\n".join(report(shape, (weights, form), kv_dtype, machine, memory, context)))
     return 0 if memory > weights else DOES_NOT_FIT
 
 
@@ -48,14 +54,14 @@ def _size(num_bytes: int) -> str:
 
 
 def report(
-    shape: ModelShape, weights_in: tuple[int, str], dtype: str, machine: Machine, memory: int, context: int
+    shape: ModelShape, weights_in: tuple[int, str], kv_dtype: str, machine: Machine, memory: int, context: int
 ) -> list[str]:
     """The plan as lines; every figure is a formula of chapter 2. `weights_in`: their bytes, and in what."""
-    (weights, form), per_token = weights_in, shape.kv_bytes_per_token(dtype)
+    (weights, form), per_token = weights_in, shape.kv_bytes_per_token(kv_dtype)
     left = memory - weights
     lines = [
         f"parameters          {shape.num_parameters / 1e9:.3f} billion, {_size(weights)} in {form}",
-        f"KV cache            {per_token:,} bytes a token; {per_token * context / _GIB:.3f} GiB for {context:,} tokens",
+        f"KV cache            {per_token:,} bytes a token as {kv_dtype}; {per_token * context / _GIB:.3f} GiB for {context:,} tokens",
     ]
     if left <= 0:
         return [*lines, f"does not fit        {memory / _GIB:.2f} GiB is less than the weights alone need"]

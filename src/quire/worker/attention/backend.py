@@ -31,6 +31,8 @@ class AttentionSpec:
     block_size: int
     dtype: torch.dtype
     device_type: str
+    # what keys and values are kept as (kernels/cache_format.py)
+    cache_dtype: torch.dtype
     sliding_window: int = 0
     soft_cap: float = 0.0
     has_sinks: bool = False
@@ -64,7 +66,11 @@ class PagedKernels(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """One way of computing attention over a paged KV cache."""
+    """One way of computing attention over a paged KV cache.
+
+    A class may also have `cache_dtypes`, the types in which it can keep keys and values beside the model's own; without
+    it, it is never asked to.
+    """
 
     name: str
 

@@ -21,4 +21,4 @@ class CpuBackend(PagedAttention):
             return f"it computes on CPUs, not on {spec.device_type}"
         if not cpu.load():
             return "its C++ library could not be built or loaded (the log says why)"
-        return None
+        return super().supports(spec)

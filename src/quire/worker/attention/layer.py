@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quire.messages import LayerSpec
 from quire.worker.attention.backend import AttentionBackend, AttentionSpec
 from quire.worker.forward_context import current_forward_context
+from quire.worker.kernels.cache_format import SCALE_BYTES, has_scales, row_elements
 
 # The operator gets a number, because a tensor operator cannot take a module. A number is never used twice.
 _layers: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
@@ -50,8 +51,10 @@ class Attention(nn.Module):
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
         self.sinks = sinks
-        # keys and values are kept as they are computed: in the type that the model is built in
+        # the type that the model is built in
         self.dtype = torch.get_default_dtype()
+        # what keys and values are kept as; `bind_backend` may change it
+        self.cache_dtype = self.dtype
         self.backend: AttentionBackend | None = None
         self.group = -1
         self.k_cache: Tensor | None = None
@@ -66,7 +69,8 @@ class Attention(nn.Module):
             num_kv_heads=self.num_kv_heads,
             key_dim=self.head_dim,
             value_dim=self.value_dim,
-            bytes_per_element=self.dtype.itemsize,
+            bytes_per_element=self.cache_dtype.itemsize,
+            scale_bytes=2 * SCALE_BYTES if has_scales(self.cache_dtype) else 0,
             sliding_window=self.sliding_window,
         )
 
@@ -80,6 +84,7 @@ class Attention(nn.Module):
             block_size=block_size,
             dtype=self.dtype,
             device_type=device_type,
+            cache_dtype=self.cache_dtype,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
             has_sinks=self.sinks is not None,
@@ -88,8 +93,11 @@ class Attention(nn.Module):
     def bind(self, group: int, k_cache: Tensor, v_cache: Tensor) -> None:
         """Its cache, [num_blocks, num_kv_heads, block_size, dim], and the index of its group's metadata."""
         for cache, dim in ((k_cache, self.head_dim), (v_cache, self.value_dim)):
-            if cache.ndim != 4 or cache.shape[1] != self.num_kv_heads or cache.shape[3] != dim:
-                raise ValueError(f"{self.name}: cache {tuple(cache.shape)} is not [*, {self.num_kv_heads}, *, {dim}]")
+            width = row_elements(dim, self.cache_dtype)
+            if cache.ndim != 4 or cache.shape[1] != self.num_kv_heads or cache.shape[3] != width:
+                raise ValueError(f"{self.name}: cache {tuple(cache.shape)} is not [*, {self.num_kv_heads}, *, {width}]")
+            if cache.dtype != self.cache_dtype:
+                raise ValueError(f"{self.name}: cache of {cache.dtype}, not {self.cache_dtype}")
         self.group = group
         self.k_cache = k_cache
         self.v_cache = v_cache

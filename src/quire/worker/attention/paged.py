@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from quire.worker.attention.backend import AttentionBatch, PagedKernels
+from quire.worker.attention.backend import AttentionBatch, AttentionSpec, PagedKernels
+from quire.worker.kernels.cache_format import DTYPE_BY_NAME, SCALE_BYTES, has_scales
 
 if TYPE_CHECKING:
     from quire.worker.attention.layer import Attention
@@ -16,6 +17,15 @@ class PagedAttention:
     """Needs nothing beyond the batch itself, so the batch is its metadata."""
 
     kernels: PagedKernels
+    cache_dtypes = tuple(DTYPE_BY_NAME.values())
+
+    def supports(self, spec: AttentionSpec) -> str | None:
+        if has_scales(spec.cache_dtype) and (spec.key_dim % SCALE_BYTES or spec.value_dim % SCALE_BYTES):
+            return (
+                f"keys and values as codes need head dimensions that are multiples of {SCALE_BYTES}, "
+                f"not {spec.key_dim} and {spec.value_dim}"
+            )
+        return None
 
     def build_metadata(self, batch: AttentionBatch) -> AttentionBatch:
         return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quire.worker.attention.backend import AttentionSpec
 from quire.worker.attention.paged import PagedAttention
 from quire.worker.kernels import reference
 
@@ -12,6 +11,3 @@ class ReferenceBackend(PagedAttention):
 
     name = "reference"
     kernels = reference
-
-    def supports(self, spec: AttentionSpec) -> str | None:
-        return None

@@ -13,8 +13,9 @@ from typing import cast
 from torch import nn
 
 from quire.errors import ModelError, OptionError, suggestion
-from quire.worker.attention.backend import AttentionBackend
+from quire.worker.attention.backend import AttentionBackend, AttentionSpec
 from quire.worker.attention.layer import attention_layers
+from quire.worker.kernels.cache_format import DTYPE_BY_NAME
 
 ENTRY_POINT_GROUP = "quire.attention_backends"
 
@@ -45,13 +46,20 @@ def make_backend(name: str) -> AttentionBackend:
     )
 
 
-def bind_backend(model: nn.Module, name: str, block_size: int, device_type: str) -> AttentionBackend:
-    """Give every attention layer the same backend, so that the metadata of a group fits each of its layers."""
+def bind_backend(
+    model: nn.Module, name: str, block_size: int, device_type: str, kv_cache_dtype: str | None = None
+) -> AttentionBackend:
+    """Give every attention layer the same backend, so that the metadata of a group fits each of its layers.
+
+    Keys and values are kept in the type of that name, or in the model's own.
+    """
+    for layer in attention_layers(model).values():
+        layer.cache_dtype = DTYPE_BY_NAME[kv_cache_dtype] if kv_cache_dtype else layer.dtype
     specs = {layer.attention_spec(block_size, device_type) for layer in attention_layers(model).values()}
     reasons: list[str] = []
     for candidate in backend_names() if name == "auto" else [name]:
         backend = make_backend(candidate)
-        refused = [reason for spec in specs if (reason := backend.supports(spec)) is not None]
+        refused = [reason for spec in specs if (reason := _refusal(backend, spec)) is not None]
         if refused:
             reasons.append(f"{candidate}: {refused[0]}")
             continue
@@ -62,3 +70,9 @@ def bind_backend(model: nn.Module, name: str, block_size: int, device_type: str)
         f"attention_backend={name}: no backend can serve this model ({'; '.join(reasons)}). "
         "Leave attention_backend at auto, or change what the reason names."
     )
+
+
+def _refusal(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
+    if spec.cache_dtype != spec.dtype and spec.cache_dtype not in getattr(backend, "cache_dtypes", ()):
+        return f"it keeps keys and values in the model's type alone ({spec.dtype}), not as {spec.cache_dtype}"
+    return backend.supports(spec)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from quire.worker.checkpoints.stored_module import StoredModule
-from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.quantization import QuantizedWeight, by_rows
 
 _WORD_BITS = 32
 _BYTES = 4
-_CHUNK_ROWS = 256
 
 
 def unpack_rows(packed: Tensor, bits: int) -> Tensor:
@@ -85,8 +84,11 @@ def dequantized_in_order(
 ) -> Tensor:
     """The weight itself, where the group of each input stands in a table."""
     weight = torch.empty(codes_NK.shape, dtype=dtype)
-    for begin in range(0, codes_NK.shape[0], _CHUNK_ROWS):
-        rows = slice(begin, begin + _CHUNK_ROWS)
+
+    def compute(rows: slice) -> None:
         steps = codes_NK[rows].to(torch.float32) - zeros_NG[rows].to(torch.float32)[:, groups_K]
         weight[rows] = steps.mul_(scales_NG[rows].to(torch.float32)[:, groups_K])
+
+    num_rows, num_columns = codes_NK.shape
+    by_rows(num_rows, num_columns, compute)
     return weight

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
+from quire.worker.layers.quantization import by_rows
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Scales of inputs, which are not rounded here, and of a KV cache.
 ACTIVATION_LEAVES = ("input_scale", "input_scale_inv", "input_scale_ub", "activation_scale", "k_scale", "v_scale")
 _SCALES = ("weight_scale_inv", "weight_scale")
-_CHUNK_ROWS = 256
 
 
 class FP8Format:
@@ -76,9 +76,11 @@ def converted(
     module.check(fits, "weight_scale", scale, f"{list(wanted)} for blocks of {sizes[0]} x {sizes[1]}")
     out = torch.empty(num_rows, num_columns, dtype=dtype)
     # Scales are spread over their blocks chunk by chunk: as a matrix they would be larger than the weight.
-    for begin in range(0, num_rows, _CHUNK_ROWS):
-        rows = slice(begin, min(begin + _CHUNK_ROWS, num_rows))
+
+    def convert(rows: slice) -> None:
         scale_rows = torch.arange(rows.start, rows.stop) // sizes[0]
         spread = scale[scale_rows].repeat_interleave(sizes[1], 1)[:, :num_columns]
         out[rows] = weight[rows].to(torch.float32).mul_(spread)
+
+    by_rows(num_rows, num_columns, convert)
     return out

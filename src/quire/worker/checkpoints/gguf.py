@@ -9,6 +9,7 @@ would count beside the weights made from them.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -20,11 +21,9 @@ from quire.config import ModelFacts
 from quire.config.gguf_file import TYPES, GGUFFile, GGUFTensor
 from quire.errors import ModelError
 from quire.worker.checkpoints.gguf_blocks import DECODERS
-from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.quantization import QuantizedWeight, by_rows
 
 _logger = logging.getLogger(__name__)
-# Bytes of the file that are decoded at a time.
-_CHUNK = 4 * 2**20
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _MODULES = {
@@ -116,41 +115,47 @@ def hf_name(name: str) -> str:
 
 def _as_bytes(file: BinaryIO, offset: int, num_bytes: int) -> Tensor:
     data = bytearray(num_bytes)
-    file.seek(offset)
-    if file.readinto(data) != num_bytes:  # type: ignore[attr-defined]
-        raise ModelError(f"{file.name}: ended while it was read. Was it changed meanwhile?")
+    done = 0
+    while done < num_bytes:
+        # With its own offset, so that several threads can read; one call gives no more than 2 GiB.
+        count = os.preadv(file.fileno(), [memoryview(data)[done:]], offset + done)
+        if count == 0:
+            raise ModelError(f"{file.name}: ended while it was read. Was it changed meanwhile?")
+        done += count
     return torch.frombuffer(data, dtype=torch.uint8)
 
 
-def _row_chunks(file: BinaryIO, tensor: GGUFTensor) -> Iterator[tuple[slice, Tensor]]:
-    """Some rows at a time, as blocks [B, bytes of a block]."""
+def _decode_rows(file: BinaryIO, tensor: GGUFTensor, decode: Callable[[slice, Tensor], None]) -> None:
+    """Call `decode` with ranges of rows and their blocks, [B, bytes of a block]."""
     num_rows, num_columns = tensor.shape
     _, per_block, block_bytes = TYPES[tensor.type_id]
     row_bytes = num_columns // per_block * block_bytes
-    step = max(1, _CHUNK // row_bytes)
-    for begin in range(0, num_rows, step):
-        count = min(step, num_rows - begin)
-        data = _as_bytes(file, tensor.offset + begin * row_bytes, count * row_bytes)
-        yield slice(begin, begin + count), data.view(-1, block_bytes)
+
+    def run(rows: slice) -> None:
+        data = _as_bytes(file, tensor.offset + rows.start * row_bytes, (rows.stop - rows.start) * row_bytes)
+        decode(rows, data.view(-1, block_bytes))
+
+    by_rows(num_rows, num_columns, run)
 
 
 def _quantized(file: BinaryIO, tensor: GGUFTensor) -> QuantizedWeight:
-    decode, shape = DECODERS[tensor.type_name], tensor.shape
-    values = scales = offsets = None
-    for rows, data in _row_chunks(file, tensor):
-        blocks = decode(data)
-        num_rows = rows.stop - rows.start
-        if values is None or scales is None:
-            num_groups = blocks.scales.numel() // num_rows
-            values = torch.empty(shape, dtype=blocks.codes.dtype)
-            scales = torch.empty(shape[0], num_groups)
-            offsets = None if blocks.offsets is None else torch.empty(shape[0], num_groups)
-        values[rows] = blocks.codes.reshape(num_rows, -1)
-        scales[rows] = blocks.scales.reshape(num_rows, -1)
+    blocks_of, shape = DECODERS[tensor.type_name], tensor.shape
+    _, _, block_bytes = TYPES[tensor.type_id]
+    # One block tells what all are like.
+    like = blocks_of(_as_bytes(file, tensor.offset, block_bytes).view(1, -1))
+    num_groups = shape[1] // (like.codes.numel() // like.scales.numel())
+    values = torch.empty(shape, dtype=like.codes.dtype)
+    scales = torch.empty(shape[0], num_groups)
+    offsets = None if like.offsets is None else torch.empty(shape[0], num_groups)
+
+    def decode(rows: slice, data: Tensor) -> None:
+        blocks = blocks_of(data)
+        values[rows] = blocks.codes.reshape(-1, shape[1])
+        scales[rows] = blocks.scales.reshape(-1, num_groups)
         if offsets is not None and blocks.offsets is not None:
-            offsets[rows] = blocks.offsets.reshape(num_rows, -1)
-    assert values is not None, "a tensor has rows"
-    assert scales is not None
+            offsets[rows] = blocks.offsets.reshape(-1, num_groups)
+
+    _decode_rows(file, tensor, decode)
     # As everywhere where such files are run on CPUs, inputs are rounded to 8 bits on the way.
     bits = 4 if values.dtype == torch.uint8 else 8
     return QuantizedWeight(values, scales, offsets, bits=bits, weight_only=False)
@@ -159,8 +164,11 @@ def _quantized(file: BinaryIO, tensor: GGUFTensor) -> QuantizedWeight:
 def _dequantized(file: BinaryIO, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
     compute = _computed_by_gguf(tensor)
     weight = torch.empty(tensor.shape, dtype=dtype)
-    for rows, data in _row_chunks(file, tensor):
-        weight[rows] = torch.from_numpy(compute(data.numpy())).view(rows.stop - rows.start, -1)
+
+    def decode(rows: slice, data: Tensor) -> None:
+        weight[rows] = torch.from_numpy(compute(data.numpy())).view(-1, tensor.shape[1])
+
+    _decode_rows(file, tensor, decode)
     return weight
 
 

@@ -26,7 +26,7 @@ class Positions:
     def __init__(self, index: IntArray, size: int, device: torch.device) -> None:
         self.index = index
         self.is_all = len(index) == size
-        self._index = to_device([index], device)[0] if len(index) else torch.empty(0, dtype=torch.int64)
+        (self._index,) = to_device([index], device)
 
     def __len__(self) -> int:
         return len(self.index)

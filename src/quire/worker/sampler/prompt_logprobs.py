@@ -47,9 +47,9 @@ class PromptLogprobs:
 
     def start(self, hidden_TE: Tensor, batch: InputBatch) -> PromptReading:
         """What this step can report; its tensors go to the host together with the sampled tokens."""
-        reading = PromptReading()
         if not self._asking:
-            return reading
+            return _NOTHING_TO_READ
+        reading = PromptReading()
         for s in np.flatnonzero(self._counts[batch.rows_S] >= 0).tolist():
             self._add_row(reading, s, batch)
         if reading.rows:
@@ -112,3 +112,6 @@ class PromptReading:
         for row, count in self.rows:
             by_row[row], entries = entries[:count], entries[count:]
         return by_row
+
+
+_NOTHING_TO_READ = PromptReading()

@@ -86,7 +86,7 @@ class Sampler:
             by_row = prompt.by_row(to_host(prompt.tensors))
             return Sampled(no_ints(), no_ints(), no_ints(), {}, by_row, {}, prompt.failures)
         # In a step of decoding every token asks, and nothing need be picked out.
-        is_whole = len(hidden_TE) == len(batch.sampling_rows_N)
+        is_whole = hidden_TE.shape[0] == len(batch.sampling_rows_N)
         logits_NV = self._compute_logits(hidden_TE if is_whole else hidden_TE[batch.logits_indices_N])
         plan = self._plan_for(batch.sampling_rows_N, logits_NV)
         rows_N, lengths_N = plan.rows_N, plan.sampled.of(batch.lengths_N)
@@ -126,25 +126,29 @@ class Sampler:
         return read_candidates(logits_nV, rows, plan.num_candidates_n, self.settings.temperature[rows])
 
     def _choose(self, plan: SamplingPlan, logits_NV: Tensor, lengths_N: IntArray) -> tuple[Tensor, Tensor]:
-        """Tokens and their greatest logits. Processors work on float32 copies of the rows that use them."""
+        """Tokens and their greatest logits."""
         settings = None if plan.draws is None else plan.draws.after(lengths_N)
-        if not plan.processors:
+        if not plan.edited:
             return choose_tokens(logits_NV, settings)
+        if plan.edited[0].is_all:
+            return choose_tokens(self._edited(plan, plan.edited[0], logits_NV, lengths_N), settings)
         tokens_N = torch.empty(len(lengths_N), dtype=torch.int64, device=logits_NV.device)
         top_N = torch.empty(len(lengths_N), dtype=torch.float32, device=logits_NV.device)
-
-        def choose(positions: Positions, logits_nV: Tensor, rows_n: Tensor | None) -> None:
-            chosen = settings if settings is None or positions.is_all else settings.select(positions.index)
-            tokens_N[positions.tensor], top_N[positions.tensor] = choose_tokens(logits_nV, chosen, rows_n)
-
-        if len(plan.untouched):
-            choose(plan.untouched, logits_NV, plan.untouched.tensor)
-        for positions in plan.edited:
-            edited_nV = logits_NV if plan.is_in_place else self._copy_of(logits_NV, positions)
-            for processor in plan.processors:
-                processor.apply(edited_nV, positions.of(plan.rows_N), positions.of(lengths_N))
-            choose(positions, edited_nV, None)
+        for positions in (plan.untouched, *plan.edited):
+            chosen = None if settings is None else settings.select(positions.index)
+            if positions is plan.untouched:
+                found = choose_tokens(logits_NV, chosen, positions.tensor)
+            else:
+                found = choose_tokens(self._edited(plan, positions, logits_NV, lengths_N), chosen)
+            tokens_N[positions.tensor], top_N[positions.tensor] = found
         return tokens_N, top_N
+
+    def _edited(self, plan: SamplingPlan, positions: Positions, logits_NV: Tensor, lengths_N: IntArray) -> Tensor:
+        """Logits of these rows as processors make them: of float32 copies, if they may not be changed themselves."""
+        edited_nV = logits_NV if plan.is_in_place else self._copy_of(logits_NV, positions)
+        for processor in plan.processors:
+            processor.apply(edited_nV, positions.of(plan.rows_N), positions.of(lengths_N))
+        return edited_nV
 
     def _copy_of(self, logits_NV: Tensor, positions: Positions) -> Tensor:
         """In memory that is kept: pages that are new in every step would cost more than the copy."""

@@ -78,7 +78,7 @@ def load_eagle(config: WorkerConfig, target: nn.Module) -> tuple[EagleModel, Tap
     _check_width(path, head, facts)
     load_weights(head, files)
     pack_weights(head)
-    bind_backend(head, config.attention_backend, config.block_size, platform.device.type)
+    bind_backend(head, config.attention_backend, config.block_size, platform.device.type, config.kv_cache_dtype)
     head.requires_grad_(False).eval()
     embedding = head.embed_tokens or embedding
     if embedding is None or embedding.size != head_config.hidden_size:

@@ -7,13 +7,16 @@
 
 Rows from query_starts[S] on belong to nobody: they pad the step, and what `out_THE` holds there has no meaning.
 Block ids outside of what a sequence's rows can see are never used: they may be stale or out of range. Nor is what
-lies in the cache there: it may be NaN. Scores, softmax and the sum over values are float32 throughout.
+lies in the cache there: it may be NaN. Scores, softmax and the sum over values are float32 throughout, also where the
+cache holds another type than query and output (`cache_format.py`).
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from quire.worker.kernels.cache_format import decoded
 
 
 def paged_attention(
@@ -96,8 +99,8 @@ def _attend(
     """Dense attention of S equally long pieces, each over its own blocks; the result is float32 [S, Q, H, E]."""
     sinks_H, scale, soft_cap = softmax
     num_heads, num_kv_heads = query_SQHD.shape[2], k_cache.shape[1]
-    key_SKPD = k_cache[blocks_SM].transpose(1, 2).flatten(2, 3).float()
-    value_SKPE = v_cache[blocks_SM].transpose(1, 2).flatten(2, 3).float()
+    key_SKPD = decoded(k_cache, blocks_SM).transpose(1, 2).flatten(2, 3)
+    value_SKPE = decoded(v_cache, blocks_SM).transpose(1, 2).flatten(2, 3)
     # 0 * NaN is NaN, so a weight of zero does not keep out what nobody wrote.
     value_SKPE = value_SKPE.masked_fill(~visible_SQP.any(1)[:, None, :, None], 0.0)
     query_SQKGD = query_SQHD.float().unflatten(2, (num_kv_heads, num_heads // num_kv_heads))

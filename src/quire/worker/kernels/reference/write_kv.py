@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.worker.kernels.cache_format import codes_of, encoded, has_scales, scales_of
+
 
 def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
     """cache[slot // block_size, :, slot % block_size] = key for every token whose slot is not negative.
+
+    Caches may be of another type than keys and values (`cache_format.py`): these are rounded, or encoded.
 
     Selecting tokens with a mask would make the host wait for a device. So a token without a slot repeats the write of
     the first one that has a slot, and if there is none, it writes what is there already.
@@ -22,4 +26,9 @@ def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tenso
     for new, cache in ((key_TKD, k_cache), (value_TKE, v_cache)):
         block_size = cache.shape[2]
         block_T, place_T = slot_T // block_size, slot_T % block_size
-        cache[block_T, :, place_T] = torch.where(is_write_T11, new[source_T], cache[block_T, :, place_T])
+        parts = [(new.to(cache.dtype), cache)]
+        if has_scales(cache.dtype):
+            codes, scales = encoded(new, cache.dtype)
+            parts = [(codes, codes_of(cache)), (scales[..., None], scales_of(cache)[..., None])]
+        for rows, part in parts:
+            part[block_T, :, place_T] = torch.where(is_write_T11, rows[source_T], part[block_T, :, place_T])

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quire.worker.layers.quantization.by_rows import by_rows
+
 # What the packed layouts hold: groups of 4-bit codes, and the narrowest group of 8-bit ones.
 _GROUPS_OF_4_BITS = (32, 64, 128)
 _LEAST_GROUP = {4: 32, 8: 16}
-# Numbers that are worked on at a time, so that intermediate results stay in a processor's cache.
-_CHUNK = 2**18
+# An offset of more steps than this has a last bit that is wider than all codes of 4 bits.
+_MOST_STEPS = 2.0**14
 
 
 class GroupBorderError(ValueError):
@@ -109,28 +111,32 @@ class QuantizedWeight:
         return fitted.regrouped(max(fitting)) if fitting else fitted.widened()
 
     def _with_scales(self) -> QuantizedWeight:
-        """Groups of one number (scale 0) as one step of that number: layouts keep offsets as multiples of scales."""
+        """Groups of one number as one step of that number: layouts keep an offset as a multiple of its scale, in 11
+        bits, from which steps that are far smaller than the offset vanish."""
         if self.offsets is None:
             return self
-        constant = (self.scales == 0) & (self.offsets != 0)
+        constant = self.offsets.abs() > self.scales.abs() * _MOST_STEPS
         if not constant.any():
             return self
         columns = constant.repeat_interleave(self.group_size, 1)
-        scales, offsets = torch.where(constant, self.offsets, self.scales), self.offsets.masked_fill(constant, 0.0)
+        means = self.values.view(-1, self.num_groups, self.group_size).to(torch.float32).mean(2)
+        scales = torch.where(constant, self.offsets + self.scales * means, self.scales)
+        offsets = self.offsets.masked_fill(constant, 0.0)
         return replace(self, values=self.values.masked_fill(columns, 1), scales=scales, offsets=offsets)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weight itself, [N, K]."""
         num_rows, num_columns = self.shape
         out = torch.empty(num_rows, num_columns, dtype=dtype, device=self.values.device)
-        step = max(1, _CHUNK // max(1, num_columns))
-        for begin in range(0, num_rows, step):
-            rows = slice(begin, begin + step)
+
+        def compute(rows: slice) -> None:
             codes = self.values[rows].to(torch.float32).view(-1, self.num_groups, self.group_size)
             weight = codes.mul_(self.scales[rows, :, None])
             if self.offsets is not None:
                 weight.add_(self.offsets[rows, :, None])
             out[rows] = weight.view(-1, num_columns)
+
+        by_rows(num_rows, num_columns, compute)
         return out
 
 

@@ -1,16 +1,14 @@
 """Float weights rounded to 8 or 4 bits: the arithmetic that the schemes share.
 
-Works on some rows at a time: a chunk and what is computed from it stay in the processor's cache, and a large weight
-never stands beside a copy of itself in float32.
+Works on some rows at a time, so that a large weight never stands beside a copy of itself in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
+from quire.worker.layers.quantization.by_rows import by_rows
 from quire.worker.layers.quantization.quantized_weight import QuantizedWeight
 
 INT4_GROUP = 32
@@ -20,7 +18,6 @@ _LEAST_SCALE = 1e-30
 # Steps of a group's largest weight at which the code of greatest magnitude, -8, is put. Some large weights may be cut
 # off if that serves the many small ones: the step with the least squared error wins, and is fitted once more.
 _INT4_STEPS = (8.0, 8.6)
-_CHUNK = 2**17
 
 
 def to_int8(weight_NK: Tensor, *, weight_only: bool) -> QuantizedWeight:
@@ -28,11 +25,14 @@ def to_int8(weight_NK: Tensor, *, weight_only: bool) -> QuantizedWeight:
     num_rows, num_columns = weight_NK.shape
     values = torch.empty(num_rows, num_columns, dtype=torch.int8, device=weight_NK.device)
     scales = torch.empty(num_rows, 1, dtype=torch.float32, device=weight_NK.device)
-    for rows in _chunks(num_rows, num_columns):
+
+    def round_rows(rows: slice) -> None:
         chunk = weight_NK[rows].to(torch.float32)
         scale = chunk.abs().amax(1, keepdim=True).div_(_INT8_MOST).clamp_(min=_LEAST_SCALE)
         values[rows] = (chunk / scale).round_().clamp_(-_INT8_MOST, _INT8_MOST)
         scales[rows] = scale
+
+    by_rows(num_rows, num_columns, round_rows)
     return QuantizedWeight(values, scales, None, bits=8, weight_only=weight_only)
 
 
@@ -42,11 +42,13 @@ def to_int4(weight_NK: Tensor, *, weight_only: bool, group: int = INT4_GROUP) ->
     num_groups = num_columns // group
     values = torch.empty(num_rows, num_columns, dtype=torch.uint8, device=weight_NK.device)
     scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=weight_NK.device)
-    for rows in _chunks(num_rows, num_columns):
-        groups = weight_NK[rows].to(torch.float32).reshape(-1, group)
-        codes, scale = _best_int4(groups)
+
+    def round_rows(rows: slice) -> None:
+        codes, scale = _best_int4(weight_NK[rows].to(torch.float32).reshape(-1, group))
         values[rows] = codes.add_(8.0).view(-1, num_columns)
         scales[rows] = scale.view(-1, num_groups)
+
+    by_rows(num_rows, num_columns, round_rows)
     return QuantizedWeight(values, scales, scales * -8.0, bits=4, weight_only=weight_only)
 
 
@@ -74,8 +76,3 @@ def _rounded(groups: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     product, square = (groups * codes).sum(1, keepdim=True), codes.square().sum(1, keepdim=True)
     explained = product.square().div_(square.clamp(min=1.0))
     return codes, torch.where(square > 0, product / square.clamp(min=1.0), scale), explained
-
-
-def _chunks(num_rows: int, num_columns: int) -> Iterator[slice]:
-    step = max(1, _CHUNK // max(1, num_columns))
-    return (slice(begin, begin + step) for begin in range(0, num_rows, step))
