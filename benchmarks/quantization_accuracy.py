@@ -1,8 +1,8 @@
 """What quantising costs in accuracy: divergence from float32, agreement of greedy tokens, and tasks that were learned.
 
-    python -m benchmarks.quantization_accuracy                    # the embedded model; a random one of Qwen3-0.6B's shape
-    python -m benchmarks.quantization_accuracy --count 200        # as many prompts a task as in the model's card
-    python -m benchmarks.quantization_accuracy --tasks 0          # divergence alone
+    python -m benchmarks.quantization_accuracy                # the embedded model; a random one of Qwen3-0.6B's shape
+    python -m benchmarks.quantization_accuracy --count 200    # as many prompts a task as in the model's card
+    python -m benchmarks.quantization_accuracy --tasks 0      # divergence alone
 
 KL is the mean over positions of sum p log(p / q) in nats, p being the probabilities of the model in float32. Agreement
 is the share of positions at which both would choose the same token. Both are taken on texts of the tasks with the right

@@ -153,3 +153,12 @@ def test_a_kind_of_file_may_follow_a_hub_name(gguf_file, tmp_path, monkeypatch):
 def test_activations_of_a_quantised_file_are_bfloat16_on_a_cpu(gguf_file):
     assert ModelFacts.read(gguf_file).dtype == "float16"
     assert resolve(EngineOptions(model=str(gguf_file), device="cpu"))[0].worker.dtype == "bfloat16"
+
+
+def test_engines_share_keys_and_values_only_if_their_weights_are_alike():
+    alike, plain, other = (
+        resolve(EngineOptions(device="cpu", quantization=name))[0].worker.model_as_run
+        for name in ("int8", None, "int4")
+    )
+    assert len({alike, plain, other}) == 3
+    assert alike == resolve(EngineOptions(device="cpu", quantization="int8"))[0].worker.model_as_run

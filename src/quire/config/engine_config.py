@@ -51,6 +51,11 @@ class WorkerConfig:
     # where KV comes from and goes to beside the cache; None: nowhere
     kv_connector: KVConnectorConfig | None = None
 
+    @property
+    def model_as_run(self) -> str:
+        """The model and the form of its weights: only engines that agree in it compute the same keys and values."""
+        return " ".join(filter(None, (self.model_path, self.dtype, self.quantization)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

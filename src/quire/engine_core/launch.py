@@ -47,7 +47,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         with phases.measure("measure speculation"):
             speculation = _speculation(config, SpeculationCosts(**executor.control("measure_speculation", {})))
     kv_dtype = config.worker.kv_cache_dtype or config.worker.dtype
-    layout = CacheLayout.of(config.worker.model_path, kv_dtype, config.block_size, groups, measured.layers)
+    layout = CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
     connector = make_scheduler_half(config.kv_connector, layout)
     scheduler = make_scheduler(config, plan, policy=policy, costs=costs, speculation=speculation, connector=connector)
     is_ahead, reason = _runs_ahead(config, measured)

@@ -141,7 +141,7 @@ class _Runner:
     """Runs seeds here, or in processes of their own. Results come in the order of the seeds."""
 
     def __init__(self, processes: int) -> None:
-        self._pool = multiprocessing.get_context("spawn").Pool(processes) if processes > 1 else None
+        self._pool = multiprocessing.get_context("spawn").Pool(processes, _be_quiet) if processes > 1 else None
 
     def __enter__(self) -> _Runner:
         return self
@@ -152,6 +152,11 @@ class _Runner:
 
     def run(self, seeds: Iterable[int]) -> Iterator[SeedResult]:
         return map(result_of, seeds) if self._pool is None else self._pool.imap(result_of, seeds)
+
+
+def _be_quiet() -> None:
+    """What an engine warns of is meant to happen here."""
+    logging.getLogger("quire").addHandler(logging.NullHandler())
 
 
 def _show(state: SoakState, num_steps: int) -> None:
@@ -182,8 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="run this workload alone, and show what breaks")
     parser.add_argument("--plain", action="store_true", help="first in first out, synchronously, without drafts")
     options = parser.parse_args(arguments)
-    # what an engine warns of is meant to happen here
-    logging.getLogger("quire").addHandler(logging.NullHandler())
+    _be_quiet()
     if options.seed is not None:
         # a broken rule ends here, with its traceback
         workload = run_seed(options.seed, engine=PLAIN_ENGINE if options.plain else None)

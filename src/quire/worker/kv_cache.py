@@ -11,8 +11,8 @@ draft brings, are counted for themselves and have tensors of their own, over the
     tensor 0   layer 0     layer 10             head 0: keys [block_size, head_dim], values [block_size, value_dim]
     tensor 1   layer 1     layer 11             head 1: keys, values                                           ...
 
-What attention reads one after the other lies side by side, so that memory is read in long runs. A layer's caches are two
-views of its tensor. What a key or a value is kept as: `kernels/cache_format.py`.
+What attention reads one after the other lies side by side, so that memory is read in long runs. A layer's caches are
+two views of its tensor. What a key or a value is kept as: `kernels/cache_format.py`.
 """
 
 from __future__ import annotations

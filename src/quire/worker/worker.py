@@ -84,7 +84,7 @@ class Worker:
         cache.open_swap_space(num_host_blocks, self._host_memory)
         specs = [layer.spec for layer in cached_layers.values()]
         kv_dtype = config.kv_cache_dtype or config.dtype
-        layout = CacheLayout.of(config.model_path, kv_dtype, config.block_size, groups, specs)
+        layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
         if self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
             for module in self._proposer.recordable(model):

@@ -1,4 +1,4 @@
-"""Keys and values in another type than the model: what it costs in accuracy, and that everything else stays as it is."""
+"""Keys and values in another type than the model: what it costs in accuracy, and that all else stays as it is."""
 
 import pytest
 import torch

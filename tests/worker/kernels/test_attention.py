@@ -6,16 +6,8 @@ import pytest
 import torch
 
 from quire.testing import kernel_contracts as contracts
-from quire.testing.kernel_contracts import (
-    ATTENTION_CASES,
-    CACHE_DTYPES,
-    CODES,
-    DTYPES,
-    LONG,
-    MIXED,
-    REFERENCE,
-    AttentionCase,
-)
+from quire.testing.attention_cases import ATTENTION_CASES, CACHE_DTYPES, CODES, DTYPES, LONG, MIXED, AttentionCase
+from quire.testing.kernel_contracts import REFERENCE
 from quire.worker.kernels import cpu
 
 DENSE_CASES = [case for case in ATTENTION_CASES if not case.soft_cap and not case.has_sinks]
@@ -48,6 +40,33 @@ def crew_of():
     """Sets the number of threads, and puts it back."""
     yield cpu.set_crew
     cpu.set_crew(torch.get_num_threads())
+
+
+SHARING = ((1, 1100), (1, 1101), (3, 1200), (0, 1100), (1, 1099), (1, 1098))
+
+
+@pytest.mark.parametrize("num_shared", [64, 128, 512, 700, 1090])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int8])
+def test_shared_blocks_do_not_show(cpu_kernels, crew_of, num_shared, kind):
+    case = AttentionCase(sequences=SHARING, head_dim=32, dtype=torch.bfloat16, cache_dtype=kind, block_size=4)
+    contracts.check_sharing(cpu_kernels, case, num_shared)
+    crew_of(3)
+    contracts.check_sharing(cpu_kernels, case, num_shared)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        AttentionCase(sequences=((1, 700),) * 40, num_heads=6, has_sinks=True, soft_cap=20.0, head_dim=16),
+        AttentionCase(sequences=((1, 700),) * 3, sliding_window=300, head_dim=16),
+        AttentionCase(sequences=((1, 577), (1, 640), (1, 577), (30, 700)), num_heads=32, num_kv_heads=1, head_dim=16),
+        AttentionCase(sequences=((1, 577), (1, 640), (1, 577), (30, 700)), num_heads=16, num_kv_heads=2, head_dim=16),
+    ],
+    ids=str,
+)
+def test_many_that_share_blocks(cpu_kernels, case):
+    """More rows than one tile; a window; many heads; a prompt among single tokens."""
+    contracts.check_sharing(cpu_kernels, case, 576)
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)

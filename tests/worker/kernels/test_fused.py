@@ -5,7 +5,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from quire.testing import fused_contracts
-from quire.testing.kernel_contracts import DTYPES, REFERENCE, assert_close
+from quire.testing.attention_cases import DTYPES
+from quire.testing.kernel_contracts import REFERENCE, assert_close
 
 pytestmark = pytest.mark.parametrize("dtype", DTYPES)
 

@@ -104,6 +104,14 @@ def test_rows_may_lie_anywhere(product_kernels):
         torch.testing.assert_close(y, x @ weight.T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(4, 0), (0, 8), (0, 0)])
+def test_a_weight_may_be_empty(product_kernels, num_rows, num_columns):
+    packed, bias = product_kernels.pack_weight(torch.empty(num_rows, num_columns)), torch.arange(float(num_rows))
+    assert product_kernels.unpack_weight(packed).shape == (num_rows, num_columns)
+    y = product_kernels.packed_linear(torch.empty(3, num_columns), packed, bias)
+    assert torch.equal(y, bias.expand(3, -1))
+
+
 def test_a_weight_of_any_strides_can_be_packed(product_kernels):
     wide = torch.randn(90, 200)
     for weight in (wide[3:80, 11:111], wide[::2, :64]):
@@ -150,6 +158,7 @@ def test_what_cannot_be_quantized_is_refused(product_kernels):
         ((values, scales, None, 4), "codes 0 to 15"),
         ((values, scales, None, 5), "4 or 8"),
         ((values.float(), scales, None, 8), "int8 or uint8"),
+        ((values[:, :0].contiguous(), scales, None, 8), "at least one input"),
         ((values, scales.double(), None, 8), "scales must be"),
         ((values, scales * 0, torch.ones(4, 1), 8), "too large for its scale"),
     ):

@@ -5,7 +5,7 @@ import torch
 
 from quire.testing import fused_contracts
 from quire.testing import kernel_contracts as contracts
-from quire.testing.kernel_contracts import ATTENTION_CASES, DTYPES
+from quire.testing.attention_cases import ATTENTION_CASES, DTYPES, ONES, AttentionCase
 from quire.worker import kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -30,7 +30,7 @@ def test_small_operations(dtype):
 
 
 def test_single_tokens_do_not_wait_for_the_device():
-    batch = contracts.make_batch(contracts.AttentionCase(sequences=contracts.ONES), "cuda")
+    batch = contracts.make_batch(AttentionCase(sequences=ONES), "cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
         batch.attend(kernels)

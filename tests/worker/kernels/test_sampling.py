@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.testing import sampling_contracts as contracts
-from quire.testing.kernel_contracts import DTYPES
+from quire.testing.attention_cases import DTYPES
 from quire.testing.sampling_contracts import LIMITS, NO_LIMIT, REFERENCE, VOCAB_SIZES, Limits, logits_of
 from quire.worker import kernels
 from quire.worker.kernels import cpu
@@ -173,6 +173,10 @@ def test_wrong_arguments_are_refused(cpu_kernels):
         cpu_kernels.choose_tokens(logits, None, **Limits().settings(np.zeros(3)))
     with pytest.raises(RuntimeError, match="top_k must be positive"):
         cpu_kernels.choose_tokens(logits, None, **Limits(top_k=0).settings(np.zeros(2)))
+    with pytest.raises(RuntimeError, match="min_p must not be above 1"):
+        cpu_kernels.choose_tokens(logits, None, **Limits(min_p=1.5).settings(np.zeros(2)))
+    with pytest.raises(RuntimeError, match="temperature must be"):
+        cpu_kernels.choose_tokens(logits, None, **Limits(temperature=float("nan")).settings(np.zeros(2)))
     with pytest.raises(RuntimeError, match="token 9 is not in a vocabulary of 9"):
         cpu_kernels.token_logprobs(logits, None, torch.tensor([9, 0]), 1)
     with pytest.raises(RuntimeError, match="between 0 and the vocabulary"):

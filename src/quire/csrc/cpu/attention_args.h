@@ -12,9 +12,6 @@ constexpr int KEY_TILE = 64;
 constexpr int PARTITION = 512;
 // Query rows (tokens times heads of a group) that share one pass over the keys.
 constexpr int MAX_ROWS = 96;
-// Up to so many rows of one key head, keys and values are multiplied as they lie in the cache, and the work on a tile of
-// keys goes through several key heads: what these have of a block lies side by side.
-constexpr int FEW_ROWS = 8;
 // Rows of float scratch are padded to this many floats: what one load of two bfloat16 vectors fills.
 constexpr int LANES = 32;
 
@@ -24,6 +21,10 @@ enum class CacheFormat { float32, bfloat16, float16, int8, fp8 };
 constexpr int SCALE_BYTES = 4;
 
 inline bool has_scales(CacheFormat format) { return format == CacheFormat::int8 || format == CacheFormat::fp8; }
+
+// Up to so many rows of one key head, keys and values are multiplied as they lie in the cache, and the work on a tile of
+// keys goes through several key heads: what these have of a block lies side by side.
+inline int few_rows(CacheFormat format) { return has_scales(format) ? 4 : 12; }
 
 // Integers in memory that may change between two runs of a step: int32 or int64, as they come.
 struct Indices {
@@ -64,15 +65,27 @@ struct QueryTile {
   int64_t first_position;         // of the first token, in its sequence
 };
 
-// What one thread does at a time: a tile of query rows for some key heads, and the partitions of its keys [first, end).
+// States of the rows of a tile after each of some partitions, from the first on: values, then maximum and sum, of all
+// rows. Those of the next key head begin `head_stride` floats further on.
+struct States {
+  float* at;
+  int64_t head_stride;
+  int64_t num_rows, first_row;  // of the tile that left them; and which of its rows is the first one here
+};
+
+// What one thread does at a time: a tile of query rows for some key heads, and the keys [first, end); the first is a
+// multiple of KEY_TILE.
 struct Work {
   QueryTile tile;
   int kv_head, num_kv_heads;
-  int64_t first_partition, end_partition;
-  // Null if the work has all partitions of its tile: then it writes the output. Otherwise it leaves the states of its
-  // partitions here, one after the other, those of the next key head `partials_stride` further on.
-  float* partials;
-  int64_t partials_stride;
+  int64_t first_key, end_key;
+  // Where it leaves the states of its partitions, with `at` for the first of them and for kv_head. Null: the work has all
+  // keys of its tile that are not shared, and writes the output.
+  States states;
+  // Keys [0, shared_keys) are shared with other sequences and have been seen to: these are the states of the rows after
+  // partitions 0, 1, ... of them, for kv_head. The last may lack keys, which come first in this work.
+  States shared;
+  int64_t shared_keys;
   bool follows;  // the call before this one on the same scratch was told that this work comes next
 };
 
@@ -92,7 +105,7 @@ struct StoreArgs {
 struct AttentionKernels {
   // `next` (or null) is what the same thread does next.
   void (*attend)(const AttentionArgs&, const Work&, const Work* next, float* scratch);
-  // Folds the states of all partitions of a tile, for one key head, in order, and writes the output.
+  // Folds the states of all partitions of a tile in order and writes the output; `work` has all its keys.
   void (*combine)(const AttentionArgs&, const Work&, float* scratch);
   void (*store_rows)(const StoreArgs&, int64_t begin, int64_t end);  // of tokens [begin, end)
 };

@@ -52,10 +52,18 @@ QUIRE_INLINE float sum_lanes(vf a) {
 #endif
 }
 
+// Keeps a vector in its register: the compiler would rather load it again each time.
+QUIRE_INLINE void keep(vf& x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#endif
+}
+
 // The products of R rows with four keys, added up by fours. Keys are read one after the other: only what is read in the
 // order of addresses wakes the hardware's prefetcher. LINES: vectors of words of a row if they are all full, else 0.
 template <class C, int R, int LINES>
-QUIRE_INLINE void score_four(const float* q, int64_t q_stride, const C* const* k, Ahead& ahead, int64_t dim, vf* out) {
+QUIRE_INLINE void score_four(const float* q, int64_t q_stride, const vf (*x)[LINES > 0 ? LINES : 1], const C* const* k,
+                             Ahead& ahead, int64_t dim, vf* out) {
   constexpr int per_word = Format<C>::per_word, step = W * per_word;
   vf acc[4][R];
 #pragma GCC unroll 4
@@ -69,7 +77,7 @@ QUIRE_INLINE void score_four(const float* q, int64_t q_stride, const C* const* k
       for (int line = 0; line < LINES; ++line) {
         const vf y = load_words(key + line * step, step);
 #pragma GCC unroll 2
-        for (int r = 0; r < R; ++r) acc[i][r] = multiply_add<per_word>(load(q + r * q_stride + line * W), y, acc[i][r]);
+        for (int r = 0; r < R; ++r) acc[i][r] = multiply_add<per_word>(x[r][line], y, acc[i][r]);
       }
     } else {
       for (int64_t c = 0; c < dim; c += step) {
@@ -90,10 +98,18 @@ QUIRE_INLINE void score_four(const float* q, int64_t q_stride, const C* const* k
 template <class C, int R, int LINES>
 static void score_few(const float* q, int64_t q_stride, const C* const* k, Ahead& ahead, int64_t dim, int last,
                       float* s) {
+  vf x[R][LINES > 0 ? LINES : 1];
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int line = 0; line < LINES; ++line) {
+      x[r][line] = load(q + r * q_stride + line * W);
+      if constexpr (R * LINES <= 8) keep(x[r][line]);
+    }
   for (int j = 0; j < last; j += W) {
     vf sums[R][W / 4];
 #pragma GCC unroll 1
-    for (int i = 0; i < W / 4; ++i) score_four<C, R, LINES>(q, q_stride, k + j + 4 * i, ahead, dim, &sums[0][i]);
+    for (int i = 0; i < W / 4; ++i) score_four<C, R, LINES>(q, q_stride, x, k + j + 4 * i, ahead, dim, &sums[0][i]);
 #pragma GCC unroll 2
     for (int r = 0; r < R; ++r) store(s + r * KEY_TILE + j, sum_of_fours(sums[r]));
   }

@@ -70,7 +70,7 @@ QUIRE_INLINE float softmax_row(const Softmax& softmax, float* s, int first, int 
   const float shift = now == -__builtin_inff() ? 0.0f : now;
   float correction = 1.0f;
   if (now != before) {
-    correction = exp2_of(before - shift);
+    correction = before == -__builtin_inff() ? 0.0f : exp2_of(before - shift);
     *maximum = now;
   }
   vf total = zero();

@@ -40,9 +40,17 @@ struct Scratch {
   }
 };
 
-int64_t first_tile(const AttentionArgs& args, const Work& work) {
-  return max64(work.first_partition * PARTITION, first_visible(args, work.tile) / KEY_TILE * KEY_TILE);
-}
+// The rows of one key head after one partition.
+struct RowStates {
+  float *values, *maximum, *sum;
+
+  RowStates(const States& states, int head, int64_t partition, int64_t e) {
+    const int64_t n = states.num_rows;
+    values = states.at + head * states.head_stride + partition * n * (e + 2) + states.first_row * e;
+    maximum = values + n * e - states.first_row * (e - 1);
+    sum = maximum + n;
+  }
+};
 
 // Where the keys and values of one tile of 64 positions lie. What no row of the query sees, at either end, is never
 // read, for its block may be gone.
@@ -65,7 +73,7 @@ template <class C> struct Rows {
     const char* v_head = args.v_cache + work.kv_head * args.v_head_stride;
     num_runs = 0;
     first = static_cast<int>(max64(0, first_visible(args, tile) - base));
-    last = static_cast<int>(max64(first, min64(KEY_TILE, tile.first_position + tile.num_tokens - base)));
+    last = static_cast<int>(max64(first, min64(KEY_TILE, work.end_key - base)));
     int64_t index = (base + first) / size, place = base + first - index * size;
     for (int j = first; j < last; ++index, place = 0) {
       const int64_t block = args.block_tables[row + index];
@@ -134,12 +142,10 @@ template <class C> struct TileKernel {
   const Work& work;
   const QueryTile& tile;
   Scratch scratch;
-  int rows;         // of one key head
-  int64_t end_key;  // after what any row of the tile sees
+  int rows;  // of one key head
 
   TileKernel(const AttentionArgs& a, const Work& w, float* p) : args(a), work(w), tile(w.tile), scratch(a, p) {
     rows = static_cast<int>(num_rows(tile));
-    end_key = tile.first_position + tile.num_tokens;
   }
 
   // Row r of a key head is query head r % num_heads of token r / num_heads; key head h begins at row h * rows.
@@ -181,7 +187,7 @@ template <class C> struct TileKernel {
     const float* q = scratch.q + h * rows * d;
     float* s = scratch.s;
     Ahead& ahead = *scratch.ahead;
-    if (rows <= FEW_ROWS) {
+    if (rows <= few_rows(args.format)) {
       for (int r = 0; r < rows; r += 2, q += 2 * d, s += 2 * KEY_TILE) {
         if (rows - r == 1) score_few<C, 1>(q, d, keys.k, ahead, args.head_dim, keys.last, s);
         else score_few<C, 2>(q, d, keys.k, ahead, args.head_dim, keys.last, s);
@@ -225,7 +231,7 @@ template <class C> struct TileKernel {
     const float *p = scratch.s, *correction = scratch.correction;
     float* o = scratch.part + h * rows * e;
     Ahead& ahead = *scratch.ahead;
-    if (rows <= FEW_ROWS) {
+    if (rows <= few_rows(args.format)) {
       for (int r = 0; r < rows; r += 2, p += 2 * KEY_TILE, correction += 2, o += 2 * e) {
         if (rows - r == 1) add_few<C, 1>(p, correction, keys.v, ahead, keys.first, keys.last, width, o, e);
         else add_few<C, 2>(p, correction, keys.v, ahead, keys.first, keys.last, width, o, e);
@@ -248,38 +254,60 @@ template <class C> struct TileKernel {
     }
   }
 
-  void start_partition() {
+  // Zero, or what was shared of this partition.
+  void start_partition(int64_t base) {
+    const int64_t e = scratch.e;
+    if (base % PARTITION != 0 && base == work.shared_keys) {
+      for (int h = 0; h < work.num_kv_heads; ++h) {
+        const RowStates from(work.shared, h, base / PARTITION, e);
+        memcpy(scratch.part + h * rows * e, from.values, sizeof(float) * rows * e);
+        memcpy(scratch.maximum + h * rows, from.maximum, sizeof(float) * rows);
+        memcpy(scratch.sum + h * rows, from.sum, sizeof(float) * rows);
+      }
+      return;
+    }
     const int all = work.num_kv_heads * rows;
     for (int r = 0; r < all; ++r) {
       scratch.maximum[r] = -__builtin_inff();
       scratch.sum[r] = 0.0f;
     }
-    memset(scratch.part, 0, sizeof(float) * all * scratch.e);
+    memset(scratch.part, 0, sizeof(float) * all * e);
   }
 
   // Folds the partition into the total, or leaves its states.
   void end_partition(int64_t partition) {
     const int64_t e = scratch.e;
-    if (work.partials == nullptr) {
+    if (work.states.at == nullptr) {
       for (int r = 0; r < work.num_kv_heads * rows; ++r) {
         fold_row(r, scratch.part + r * e, scratch.maximum[r], scratch.sum[r]);
       }
       return;
     }
     for (int h = 0; h < work.num_kv_heads; ++h) {
-      float* to = work.partials + h * work.partials_stride + (partition - work.first_partition) * partial_floats(args, rows);
-      memcpy(to, scratch.part + h * rows * e, sizeof(float) * rows * e);
-      memcpy(to + rows * e, scratch.maximum + h * rows, sizeof(float) * rows);
-      memcpy(to + rows * (e + 1), scratch.sum + h * rows, sizeof(float) * rows);
+      const RowStates to(work.states, h, partition - work.first_key / PARTITION, e);
+      memcpy(to.values, scratch.part + h * rows * e, sizeof(float) * rows * e);
+      memcpy(to.maximum, scratch.maximum + h * rows, sizeof(float) * rows);
+      memcpy(to.sum, scratch.sum + h * rows, sizeof(float) * rows);
     }
   }
 
+  // Nothing, and then what was shared of whole partitions.
   void start_total() {
     const int all = work.num_kv_heads * rows;
     memset(scratch.total, 0, sizeof(float) * all * scratch.e);
     for (int r = 0; r < all; ++r) {
       scratch.total_maximum[r] = -__builtin_inff();
       scratch.total_sum[r] = 0.0f;
+    }
+    for (int64_t p = 0; p < work.shared_keys / PARTITION; ++p) fold(work.shared, p);
+  }
+
+  void fold(const States& states, int64_t partition) {
+    for (int h = 0; h < work.num_kv_heads; ++h) {
+      const RowStates from(states, h, partition, scratch.e);
+      for (int r = 0; r < rows; ++r) {
+        fold_row(h * rows + r, from.values + r * scratch.e, from.maximum[r], from.sum[r]);
+      }
     }
   }
 
@@ -288,6 +316,11 @@ template <class C> struct TileKernel {
     const float before = scratch.total_maximum[r];
     const float top = maximum > before ? maximum : before;
     if (top == -__builtin_inff() && sum == 0) return;  // nothing seen, and no NaN to pass on
+    if (before == -__builtin_inff() && scratch.total_sum[r] == 0) {
+      scratch.total_maximum[r] = maximum, scratch.total_sum[r] = sum;
+      memcpy(scratch.total + r * scratch.e, values, sizeof(float) * scratch.e);
+      return;
+    }
     const float a = exp2_of(before - top), b = exp2_of(maximum - top);
     scratch.total_maximum[r] = top;
     scratch.total_sum[r] = scratch.total_sum[r] * a + sum * b;
@@ -347,8 +380,8 @@ template <class C> struct TileKernel {
       case DType::bfloat16: load_queries<bf16>(); break;
       case DType::float16: load_queries<fp16>(); break;
     }
-    if (work.partials == nullptr) start_total();
-    const int64_t begin = first_tile(args, work), end = min64(end_key, work.end_partition * PARTITION);
+    if (work.states.at == nullptr) start_total();
+    const int64_t begin = work.first_key, end = work.end_key;
     Rows<C> buffers[2];
     Rows<C>*keys = buffers, *after = buffers + 1;
     if (begin < end) keys->find(args, work, begin);
@@ -357,12 +390,12 @@ template <class C> struct TileKernel {
       if (begin < end) keys->will_be_used(args, 0, scratch.ahead);
     }
     for (int64_t base = begin; base < end; base += KEY_TILE) {
-      if (base == begin || base % PARTITION == 0) start_partition();
+      if (base == begin || base % PARTITION == 0) start_partition(base);
       const bool is_last = base + KEY_TILE >= end;
       if (!is_last) {
         after->find(args, work, base + KEY_TILE);
       } else if (next != nullptr) {
-        after->find(args, *next, first_tile(args, *next));
+        after->find(args, *next, next->first_key);
       } else {
         after->num_runs = 0;
       }
@@ -388,16 +421,13 @@ template <class C> struct TileKernel {
       Rows<C>* const done = keys;
       keys = after, after = done;
     }
-    if (work.partials == nullptr) write_out();
+    if (work.states.at == nullptr) write_out();
   }
 
   void combine() {
     start_total();
-    const float* states = work.partials;
-    for (int64_t p = work.first_partition; p < work.end_partition; ++p, states += partial_floats(args, rows)) {
-      const float* tail = states + rows * scratch.e;
-      for (int r = 0; r < rows; ++r) fold_row(r, states + r * scratch.e, tail[r], tail[rows + r]);
-    }
+    const int64_t first = work.first_key / PARTITION, end = (work.end_key + PARTITION - 1) / PARTITION;
+    for (int64_t p = first; p < end; ++p) fold(work.states, p - first);
     write_out();
   }
 };

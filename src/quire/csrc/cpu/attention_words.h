@@ -60,9 +60,13 @@ QUIRE_INLINE vf load_words(const bf16* p, int64_t n) {
 // Two vectors of floats as bfloat16, a first.
 QUIRE_INLINE vf pairs_of(vf a, vf b) { return (vf)_mm512_cvtne2ps_pbh(b, a); }
 QUIRE_INLINE vf load_words(const i8* p, int64_t n) {
+  const auto floats = [](__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); };
+  if (n >= 2 * W) {
+    const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+    return pairs_of(floats(_mm_loadu_si128(halves)), floats(_mm_loadu_si128(halves + 1)));
+  }
   const __m256i codes = load_codes(p, n);
-  return pairs_of(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(codes))),
-                  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1))));
+  return pairs_of(floats(_mm256_castsi256_si128(codes)), floats(_mm256_extracti128_si256(codes, 1)));
 }
 QUIRE_INLINE vf load_words(const e4m3* p, int64_t n) {
   const __m512i extended = _mm512_cvtepi8_epi16(load_codes(p, n));  // sign in bits 7 to 15

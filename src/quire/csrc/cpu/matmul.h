@@ -87,7 +87,7 @@ struct MatmulKernels {
   // Bytes of a prepared row, and of the scratch that `multiply` needs for a call with so many rows.
   int64_t (*prepared_row_bytes)(const MatmulArgs&);
   int64_t (*scratch_bytes)(int64_t rows);
-  // Tiles [begin, end). `prepared` begins with tile 0; `scratch` holds prepare_scratch_bytes().
+  // Tiles [begin, end). `prepared` begins with tile 0; `scratch` has room for a prepared tile.
   void (*prepare)(const MatmulArgs&, const Tiles&, int64_t begin, int64_t end, char* prepared, char* scratch);
   // Rows of tiles [begin, end), columns of panels [first_panel, last_panel).
   void (*multiply)(const MatmulArgs&, const Tiles&, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel,

@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t HEAD = sizeof(PackedHeader);
 constexpr int VALUES_PER_WORD[] = {1, 2, 2, 4, 4};
 alignas(64) constexpr char ZEROS[64] = {};
+// Each word of a row lies in a cache line of its own: so many are fetched ahead.
+constexpr int64_t WORDS_AHEAD = 32;
 
 // Sixteen words of four rows into four columns of sixteen words.
 void transpose_words(const char* const rows[4], char* to) {
@@ -190,7 +192,9 @@ const char* fault_of(const PackedHeader& header, int64_t bytes) {
   if (header.version != PACKED_VERSION) return "the weight was packed by another version; pack it again";
   if (header.layout != PackedLayout::panels) return "the weight was packed for the kernels in plain PyTorch";
   const int format = static_cast<int>(header.format);
-  if (format < 0 || format > 4 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0) {
+  if (format < 0 || format > 4 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0 ||
+      (header.format >= WeightFormat::int8 && header.num_columns == 0) ||
+      (header.group > 0 && header.num_columns % header.group != 0)) {
     return "the header of the packed weight is damaged";
   }
   return bytes == packed_bytes(header) ? nullptr : "the packed weight is not as long as its header says";
@@ -269,15 +273,22 @@ void unpack_row(const PackedView& weight, int64_t row, float* to) {
   const char* panel = weight.data + row / PANEL_COLUMNS * weight.panel_bytes;
   const int64_t column = row % PANEL_COLUMNS;
   if (weight.is_quantized()) return unpack_codes(weight, panel, column, to);
-  for (int64_t k = 0; k < weight.columns; ++k) {
-    const char* word = panel + (k / weight.values_per_word * PANEL_COLUMNS + column) * 4;
-    if (weight.format == WeightFormat::float32) {
+  const char* word = panel + column * 4;
+  if (weight.format == WeightFormat::float32) {
+    for (int64_t k = 0; k < weight.columns; ++k, word += PANEL_COLUMNS * 4) {
+      __builtin_prefetch(word + WORDS_AHEAD * PANEL_COLUMNS * 4);
       std::memcpy(to + k, word, 4);
-      continue;
     }
-    uint16_t half;
-    std::memcpy(&half, word + k % 2 * 2, 2);
-    to[k] = weight.format == WeightFormat::bfloat16 ? bfloat16_to_float(half) : half_to_float(half);
+    return;
+  }
+  const bool is_bfloat16 = weight.format == WeightFormat::bfloat16;
+  for (int64_t k = 0; k < weight.columns; k += 2, word += PANEL_COLUMNS * 4) {
+    __builtin_prefetch(word + WORDS_AHEAD * PANEL_COLUMNS * 4);
+    uint16_t halves[2];
+    std::memcpy(halves, word, 4);
+    for (int64_t i = 0; i < min64(2, weight.columns - k); ++i) {
+      to[k + i] = is_bfloat16 ? bfloat16_to_float(halves[i]) : half_to_float(halves[i]);
+    }
   }
 }
 

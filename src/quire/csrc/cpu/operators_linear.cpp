@@ -81,6 +81,7 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
                   "values must be a contiguous matrix of int8 or uint8 on the CPU");
   STD_TORCH_CHECK(bits == 8 || !are_signed, "values of 4 bits are codes 0 to 15 in uint8");
   const int64_t rows = values.size(0), columns = values.size(1);
+  STD_TORCH_CHECK(columns > 0, "a quantised weight needs at least one input");
   STD_TORCH_CHECK(scales.dim() == 2 && scales.size(0) == rows && scales.size(1) >= 1, "scales must be [N, groups]");
   const int64_t groups = scales.size(1);
   STD_TORCH_CHECK(groups == 1 || (columns % groups == 0 && columns / groups % 4 == 0), "a group of ", columns, " / ",

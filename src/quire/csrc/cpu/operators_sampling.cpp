@@ -100,7 +100,11 @@ std::tuple<Tensor, Tensor> choose_tokens_op(const Tensor& logits, const std::opt
   const double* top_ps = column<double>(top_p, ScalarType::Double, count, "top_p");
   const float* min_ps = column<float>(min_p, ScalarType::Float, count, "min_p");
   const double* uniforms = column<double>(uniform, ScalarType::Double, count, "uniform");
-  for (int64_t i = 0; i < count; ++i) STD_TORCH_CHECK(top_ks[i] > 0, "top_k must be positive");
+  for (int64_t i = 0; i < count; ++i) {  // anything else could leave no token with a weight
+    STD_TORCH_CHECK(temperatures[i] == 0.0f || temperatures[i] > 1e-30f, "temperature must be 0 or above 1e-30");
+    STD_TORCH_CHECK(top_ks[i] > 0, "top_k must be positive");
+    STD_TORCH_CHECK(min_ps[i] <= 1.0f, "min_p must not be above 1");
+  }
   Tensor tokens = empty({count}, ScalarType::Long), greatest = empty({count}, ScalarType::Float);
   int64_t* token = static_cast<int64_t*>(tokens.mutable_data_ptr());
   float* top = static_cast<float*>(greatest.mutable_data_ptr());
@@ -162,7 +166,8 @@ class GatherStep final : public Step {
 void gather_logits_op(const Tensor& logits, const Tensor& rows, const Tensor& out) {
   check_rows(logits, 2, "logits");
   check_rows(out, 2, "out");
-  STD_TORCH_CHECK(out.scalar_type() == ScalarType::Float && out.size(1) == logits.size(1), "out must be float32 and as wide");
+  STD_TORCH_CHECK(out.scalar_type() == ScalarType::Float && out.size(1) == logits.size(1),
+                  "out must be float32 and as wide as the logits");
   const int64_t count = out.size(0);
   if (count > 0) perform(std::make_unique<GatherStep>(logits, rows, out), Extent{count, count});
 }

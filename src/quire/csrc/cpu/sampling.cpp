@@ -1,3 +1,5 @@
+// What the first thread makes of the chunks of a row; docs/sampling.md says how.
+
 #include "sampling.h"
 
 #include <algorithm>

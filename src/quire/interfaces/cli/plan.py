@@ -61,7 +61,8 @@ def report(
     left = memory - weights
     lines = [
         f"parameters          {shape.num_parameters / 1e9:.3f} billion, {_size(weights)} in {form}",
-        f"KV cache            {per_token:,} bytes a token as {kv_dtype}; {per_token * context / _GIB:.3f} GiB for {context:,} tokens",
+        f"KV cache            {per_token:,} bytes a token as {kv_dtype}; "
+        f"{per_token * context / _GIB:.3f} GiB for {context:,} tokens",
     ]
     if left <= 0:
         return [*lines, f"does not fit        {memory / _GIB:.2f} GiB is less than the weights alone need"]

@@ -7,6 +7,7 @@ Owns nothing of a step: no logits, no lengths. Rows whose next token the core ch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,21 +27,21 @@ class Positions:
     def __init__(self, index: IntArray, size: int, device: torch.device) -> None:
         self.index = index
         self.is_all = len(index) == size
-        (self._index,) = to_device([index], device)
+        self._device = device
 
     def __len__(self) -> int:
         return len(self.index)
 
-    @property
+    @cached_property
     def tensor(self) -> Tensor:
-        return self._index
+        return to_device([self.index], self._device)[0]
 
     def of(self, column: IntArray) -> IntArray:
         return column if self.is_all else column[self.index]
 
     def rows_of(self, logits_NV: Tensor) -> Tensor:
         """The logits at these positions; all of them without a copy."""
-        return logits_NV if self.is_all else logits_NV.index_select(0, self._index)
+        return logits_NV if self.is_all else logits_NV.index_select(0, self.tensor)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ ONLY = {"avx512_vnni": ("matmul.cpp",)}
 COMMON = (
     "arena.cpp",
     "attention.cpp",
+    "attention_plan.cpp",
     "cache.cpp",
     "crew.cpp",
     "isa.cpp",
