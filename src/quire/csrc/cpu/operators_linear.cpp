@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <memory>
+#include <mutex>
 
 #include "matmul_pack.h"
 #include "operators.h"
@@ -12,23 +14,70 @@ namespace quire {
 namespace {
 
 constexpr int64_t HUGE_PAGE = 2 << 20;
+// Weights share regions of so many bytes: many are smaller than a huge page, or end in the middle of one.
+constexpr int64_t REGION_BYTES = 512 << 20;
+// Smaller ones do not matter.
+constexpr int64_t SMALLEST_IN_REGION = 128 << 10;
 
-// Memory for a weight that is read in every step: in huge pages, as far as whole ones fit.
+// Address space in huge pages, given back when the last weight in it is gone. Nothing is committed before it is written.
+class Region {
+ public:
+  explicit Region(int64_t bytes) : length_(round_up(bytes, HUGE_PAGE)), weights_of_page_(length_ / HUGE_PAGE) {
+    void* got = mmap(nullptr, length_ + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                     -1, 0);
+    STD_TORCH_CHECK(got != MAP_FAILED, "no memory for a packed weight of ", bytes, " bytes");
+    mapped_ = static_cast<char*>(got);
+    data_ = mapped_ + (HUGE_PAGE - reinterpret_cast<uintptr_t>(mapped_) % HUGE_PAGE) % HUGE_PAGE;
+    madvise(data_, length_, MADV_HUGEPAGE);
+  }
+  Region(const Region&) = delete;
+  ~Region() { munmap(mapped_, length_ + HUGE_PAGE); }
+
+  // Null if there is no room.
+  char* take(int64_t bytes) {
+    if (used_ + bytes > length_) return nullptr;
+    char* data = data_ + used_;
+    for (int64_t page = used_ / HUGE_PAGE; page <= (used_ + bytes - 1) / HUGE_PAGE; ++page) ++weights_of_page_[page];
+    used_ += round_up(bytes, 64);
+    return data;
+  }
+
+  // Pages that no other weight has a part of go back to the system, even while others keep the region.
+  void give_back(char* data, int64_t bytes) {
+    const int64_t first = data - data_;
+    for (int64_t page = first / HUGE_PAGE; page <= (first + bytes - 1) / HUGE_PAGE; ++page) {
+      if (--weights_of_page_[page] == 0) madvise(data_ + page * HUGE_PAGE, HUGE_PAGE, MADV_DONTNEED);
+    }
+  }
+
+ private:
+  int64_t length_, used_ = 0;
+  std::vector<int> weights_of_page_;
+  char *mapped_, *data_;
+};
+
+std::mutex regions_lock;
+
 Tensor empty_bytes(int64_t bytes) {
-  if (bytes < HUGE_PAGE) return empty({bytes}, ScalarType::Byte);
+  if (bytes < SMALLEST_IN_REGION) return empty({bytes}, ScalarType::Byte);
   // The plain weight that was packed before this one is free by now, but the heap keeps its pages unless it is told.
-  malloc_trim(0);
-  const int64_t length = round_up(bytes, 4096), reserved = length + HUGE_PAGE;
-  void* got = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  STD_TORCH_CHECK(got != MAP_FAILED, "no memory for a packed weight of ", bytes, " bytes");
-  char* start = static_cast<char*>(got);
-  char* data = start + (HUGE_PAGE - reinterpret_cast<uintptr_t>(start) % HUGE_PAGE) % HUGE_PAGE;
-  if (data > start) munmap(start, data - start);
-  if (data + length < start + reserved) munmap(data + length, start + reserved - (data + length));
-  madvise(data, length, MADV_HUGEPAGE);
+  if (bytes >= HUGE_PAGE) malloc_trim(0);
+  static std::weak_ptr<Region> last;
+  std::lock_guard<std::mutex> one_at_a_time(regions_lock);
+  std::shared_ptr<Region> region = last.lock();
+  char* data = region != nullptr ? region->take(bytes) : nullptr;
+  if (data == nullptr) {
+    region = std::make_shared<Region>(max64(bytes, REGION_BYTES));
+    data = region->take(bytes);
+    last = region;
+  }
   const int64_t sizes[] = {bytes}, strides[] = {1};
-  return torch::stable::from_blob(data, {sizes, 1}, {strides, 1}, torch::stable::Device(torch::headeronly::DeviceType::CPU),
-                                  ScalarType::Byte, [length](void* p) { munmap(p, length); });
+  return torch::stable::from_blob(data, {sizes, 1}, {strides, 1},
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU), ScalarType::Byte,
+                                  [region, bytes](void* p) {
+                                    std::lock_guard<std::mutex> alone(regions_lock);
+                                    region->give_back(static_cast<char*>(p), bytes);
+                                  });
 }
 
 PackedHeader header_of(const Tensor& packed) {
