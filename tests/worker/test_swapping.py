@@ -11,6 +11,7 @@ from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker import kernels
+from quire.worker.attention import attention_layers
 from quire.worker.worker import Worker
 
 
@@ -76,10 +77,11 @@ def test_out_then_in_then_copy_then_write(worker):
 
     assert_equal(host_blocks(worker, 0), first)
     assert_equal(blocks(worker, 2), second)
-    # Position 5 is place 1 of the copy.
-    for copied, original in zip(blocks(worker, 3), second, strict=True):
-        assert torch.equal(copied[:, [0, 2, 3]], original[:, [0, 2, 3]])
-        assert not torch.equal(copied[:, 1], original[:, 1])
+    # Position 5 is place 1 of the copy. Block 2 still holds what was copied.
+    for layer in attention_layers(worker._model).values():
+        for cache in (layer.k_cache, layer.v_cache):
+            assert torch.equal(cache[3][:, [0, 2, 3]], cache[2][:, [0, 2, 3]])
+            assert not torch.equal(cache[3][:, 1], cache[2][:, 1])
 
 
 def test_a_host_block_is_written_before_it_is_read(worker):
