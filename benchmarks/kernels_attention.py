@@ -3,17 +3,18 @@
     python benchmarks/kernels_attention.py [--threads N] [--kv-dtypes bfloat16,fp8] [--only decode] [--seconds S]
 
 Heads are those of Qwen3-0.6B: 16 over 8 of 128. A step of single tokens is measured in bytes of keys and values against
-the bandwidth of reading memory in order; the caches of several layers take turns, so that they come from memory as in a
-model. A prompt is measured in operations, of which only the lower triangle counts, against the rate of arithmetic; codes
-of eight bits are multiplied as bfloat16. Columns:
+the bandwidth of reading memory in order; the caches of several layers take turns, so that they come from memory as in
+a model. A prompt is measured in operations, of which only the lower triangle counts, against the rate of arithmetic;
+codes of eight bits are multiplied as bfloat16. Columns:
 
     of limit     share of the bandwidth, or of the peak
-    contiguous   the same call with one block for each sequence, as time of paged over time of contiguous: what paging costs
+    contiguous   the same call with one block for each sequence, as time of paged over time of contiguous: what paging
+                 costs
     torch        scaled_dot_product_attention on contiguous tensors (heads of a group folded into rows where no mask is
                  needed), as its time over the time of paged; only for types that it knows
 
-All that is compared takes turns in one loop, so whatever else the machine does hits each of them. `us` is the median, and
-`best` the best, because other work only ever adds. With --threads 1, times are processor time.
+All that is compared takes turns in one loop, so whatever else the machine does hits each of them. `us` is the median,
+and `best` the best, because other work only ever adds. With --threads 1, times are processor time.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ def run(case: Case, kind: str, limits: MachineLimits, seconds: float) -> dict[st
     share = "" if not limit else f"{work / used / limit:6.0%} ({work / best / limit:4.0%})"
     print(
         f"{case.name:30} {kind:9}{used * 1e6:11.1f}{best * 1e6:11.1f}{work / used / 1e9:8.1f} {unit:8}{share:14}"
-        f"{'' if paging is None else f'{used / paging:8.2f}x':>10}{'' if other is None else f'{other / used:8.2f}x':>10}",
+        f"{'' if paging is None else f'{used / paging:8.2f}x':>10}"
+        f"{'' if other is None else f'{other / used:8.2f}x':>10}",
         flush=True,
     )
     return line

@@ -28,7 +28,7 @@ def test_the_contract_suites_under_address_sanitizer(tmp_path: Path) -> None:
     cache.mkdir(mode=0o700)
     build = {**os.environ, "QUIRE_SANITIZE": "address", "QUIRE_CACHE_DIR": str(cache)}
     subprocess.run([sys.executable, "-m", "quire.worker.kernels.cpu.build"], check=True, env=build)
-    # Leaks are Python's own way with memory. Exceptions are intercepted only if the C++ library is there from the start.
+    # Leaks are Python's own way with memory. Exceptions need the C++ library to be there from the start.
     preload = " ".join(str(library) for library in libraries)
     options = {"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0", "QUIRE_CPU_KERNELS": "jit"}
     here = Path(__file__).parent
