@@ -2,10 +2,10 @@
 
 import http.client
 import json
-from contextlib import suppress
 import os
 import socket
 import threading
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
