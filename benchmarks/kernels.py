@@ -1,7 +1,8 @@
-"""Time of each kernel, how close it comes to the machine's limits, and the best that plain PyTorch does instead.
+"""Time of each small kernel, how close it comes to the machine's limits, and the best that plain PyTorch does instead.
 
     python benchmarks/kernels.py [--threads N] [--isa avx2|avx512|avx512_bf16] [--only NAME] [--seconds S]
 
+Attention and products with weights have benchmarks of their own (`kernels_attention.py`, `kernels_matmul.py`).
 Kernel and alternative take turns within one loop, so whatever else the machine does hits both; figures are medians.
 `cpu ms` is processor time of all threads. With --threads 1, rates and ratios are taken from it, because on a busy
 machine it says more than `ms`. Limits are measured first, in the same way: reading a large array in order (GB/s;
@@ -16,13 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from quire.worker.kernels import (
     add_rms_norm,
     copy_blocks,
     cpu,
-    paged_attention,
     reference,
     rms_norm,
     rotary_embedding,
@@ -71,62 +70,6 @@ def huge(shape, dtype):
     elements = torch.Size(shape).numel()
     memory = torch.from_numpy(lazy_zeros((elements * dtype.itemsize,), "uint8", use_huge_pages=True))
     return memory.view(dtype).view(shape).copy_(torch.randn(shape))
-
-
-def paged(sequences, dtype):
-    """(arguments, bytes of keys and values read, flops) of a call for pairs (query rows, length), blocks scattered."""
-    lengths = torch.tensor([length for _, length in sequences], dtype=torch.int32)
-    width = -(-int(lengths.max()) // BLOCK)
-    num_blocks = width * len(sequences)
-    shape = (num_blocks, KV_HEADS, BLOCK, HEAD_DIM)
-    caches = huge(shape, dtype), huge(shape, dtype)
-    tables = torch.randperm(num_blocks).int().view(len(sequences), width)
-    starts = torch.tensor([0, *(rows for rows, _ in sequences)]).cumsum(0).int()
-    query = torch.randn(int(starts[-1]), HEADS, HEAD_DIM).to(dtype)
-    used = float(lengths.sum()) * KV_HEADS * HEAD_DIM * 2 * dtype.itemsize
-    flops = sum(4.0 * HEADS * HEAD_DIM * (n * length - n * (n - 1) / 2) for n, length in sequences)
-    return (query, *caches, tables, lengths, starts, torch.empty_like(query)), used, flops
-
-
-def attention_row(title, sequences, dtype):
-    _, used, flops = sample = paged(sequences, dtype)
-    copies = max(1, min(12, int(COLD_BYTES // used)))
-    calls = in_turn([sample[0], *(paged(sequences, dtype)[0] for _ in range(copies - 1))])
-    rows, length = sequences[0]
-    kv = [torch.randn(2, len(sequences), KV_HEADS, length, HEAD_DIM).to(dtype) for _ in range(copies)]
-    dense = in_turn(kv)
-    query = torch.randn(len(sequences), HEADS, rows, HEAD_DIM).to(dtype)
-
-    def sdpa():
-        # Contiguous keys and values, nothing gathered: better than what PyTorch could really do here.
-        key, value = dense()
-        if rows == 1:
-            return F.scaled_dot_product_attention(query.view(len(sequences), KV_HEADS, -1, HEAD_DIM), key, value)
-        group = HEADS // KV_HEADS
-        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        if rows == length:
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
-    mask = torch.arange(length - rows, length)[:, None] >= torch.arange(length)
-    is_decode = rows == 1
-    return Row(
-        f"paged_attention {title}",
-        lambda: paged_attention(*calls(), scale=HEAD_DIM**-0.5),
-        sdpa,
-        used if is_decode else 0.0,
-        0.0 if is_decode else flops,
-        dtype,
-    )
-
-
-def attention_rows():
-    for dtype in (torch.bfloat16, torch.float32):
-        yield attention_row("16 x 1 of 512", [(1, 512)] * 16, dtype)
-        yield attention_row("64 x 1 of 128", [(1, 128)] * 64, dtype)
-        yield attention_row("1 x 1 of 8192", [(1, 8192)], dtype)
-        yield attention_row("1 x 2048 of 2048", [(2048, 2048)], dtype)
-        yield attention_row("1 x 256 of 2048", [(256, 2048)], dtype)
 
 
 def cache_rows():
@@ -212,7 +155,7 @@ def main():
     )
     print(f"{'':34}{'dtype':9}{'ms':>9}{'cpu ms':>9}{'rate':>16}{'limit':>7} | torch{'ms':>8}{'cpu ms':>9}{'ratio':>7}")
     results = []
-    for make in (attention_rows, cache_rows, fused_rows):
+    for make in (cache_rows, fused_rows):
         for row in make():
             if options.only not in row.name:
                 continue

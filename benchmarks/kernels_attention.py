@@ -7,11 +7,10 @@ the bandwidth of reading memory in order; the caches of several layers take turn
 a model. A prompt is measured in operations, of which only the lower triangle counts, against the rate of arithmetic;
 codes of eight bits are multiplied as bfloat16. Columns:
 
-    of limit     share of the bandwidth, or of the peak
-    contiguous   the same call with one block for each sequence, as time of paged over time of contiguous: what paging
-                 costs
-    torch        scaled_dot_product_attention on contiguous tensors (heads of a group folded into rows where no mask is
-                 needed), as its time over the time of paged; only for types that it knows
+    of limit     share of the bandwidth, or of the peak; in brackets that of the best run
+    contiguous   time over that of the same call with one block for each sequence: what paging costs
+    torch        time of scaled_dot_product_attention on contiguous tensors over that of paged attention, for types that
+                 it knows; heads of a group are folded into rows where no mask is needed
 
 All that is compared takes turns in one loop, so whatever else the machine does hits each of them. `us` is the median,
 and `best` the best, because other work only ever adds. With --threads 1, times are processor time.
@@ -21,10 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+# Threads of torch that wait for their next call would take the processors from whoever's turn it is.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 import torch.nn.functional as F
@@ -129,12 +132,13 @@ def torch_calls(case: Case, dtype: torch.dtype, copies: int) -> Iterator[Callabl
 def measure(
     sources: list[Iterator[Callable[[], object]] | None], seconds: float, clock: Callable[[], float]
 ) -> list[list[float]]:
-    """Seconds of each, taking turns."""
+    """Seconds of each, taking turns. The second of two calls counts: threads that slept have woken up by then."""
     times: list[list[float]] = [[] for _ in sources]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 5:
         for source, found in zip(sources, times, strict=True):
             if source is not None:
+                next(source)()
                 call = next(source)
                 start = clock()
                 call()
@@ -170,11 +174,11 @@ def run(case: Case, kind: str, limits: MachineLimits, seconds: float) -> dict[st
         "torch_over_paged": round(other / used, 2) if other else None,
     }
     unit = "GB/s" if is_decode else "GFLOP/s"
-    share = "" if not limit else f"{work / used / limit:6.0%} ({work / best / limit:4.0%})"
+    share = f"{work / used / limit:6.0%} ({work / best / limit:4.0%})" if limit else ""
+    ratios = (f"{used / paging:.2f}" if paging else "", f"{other / used:.2f}" if other else "")
     print(
-        f"{case.name:30} {kind:9}{used * 1e6:11.1f}{best * 1e6:11.1f}{work / used / 1e9:8.1f} {unit:8}{share:14}"
-        f"{'' if paging is None else f'{used / paging:8.2f}x':>10}"
-        f"{'' if other is None else f'{other / used:8.2f}x':>10}",
+        f"{case.name:30} {kind:9}{used * 1e6:11.1f}{best * 1e6:11.1f}{work / used / 1e9:8.1f} {unit:8}{share:15}"
+        f"{ratios[0]:>11}{ratios[1]:>7}",
         flush=True,
     )
     return line
@@ -203,8 +207,8 @@ def main() -> None:
     limits = measure_limits(options.threads)
     print(f"{cpu.statistics().get('isa')}, {limits.as_dict()}")
     print(
-        f"{'case':30} {'cache':9}{'us':>11}{'best':>11}{'rate':>8} {'':8}{'of limit (best)':14}"
-        f"{'contiguous':>10}{'torch':>10}"
+        f"{'case':30} {'cache':9}{'us':>11}{'best':>11}{'rate':>8} {'':8}{'of limit (best)':15}"
+        f"{'contiguous':>11}{'torch':>7}"
     )
     lines = [
         run(case, kind, limits, options.seconds)

@@ -15,8 +15,9 @@ from quire.interfaces.cli.bench_workloads import Work
 
 # in this process: a process of its own for the engine would take as long as all the rest
 _FAST = ["--bandwidth", "30", "--peak", "400", "--no-engine-process", "--num-threads", "1", "--dtype", "float32"]
+# enough tokens that a stream comes in more than one piece, however busy the machine is
 _SIZES = {
-    "stream": ["--input-length", "12", "--output-length", "4"],
+    "stream": ["--input-length", "12", "--output-length", "48"],
     "batch": ["--num-requests", "3", "--input-length", "9", "--output-length", "3"],
     "shared-prefix": ["--num-requests", "3", "--shared-prefix", "20", "--input-length", "4", "--output-length", "2"],
     "parallel": ["--input-length", "9", "--output-length", "3", "--num-answers", "3", "--beam-width", "2"],
@@ -58,7 +59,7 @@ def test_a_table_and_a_file(capsys, tmp_path):
     assert main(argv) == 0
     assert "tokens after the first" in capsys.readouterr().out
     assert json.loads(file.read_text())["settings"] == {
-        "input_length": 12, "output_length": 4, "precision": "float32", "seed": 0,
+        "input_length": 12, "output_length": 48, "precision": "float32", "seed": 0,
     }  # fmt: skip
 
 

@@ -22,8 +22,8 @@ constexpr int SCALE_BYTES = 4;
 
 inline bool has_scales(CacheFormat format) { return format == CacheFormat::int8 || format == CacheFormat::fp8; }
 
-// Up to so many rows of one key head, keys and values are multiplied as they lie in the cache, and the work on a tile of
-// keys goes through several key heads: what these have of a block lies side by side.
+// Up to so many rows of one key head, keys and values are multiplied as they lie in the cache, and the work on a tile
+// of keys goes through several key heads: what these have of a block lies side by side.
 inline int few_rows(CacheFormat format) { return has_scales(format) ? 4 : 12; }
 
 // Integers in memory that may change between two runs of a step: int32 or int64, as they come.
@@ -79,8 +79,8 @@ struct Work {
   QueryTile tile;
   int kv_head, num_kv_heads;
   int64_t first_key, end_key;
-  // Where it leaves the states of its partitions, with `at` for the first of them and for kv_head. Null: the work has all
-  // keys of its tile that are not shared, and writes the output.
+  // Where it leaves the states of its partitions, with `at` for the first of them and for kv_head. Null: the work has
+  // all keys of its tile that are not shared, and writes the output.
   States states;
   // Keys [0, shared_keys) are shared with other sequences and have been seen to: these are the states of the rows after
   // partitions 0, 1, ... of them, for kv_head. The last may lack keys, which come first in this work.

@@ -4,9 +4,9 @@
 // all of them. A tile that is much longer than its share of the work is cut along the key heads and the context; the
 // states of its partitions are folded in the same order afterwards, so the cut does not show in the result.
 //
-// Neighbours in the batch whose block tables begin with the same blocks see the same keys there. If each has few tokens,
-// their rows make one more tile for these keys, which are then read once for all; each goes on from the states of its
-// rows. Again the order of sums is the same.
+// Neighbours in the batch whose block tables begin with the same blocks see the same keys there. If each has few
+// tokens, their rows make one more tile for these keys, which are then read once for all; each goes on from the states
+// of its rows. Again the order of sums is the same.
 
 #include "attention_plan.h"
 

@@ -2,9 +2,9 @@
 //
 //   score[row, key] = the sum over lanes of  q[row, lane] * k[key, lane] + q[row, lane + W] * k[key, lane + W] + ...
 //
-// There are two ways to the same bits. For few rows every key is read once and multiplied as it lies there; the lanes of
-// W keys are added up together. For many rows the keys are transposed first, so that a vector holds W keys, and what was
-// a lane becomes a chain of its own; chains are added in the order in which lanes were.
+// There are two ways to the same bits. For few rows every key is read once and multiplied as it lies there; the lanes
+// of W keys are added up together. For many rows the keys are transposed first, so that a vector holds W keys, and what
+// was a lane becomes a chain of its own; chains are added in the order in which lanes were.
 #pragma once
 
 #include "attention_words.h"
@@ -59,8 +59,8 @@ QUIRE_INLINE void keep(vf& x) {
 #endif
 }
 
-// The products of R rows with four keys, added up by fours. Keys are read one after the other: only what is read in the
-// order of addresses wakes the hardware's prefetcher. LINES: vectors of words of a row if they are all full, else 0.
+// The products of R rows with four keys, added up by fours. Keys are read one after the other: memory is fastest in the
+// order of addresses. LINES: vectors of words of a row if they are all full, else 0.
 template <class C, int R, int LINES>
 QUIRE_INLINE void score_four(const float* q, int64_t q_stride, const vf (*x)[LINES > 0 ? LINES : 1], const C* const* k,
                              Ahead& ahead, int64_t dim, vf* out) {

@@ -10,6 +10,7 @@
 // The layout of scratch (floats; e = value_dim padded, d = head_dim padded):
 //   ahead  q [rows, d]  s [rows, 64]  part [rows, e]  total [rows, e]  keys [d, 64]  values [64, e]  zeros  states
 
+#include "attention_keys.h"
 #include "attention_softmax.h"
 #include "attention_values.h"
 
@@ -49,89 +50,6 @@ struct RowStates {
     values = states.at + head * states.head_stride + partition * n * (e + 2) + states.first_row * e;
     maximum = values + n * e - states.first_row * (e - 1);
     sum = maximum + n;
-  }
-};
-
-// Where the keys and values of one tile of 64 positions lie. What no row of the query sees, at either end, is never
-// read, for its block may be gone.
-template <class C> struct Rows {
-  const C* k[KEY_TILE];  // of one key head; zeros where nothing is seen
-  const C* v[KEY_TILE];
-  int first, last;
-  // Places of one block, for the first key head.
-  struct Run {
-    const char *k, *v, *k_scales, *v_scales;
-    int first, end;
-  };
-  Run runs[KEY_TILE];
-  int num_runs;
-
-  void find(const AttentionArgs& args, const Work& work, int64_t base) {
-    const QueryTile& tile = work.tile;
-    const int64_t row = tile.sequence * args.table_stride, size = args.block_size;
-    const char* k_head = args.k_cache + work.kv_head * args.k_head_stride;
-    const char* v_head = args.v_cache + work.kv_head * args.v_head_stride;
-    num_runs = 0;
-    first = static_cast<int>(max64(0, first_visible(args, tile) - base));
-    last = static_cast<int>(max64(first, min64(KEY_TILE, work.end_key - base)));
-    int64_t index = (base + first) / size, place = base + first - index * size;
-    for (int j = first; j < last; ++index, place = 0) {
-      const int64_t block = args.block_tables[row + index];
-      const char *k_block = k_head + block * args.k_block_stride, *v_block = v_head + block * args.v_block_stride;
-      Run& run = runs[num_runs++];
-      run.k = k_block + place * args.head_dim * sizeof(C), run.v = v_block + place * args.value_dim * sizeof(C);
-      if constexpr (Format<C>::has_scales) {
-        run.k_scales = k_block + size * args.head_dim + place * SCALE_BYTES;
-        run.v_scales = v_block + size * args.value_dim + place * SCALE_BYTES;
-      }
-      run.first = j;
-      j = run.end = static_cast<int>(min64(last, j + size - place));
-    }
-  }
-
-  void will_be_used(const AttentionArgs& args, int head, Ahead* ahead) const {
-#ifndef NOK
-    for (int i = 0; i < num_runs; ++i) {
-      const int64_t count = runs[i].end - runs[i].first;
-      ahead->add(runs[i].k + head * args.k_head_stride, count * args.head_dim * sizeof(C));
-      if constexpr (Format<C>::has_scales) ahead->add(runs[i].k_scales + head * args.k_head_stride, count * SCALE_BYTES);
-    }
-#endif
-#ifndef NOV
-    for (int i = 0; i < num_runs; ++i) {
-      const int64_t count = runs[i].end - runs[i].first;
-      ahead->add(runs[i].v + head * args.v_head_stride, count * args.value_dim * sizeof(C));
-      if constexpr (Format<C>::has_scales) ahead->add(runs[i].v_scales + head * args.v_head_stride, count * SCALE_BYTES);
-    }
-
-#endif
-  }
-  // Fills k and v for one of the key heads.
-  void take_head(const AttentionArgs& args, int head, const float* zero_row) {
-    const C* zeros = reinterpret_cast<const C*>(zero_row);
-    for (int j = 0; j < first; ++j) k[j] = v[j] = zeros;
-    for (int j = last; j < KEY_TILE; ++j) k[j] = v[j] = zeros;
-    for (int i = 0; i < num_runs; ++i) {
-      const Run& run = runs[i];
-      const C* k_row = reinterpret_cast<const C*>(run.k + head * args.k_head_stride);
-      const C* v_row = reinterpret_cast<const C*>(run.v + head * args.v_head_stride);
-      for (int j = run.first; j < run.end; ++j, k_row += args.head_dim, v_row += args.value_dim) {
-        k[j] = k_row;
-        v[j] = v_row;
-      }
-    }
-  }
-
-  // Scales of all 64 places; 0 where nothing is seen.
-  void read_scales(const AttentionArgs& args, int head, float* k_scales, float* v_scales, Ahead* ahead) const {
-    for (int j = 0; j < KEY_TILE; j += W) store(k_scales + j, zero()), store(v_scales + j, zero());
-    for (int i = 0; i < num_runs; ++i) {
-      const Run& run = runs[i];
-      const int64_t bytes = (run.end - run.first) * SCALE_BYTES;
-      memcpy(k_scales + run.first, run.k_scales + head * args.k_head_stride, bytes);
-      memcpy(v_scales + run.first, run.v_scales + head * args.v_head_stride, bytes);
-      ahead->fetch_lines<2>();
-    }
   }
 };
 
@@ -182,7 +100,7 @@ template <class C> struct TileKernel {
     }
   }
 
-  void compute_scores(const Rows<C>& keys, int h, int64_t base) {
+  void compute_scores(const TileKeys<C>& keys, int h, int64_t base) {
     const int64_t d = scratch.d;
     const float* q = scratch.q + h * rows * d;
     float* s = scratch.s;
@@ -212,7 +130,7 @@ template <class C> struct TileKernel {
     }
   }
 
-  void weigh(const Rows<C>& keys, int h, int64_t base) {
+  void weigh(const TileKeys<C>& keys, int h, int64_t base) {
     float k_scales[KEY_TILE], v_scales[KEY_TILE];
     if constexpr (Format<C>::has_scales) keys.read_scales(args, h, k_scales, v_scales, scratch.ahead);
     const Softmax softmax{args.scale * LOG2_E * Format<C>::factor_out, args.soft_cap * LOG2_E, k_scales, v_scales};
@@ -226,7 +144,7 @@ template <class C> struct TileKernel {
     }
   }
 
-  void add_values(const Rows<C>& keys, int h, int64_t base) {
+  void add_values(const TileKeys<C>& keys, int h, int64_t base) {
     const int64_t e = scratch.e, width = args.value_dim;
     const float *p = scratch.s, *correction = scratch.correction;
     float* o = scratch.part + h * rows * e;
@@ -382,8 +300,8 @@ template <class C> struct TileKernel {
     }
     if (work.states.at == nullptr) start_total();
     const int64_t begin = work.first_key, end = work.end_key;
-    Rows<C> buffers[2];
-    Rows<C>*keys = buffers, *after = buffers + 1;
+    TileKeys<C> buffers[2];
+    TileKeys<C>*keys = buffers, *after = buffers + 1;
     if (begin < end) keys->find(args, work, begin);
     if (!work.follows) {
       scratch.ahead->clear();
@@ -407,18 +325,12 @@ template <class C> struct TileKernel {
           after->will_be_used(args, 0, scratch.ahead);
         }
         keys->take_head(args, h, scratch.zeros);
-#ifndef NOK
         compute_scores(*keys, h, base);
-#endif
-#ifndef NOW
         weigh(*keys, h, base);
-#endif
-#ifndef NOV
         add_values(*keys, h, base);
-#endif
       }
       if (is_last || (base + KEY_TILE) % PARTITION == 0) end_partition(base / PARTITION);
-      Rows<C>* const done = keys;
+      TileKeys<C>* const done = keys;
       keys = after, after = done;
     }
     if (work.states.at == nullptr) write_out();

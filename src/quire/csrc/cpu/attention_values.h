@@ -23,8 +23,8 @@ template <int R, int N> QUIRE_INLINE void store_sums(float* o, int64_t o_stride,
     for (int n = 0; n < N; ++n) store(o + r * o_stride + n * W, acc[r][n]);
 }
 
-// Few rows: values as they lie in the cache, L loads of each key from column c on, of which n columns are there. Keys are
-// read one after the other, in the order of addresses.
+// Few rows: values as they lie in the cache, L loads of each key from column c on, of which n columns are there. Keys
+// are read one after the other, in the order of addresses.
 template <class C, int R, int L>
 QUIRE_INLINE void add_few_block(const float* p, const float* correction, const C* const* v, Ahead& ahead, int first,
                                 int last, int64_t c, int64_t n, float* o, int64_t o_stride) {

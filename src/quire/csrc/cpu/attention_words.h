@@ -130,9 +130,9 @@ template <int PER_WORD> QUIRE_INLINE void store_words(float* p, const vf* x) { s
 
 #endif
 
-// Asks for memory a little ahead of its use, in the order of use, so that the hardware sees a stream and runs ahead of
-// it: blocks are scattered over pages, where a prefetcher that only watches loads begins anew. What is asked for further
-// ahead would fill the few places for lines that are under way.
+// Asks for memory ahead of its use, line by line between other work. Blocks are scattered over pages, and a prefetcher
+// of the hardware that watches loads begins anew with each; requests in bursts would queue up. Lines go into the
+// second-level cache, for the first holds what is in use.
 class Ahead {
  public:
   void clear() { begin_ = next_ = end_ = 0, at_ = until_ = nullptr; }
@@ -167,7 +167,7 @@ class Ahead {
   }
 
  private:
-  static constexpr int DISTANCE = 256;
+  static constexpr int DISTANCE = 256;  // lines
 
   __attribute__((always_inline)) void turn() {
     if (next_ == end_) return;

@@ -1,5 +1,5 @@
-// Writing into the paged cache: new tokens (cache_rows.cpp), and whole blocks from within it or from elsewhere, which are
-// bytes whatever the cache holds.
+// Writing into the paged cache: new tokens (cache_rows.cpp), and whole blocks from within it or from elsewhere, which
+// are bytes whatever the cache holds.
 
 #include "cache.h"
 
