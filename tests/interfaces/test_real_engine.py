@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 
 import pytest
 
@@ -83,3 +85,15 @@ def test_one_that_loses_its_rows_to_an_urgent_one_reports_everything_once(num_sa
             assert [len(one.logprobs) for one in output.outputs] == [60] * num_samples
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_program_that_never_shuts_down_ends(runs_ahead: bool):
+    """An engine in a global variable: its worker's thread must be asked to end while it can still answer."""
+    program = (
+        "from quire import LLM, SamplingParams\n"
+        f"llm = LLM(async_scheduling={runs_ahead}, max_num_seqs=2)\n"
+        "print(len(llm.generate('Hello', SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr

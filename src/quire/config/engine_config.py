@@ -44,6 +44,8 @@ class WorkerConfig:
     kv_cache_dtype: str | None = None
     # the scheme by which weights are quantised while loading; None: they stay as the checkpoint has them
     quantization: str | None = None
+    # bytes on disk for packed weights of models that were loaded before; 0: none
+    packed_weights_cache: int = 0
     # a folder for a file of swapped blocks; None: they stay in memory
     swap_directory: str | None = None
     # who proposes tokens; None: nobody

@@ -42,6 +42,11 @@ class EngineOptions:
         "(docs/quantization.md)",
         section="model",
     )  # fmt: skip
+    packed_weights_cache: float = option(
+        8.0, "disk space for weights as the processor multiplies them: the next start need not make them; 0 for "
+        "none",
+        section="model", least=0, greatest=2**20, unit="GiB",
+    )  # fmt: skip
     trust_remote_code: bool = option(
         False, "run Python code that comes with a checkpoint (Transformers path only)", section="model"
     )

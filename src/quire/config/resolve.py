@@ -66,6 +66,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         load_format=options.load_format,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        packed_weights_cache=int(options.packed_weights_cache * 2**30),
         trust_remote_code=options.trust_remote_code,
         max_model_len=length,
         block_size=options.block_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,6 +22,8 @@ class InProcessLink:
 
     def __init__(self, driver: CoreDriver) -> None:
         self._driver: CoreDriver | None = driver
+        # At the end of the interpreter too, and before its threads are gone: a core may wait for one of its own.
+        self._shut_down = weakref.finalize(self, driver.shutdown)
 
     def send(self, message: ToCore) -> None:
         if self._driver is not None:
@@ -49,9 +52,8 @@ class InProcessLink:
         return {}
 
     def close(self) -> None:
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            driver.shutdown()
+        self._driver = None
+        self._shut_down()
 
 
 @contextmanager

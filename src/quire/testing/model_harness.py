@@ -76,7 +76,7 @@ class ModelHarness:
         metadata = tuple(self._metadata(group, list(chunks), starts) for group in range(len(self.groups)))
         with forward_context(ForwardContext(metadata)):
             hidden = self.model(self._tensor(ids), self._tensor(positions))
-        logits = self.model.compute_logits(hidden).float()
+        logits = self.model.compute_logits(hidden).to(torch.float32, copy=True)
         return {
             sequence: logits[begin:end] for sequence, begin, end in zip(chunks, starts[:-1], starts[1:], strict=True)
         }

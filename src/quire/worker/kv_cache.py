@@ -32,8 +32,11 @@ from quire.worker import kernels
 from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.kernels.cache_format import has_scales, row_elements
-from quire.worker.lazy_memory import lazy_zeros
+from quire.worker.lazy_memory import commit_ahead, lazy_zeros
 from quire.worker.swap_arena import SwapArena
+
+# Of the cache on a CPU, what is committed before it is needed. Blocks are handed out from the first one on.
+_COMMIT_AHEAD_BYTES = 512 << 20
 
 # heads of keys and values, size of a key, size of a value, type
 Shape: TypeAlias = tuple[int, int, int, torch.dtype]
@@ -75,6 +78,9 @@ class KVCache:
         self.tensors += (
             tensor.view(torch.uint8) if has_scales(tensor.dtype) else tensor for tensor, _, _ in by_place.values()
         )
+        if device.type == "cpu":
+            arrays = [tensor.view(torch.uint8).flatten().numpy() for tensor in self.tensors]
+            commit_ahead(arrays, _COMMIT_AHEAD_BYTES)
 
     def open_swap_space(self, num_host_blocks: int, memory: HostMemory) -> None:
         """Room for so many blocks of all tensors on the host; called once, after `allocate`."""

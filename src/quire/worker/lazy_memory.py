@@ -5,7 +5,10 @@ Used for tables that must be wide enough for the longest sequence in every row, 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ import numpy.typing as npt
 # Linux: no commit charge for pages that nobody touches, so that a wide table cannot be refused. Python 3.13 names it.
 _NO_RESERVE = 0x4000
 _HUGE_PAGE = 2 << 20
+# Linux 5.14: commits pages as if each had been written to.
+_MADV_POPULATE_WRITE = 23
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike, *, use_huge_pages: bool = False) -> npt.NDArray[Any]:
@@ -27,3 +32,26 @@ def lazy_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike, *, use_huge_pages: 
     if use_huge_pages and num_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=kind, count=count).reshape(shape)
+
+
+def commit_ahead(arrays: Sequence[npt.NDArray[np.uint8]], num_bytes: int) -> None:
+    """Commit the beginnings of arrays, about so many bytes in all, in a thread that nobody waits for.
+
+    A page that is touched first in the middle of a step holds the step up: a virtual machine may have to ask its host
+    for the memory, which was seen to take 3 seconds for a GiB. Where the system cannot do this, pages come when they
+    are touched.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if arrays and madvise is not None:
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        share = -(-num_bytes // len(arrays))
+        threading.Thread(target=_commit, args=(madvise, arrays, share), name="quire-commit", daemon=True).start()
+
+
+def _commit(madvise: Any, arrays: Sequence[npt.NDArray[np.uint8]], share: int) -> None:
+    # A huge page of each at a time: the first tokens of a sequence need the beginning of every array.
+    for offset in range(0, share, _HUGE_PAGE):
+        for array in arrays:
+            size = min(_HUGE_PAGE, share - offset, array.nbytes - offset)
+            if size > 0 and madvise(array.ctypes.data + offset, size, _MADV_POPULATE_WRITE) != 0:
+                return

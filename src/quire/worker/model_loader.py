@@ -22,10 +22,13 @@ from quire.errors import ModelError, QuireError, one_line
 from quire.worker.attention import bind_backend
 from quire.worker.checkpoints import open_checkpoint
 from quire.worker.dummy_weights import fill_randomly
+from quire.worker.kernels import cpu
 from quire.worker.layers.quantization import Scheme, find_scheme
+from quire.worker.layers.tensor_parallel import current_group
 from quire.worker.model_config import read_model_config
 from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.registry import find_native, native_class
+from quire.worker.packed_store import PackedStore
 from quire.worker.platforms import current_platform
 from quire.worker.weight_loading import load_weights, make_weights, pack_weights
 
@@ -74,8 +77,23 @@ def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any]
         return model
     if not getattr(model, "checkpoint_map", CheckpointMap()).takes_quantized:
         _refuse_quantized(facts, model_class.__name__)
-    load_weights(model, open_checkpoint(facts, dtype), scheme)
+    store = _packed_store(config, facts, dtype)
+    if store is None:
+        load_weights(model, open_checkpoint(facts, dtype), scheme)
+    elif not store.load(model):
+        load_weights(model, open_checkpoint(facts, dtype), scheme)
+        pack_weights(model)
+        store.save_soon(model)
     return model
+
+
+def _packed_store(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype) -> PackedStore | None:
+    """Where this model's packed weights are kept, if they are."""
+    if config.device != "cpu" or not config.packed_weights_cache or not cpu.load():
+        return None
+    group = current_group()
+    form = f"{dtype} {config.quantization} {group.rank} {group.size}"
+    return PackedStore.of(facts.path, form, config.packed_weights_cache)
 
 
 @contextmanager

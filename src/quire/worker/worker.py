@@ -7,6 +7,7 @@ this order: load, measure_capacity, initialize_cache, then execute and control a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -19,12 +20,13 @@ from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.worker.attention import attention_layers
 from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
-from quire.worker.compilation import compile_layers, record_forward
+from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
+from quire.worker.packed_store import num_mapped_bytes
 from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
@@ -64,7 +66,9 @@ class Worker:
             measure_largest_step(model, self._platform, self._config),
             self._proposer.largest_step(self._platform, self._config),
         )
-        memory, host_bytes = self._platform.memory(), self._host_memory.free_bytes()
+        memory, mapped = self._platform.memory(), num_mapped_bytes(model)
+        memory = replace(memory, free_bytes=max(0, memory.free_bytes - mapped))
+        host_bytes = max(0, self._host_memory.free_bytes() - mapped)
         found = capacity(model, memory, step, self._config.gpu_memory_utilization, host_bytes)
         found.layers += [layer.spec for layer in self._proposer.layers.values()]
         return found
@@ -152,7 +156,9 @@ class Worker:
         layers = attention_layers(model).values()
         if layers and all(isinstance(layer.backend, CpuBackend) for layer in layers):
             blocks_per_row = -(-config.max_model_len // config.block_size)
-            record_forward(model, config.max_num_batched_tokens, config.max_num_seqs, blocks_per_row)
+            drafts = config.speculation.num_speculative_tokens if config.speculation else 0
+            rows = min(config.max_num_batched_tokens, config.max_num_seqs * (1 + drafts))
+            record_model(model, config.max_num_batched_tokens, config.max_num_seqs, blocks_per_row, rows)
 
     def _loaded_model(self) -> nn.Module:
         if self._model is None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.worker.compilation import record_forward
+from quire.worker.compilation import record_model
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.kernels import cpu
 from quire.worker.model_loader import load_model
@@ -31,9 +31,9 @@ def loaded(path, **changes):
     return load_model(worker_config(path, attention_backend="cpu", **changes))
 
 
-def record(model, harness, max_tokens=96):
+def record(model, harness, max_tokens=96, max_logits=8):
     blocks = 128 // harness.block_size
-    assert record_forward(model, max_tokens, 8, blocks), "this model must be recordable"
+    assert record_model(model, max_tokens, 8, blocks, max_logits), "this model must be recordable"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -76,6 +76,19 @@ def test_more_tokens_than_were_recorded_run_operator_by_operator(checkpoint):
     assert torch.equal(harness.step({0: list(range(40))})[0], expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_in_memory_that_is_kept(dtype, checkpoint, two_threads):
+    plain, model = (loaded(checkpoint("llama_bias"), dtype=dtype) for _ in range(2))
+    record(model, ModelHarness(model), max_logits=4)
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
+    with torch.inference_mode():
+        for rows in (1, 4, 2):
+            found = model.compute_logits(hidden[:rows])
+            assert torch.equal(found, plain.compute_logits(hidden[:rows]))
+            assert found.data_ptr() == model.compute_logits(hidden[:1]).data_ptr()
+        assert torch.equal(model.compute_logits(hidden), plain.compute_logits(hidden)), "more rows than were recorded"
+
+
 def test_an_id_beyond_the_vocabulary_is_refused(checkpoint):
     model = loaded(checkpoint("llama"))
     harness = ModelHarness(model)
@@ -90,6 +103,6 @@ def test_a_model_with_other_operators_stays_as_it_is(caplog):
             return torch.cumsum(input_ids.float(), 0)[:, None]
 
     model = Odd()
-    assert not record_forward(model, 8, 2, 4)
+    assert not record_model(model, 8, 2, 4, 2)
     ids = torch.tensor([1, 2, 3])
     assert torch.equal(model(ids, ids), torch.tensor([[1.0], [3.0], [6.0]]))

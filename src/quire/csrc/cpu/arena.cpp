@@ -32,6 +32,7 @@ void* Arena::take(int64_t bytes) {
     // Pages come when they are written to: a program for 8,192 tokens that only ever sees one needs little.
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
+    if (bytes >= HUGE_PAGE) madvise(data, bytes, MADV_HUGEPAGE);
     blocks_.push_back({data, bytes, State::taken});
     best = &blocks_.back();
   }

@@ -134,7 +134,7 @@ class RecordedForward:
         groups = sorted({layer.group for layer in attention_layers(model).values()})
         self._groups = {group: _GroupBuffers(max_tokens, max_sequences, blocks_per_row) for group in groups}
         self._program = Program()
-        self._hidden = self._record()
+        self.hidden = self._record()
         _logger.info("the forward pass is a program of %d steps", len(self._program))
 
     def _record(self) -> Tensor:
@@ -170,7 +170,32 @@ class RecordedForward:
             else:
                 num_sequences = buffers.fill(context.metadata[group])
         self._program.run(num_tokens, num_sequences)
-        return self._hidden[:num_tokens]
+        return self.hidden[:num_tokens]
+
+
+class RecordedLogits:
+    """Stands in the place of a model's `compute_logits`.
+
+    The logits are written to the same memory every time, so whoever wants to keep some copies them: fresh memory for 64
+    rows of 150,000 words would cost more in page faults than a small model's forward pass.
+    """
+
+    def __init__(self, compute: Callable[[Tensor], Tensor], like: Tensor, max_rows: int) -> None:
+        self._compute = compute
+        self._hidden = like.new_empty(max_rows, like.shape[1])
+        self._program = Program()
+        with self._program.recording(max_rows), _OnlyRecorded():
+            self._logits = compute(self._hidden)
+        if self._logits.shape[0] != max_rows or not self._logits.is_contiguous():
+            raise CannotRecordError("the logits are not one row for each row of hidden states")
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        num_rows = len(hidden)
+        if num_rows > len(self._hidden) or hidden.dtype != self._hidden.dtype:
+            return self._compute(hidden)
+        self._hidden[:num_rows] = hidden
+        self._program.run(num_rows, 0)
+        return self._logits[:num_rows]
 
 
 class _GroupBuffers:
@@ -204,12 +229,24 @@ class _GroupBuffers:
         self._slots[:num_tokens] = -1
 
 
-def record_forward(model: nn.Module, max_tokens: int, max_sequences: int, blocks_per_row: int) -> bool:
-    """Exchange `model.forward` for a recorded one, if that can be. After weights are packed and caches are bound."""
+def record_model(model: Any, max_tokens: int, max_sequences: int, blocks_per_row: int, max_logits: int) -> bool:
+    """Exchange a model's two calls for recorded ones, as far as that can be: whether the forward pass was.
+
+    After weights are packed and caches are bound. `max_logits`: rows that most steps ask logits of.
+    """
     try:
         with torch.inference_mode():
-            model.forward = RecordedForward(model, max_tokens, max_sequences, blocks_per_row)
+            forward = RecordedForward(model, max_tokens, max_sequences, blocks_per_row)
     except (CannotRecordError, RuntimeError) as error:
         _logger.info("the forward pass runs operator by operator: %s", error)
         return False
+    model.forward = forward
+    before = getattr(model, "compute_logits", None)
+    try:
+        if before is not None:
+            plain = before._compute if isinstance(before, RecordedLogits) else before
+            with torch.inference_mode():
+                model.compute_logits = RecordedLogits(plain, forward.hidden, max_logits)
+    except (CannotRecordError, RuntimeError) as error:
+        _logger.info("logits are computed operator by operator: %s", error)
     return True

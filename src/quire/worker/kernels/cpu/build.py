@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+
+from quire.worker.cache_folder import cache_folder, check_private
 
 SOURCES = Path(__file__).parents[3] / "csrc" / "cpu"
 # Never -march=native: the cache may be a network folder that machines with other processors share.
@@ -74,20 +75,17 @@ def library_path() -> Path:
     """Where the library of these sources and this compiler is or would be. Raises BuildError if none can be built."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BuildError(f"no C++ kernels for {platform.machine()} processors")
-    return cache_directory() / f"kernels-{_key(_compiler())}.so"
-
-
-def cache_directory() -> Path:
-    if folder := os.environ.get("QUIRE_CACHE_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
+    return cache_folder() / f"kernels-{_key(_compiler())}.so"
 
 
 def build() -> Path:
     """The library, built if it is not there yet. Processes that ask at the same time wait for one of them."""
     target = library_path()
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_trusted(target.parent)
+    try:
+        check_private(target.parent)
+    except OSError as error:
+        raise BuildError(str(error)) from None
     if target.exists():
         return target
     with (target.parent / f"{target.stem}.lock").open("w") as lock:
@@ -97,13 +95,6 @@ def build() -> Path:
                 finished = _compile(_compiler(), Path(folder))
                 finished.replace(target)  # whoever looks sees the whole library or none
     return target
-
-
-def _check_trusted(folder: Path) -> None:
-    # What lies there is loaded into this process.
-    status = folder.stat()
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
-        raise BuildError(f"{folder} is not private to this user; set QUIRE_CACHE_DIR to a folder that is")
 
 
 def _compiler() -> str:
@@ -167,7 +158,7 @@ def _kept_object(compiler: str, source: Path, flags: Sequence[str]) -> Path:
     digest = hashlib.sha256(repr((compiler, FLAGS, flags, _sanitizer())).encode())
     for file in _with_headers(source):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return cache_directory() / "objects" / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+    return cache_folder() / "objects" / f"{source.stem}-{digest.hexdigest()[:16]}.o"
 
 
 def _with_headers(source: Path) -> list[Path]:

@@ -1,0 +1,131 @@
+"""Weights that come packed out of a file are those that were packed, and a file that does not fit is not used."""
+
+import os
+import time
+
+import pytest
+import torch
+
+from quire.testing.model_harness import ModelHarness, worker_config
+from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker import packed_store
+from quire.worker.kernels import cpu
+from quire.worker.model_loader import load_model
+
+pytestmark = pytest.mark.skipif(not cpu.load(), reason="weights are packed by C++ kernels")
+IDS = list(range(3, 60))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_store, "_SMALLEST", 1)
+    return tmp_path / "cache" / "packed"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return make_checkpoint(tmp_path / "model", "qwen3_tied")
+
+
+def load(path, *, limit=1 << 30, **changes):
+    return load_model(worker_config(path, attention_backend="cpu", packed_weights_cache=limit, **changes))
+
+
+def files_in(folder, count):
+    for _ in range(400):
+        files = sorted(folder.glob("*.weights")) if folder.is_dir() else []
+        if len(files) == count and not list(folder.glob("*.part")):
+            return files
+        time.sleep(0.02)
+    raise AssertionError(f"{files} instead of {count} files")
+
+
+def logits(model):
+    return ModelHarness(model).run(0, IDS)
+
+
+def is_mapped(model, folder):
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        spans = [line.split()[0].split("-") for line in maps if str(folder) in line]
+    packed = [module.packed.data_ptr() for module in model.modules() if getattr(module, "packed", None) is not None]
+    assert packed
+    return all(any(int(a, 16) <= address < int(b, 16) for a, b in spans) for address in packed)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("name", ["qwen3_tied", "llama_bias", "gpt2"])
+def test_the_second_start_maps_what_the_first_one_packed(name, quantization, tmp_path, folder):
+    path = make_checkpoint(tmp_path / name, name)
+    first = load(path, dtype="bfloat16", quantization=quantization)
+    assert not is_mapped(first, folder)
+    files_in(folder, 1)
+    second = load(path, dtype="bfloat16", quantization=quantization)
+    assert is_mapped(second, folder)
+    assert torch.equal(logits(first), logits(second))
+
+
+def test_each_form_has_a_file_of_its_own(checkpoint, folder):
+    for count, changes in enumerate([{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], 1):
+        load(checkpoint, **changes)
+        files_in(folder, count)
+
+
+def test_a_changed_checkpoint_is_packed_anew(checkpoint, folder):
+    load(checkpoint)
+    files_in(folder, 1)
+    (weights,) = checkpoint.glob("*.safetensors")
+    os.utime(weights, ns=(1, 1))
+    assert not is_mapped(load(checkpoint), folder)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "other model"])
+def test_a_damaged_file_is_written_anew(damage, checkpoint, tmp_path, folder):
+    expected = logits(load(checkpoint))
+    (file,) = files_in(folder, 1)
+    whole = file.read_bytes()
+    if damage == "other model":
+        load(make_checkpoint(tmp_path / "other", "llama"))
+        (other,) = set(files_in(folder, 2)) - {file}
+        other.replace(file)
+    else:
+        file.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "garbage": b"\xff" * 5000}[damage])
+    model = load(checkpoint)
+    assert torch.equal(logits(model), expected)
+    for _ in range(400):
+        if file.stat().st_size == len(whole):
+            break
+        time.sleep(0.02)
+    assert is_mapped(load(checkpoint), folder)
+
+
+def test_the_limit(checkpoint, tmp_path, folder):
+    load(checkpoint)
+    (old,) = files_in(folder, 1)
+    size = old.stat().st_size
+    os.utime(old, (1, 1))
+    load(make_checkpoint(tmp_path / "again", "qwen3_tied"), limit=int(1.5 * size))
+    for _ in range(400):
+        if not old.exists():
+            break
+        time.sleep(0.02)
+    (kept,) = files_in(folder, 1)
+    assert kept != old
+    load(checkpoint, limit=100)
+    assert files_in(folder, 1) == [kept], "one model alone would be too large"
+
+
+def test_switched_off(checkpoint, folder):
+    load(checkpoint, limit=0)
+    time.sleep(0.2)
+    assert not folder.exists()
+
+
+def test_a_folder_of_others_is_not_trusted(checkpoint, folder, caplog):
+    expected = logits(load(checkpoint))
+    files_in(folder, 1)
+    folder.chmod(0o777)
+    model = load(checkpoint)
+    assert not is_mapped(model, folder)
+    assert torch.equal(logits(model), expected)
+    assert "not private" in caplog.text
