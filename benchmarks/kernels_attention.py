@@ -186,7 +186,7 @@ def run(case: Case, kind: str, limits: MachineLimits, seconds: float) -> dict[st
 
 def peak_for(dtype: torch.dtype, limits: MachineLimits) -> float:
     # float16 is widened, and so is everything where the processor has no products of bfloat16
-    is_narrow = dtype not in (torch.float32, torch.float16) and cpu.statistics().get("isa") == "avx512_bf16"
+    is_narrow = dtype not in (torch.float32, torch.float16) and cpu.statistics().get("isa") in ("avx512_bf16", "amx")
     return limits.peaks.get("bfloat16" if is_narrow else "float32", 0.0)
 
 

@@ -26,7 +26,7 @@ _RIVALS = "`python benchmarks/rivals.py`"
 class Files:
     """What was measured, by where it came from."""
 
-    rivals: dict[str, Any] | None
+    rivals: list[dict[str, Any]]
     # workload -> result of `quire bench`
     bench: dict[str, dict[str, Any]]
     overhead: dict[str, Any] | None = None
@@ -34,13 +34,13 @@ class Files:
 
     @classmethod
     def read(cls, paths: list[Path]) -> Files:
-        files = cls(None, {})
+        files = cls([], {})
         for path in paths:
             # scripts end in one line of JSON, after their tables
             text = path.read_text(encoding="utf-8").strip()
             found = json.loads(text) if text.startswith("{") else json.loads(text.splitlines()[-1])
             if "units" in found:
-                files.rivals = found
+                files.rivals.append(found)
             elif "workload" in found:
                 files.bench[f"{found['workload']} {found['model']}"] = found
             elif "steady_decode_us" in found:
@@ -109,11 +109,12 @@ def _rows() -> Iterator[Row]:
 
 def _from_rivals(precision: str, rival: str, key: str) -> Callable[[Files], tuple[str, str] | None]:
     def measured(files: Files) -> tuple[str, str] | None:
-        saved = files.rivals
-        found = values(saved, precision, "quire", key) if saved else []
-        if not saved or not found:
+        # of several runs the one with most rounds beside this rival, else any
+        measured_in = [saved for saved in files.rivals if values(saved, precision, "quire", key)]
+        if not measured_in:
             return None
-        figure = median(found)
+        saved = max(measured_in, key=lambda saved: len(ratios(saved, precision, rival, key)))
+        figure = median(values(saved, precision, "quire", key))
         better = ratios(saved, precision, rival, key)
         ratio = f"{median(better):.2f} x ({min(better):.2f} to {max(better):.2f})" if better else "–"
         unit = PARTS[key].unit
@@ -125,13 +126,19 @@ def _from_rivals(precision: str, rival: str, key: str) -> Callable[[Files], tupl
 
 
 def _share(saved: dict[str, Any], precision: str, key: str, figure: float) -> str:
-    """Of the limit that was measured in the run."""
+    """Of the limit that was measured in the same rounds: the bandwidth as it was then, the best rate of arithmetic."""
     limits = saved["limits"]
     if not limits or key not in ("W1", "W5"):
         return ""
     weight_bytes = saved["settings"]["weight_bytes"][precision]
     if key == "W1":
-        return f", {figure * weight_bytes / 1e9 / limits['read_gb_s']:.2f} of {limits['read_gb_s']:.1f} GB/s"
+        pairs = [
+            (unit["figures"]["quire"][key] * weight_bytes / 1e9, unit.get("limits", limits)["read_gb_s"])
+            for unit in saved["units"]
+            if unit["precision"] == precision and key in unit["figures"].get("quire", {})
+        ]
+        share, rate = median(read / limit for read, limit in pairs), median(limit for _, limit in pairs)
+        return f", {share:.2f} of {rate:.1f} GB/s"
     cost = ModelCost(ModelShape.of(saved["settings"]["config"]), weight_bytes, unit_of("bfloat16", precision))
     length, peak = saved["settings"]["sizes"]["prompt"], limits.get(f"{cost.unit}_gops")
     return f", {cost.prompt_operations(length) * figure / length / 1e9 / peak:.2f} of {peak:.0f} GOP/s" if peak else ""
@@ -174,7 +181,7 @@ def _front_end(files: Files) -> tuple[str, str] | None:
 
 
 def _when(files: Files) -> tuple[str, str]:
-    for found in ([files.rivals["settings"]] if files.rivals else []) + list(files.bench.values()):
+    for found in [saved["settings"] for saved in files.rivals] + list(files.bench.values()):
         if "machine" in found:
             return found.get("date", "–"), found["machine"]
     return "–", "–"

@@ -145,7 +145,6 @@ class Run:
             if left <= 0:
                 self.results.note(f"{pod.key}: left out, the budget is used up")
                 continue
-            self.results.note_limits(measure_limits(self.threads).as_dict())
             PodRun(self, pod, time.monotonic() + left * pod.share / shares).run()
 
     def warm(self, pods: Sequence[Pod]) -> None:
@@ -240,8 +239,11 @@ class PodRun:
             "round": number,
             "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
             "load": round(psutil.getloadavg()[0], 2),
+            # beside the figures, because a shared machine's memory is twice as fast in one minute as in another
+            "limits": measure_limits(self.run_.threads).as_dict(),
             "figures": {},
         }
+        self.run_.results.note_limits(unit["limits"])
         for name in members:
             figures = self._turn(name, workload, number)
             unit["figures"][name] = figures

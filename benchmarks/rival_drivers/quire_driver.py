@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol import Recorder, Request, serve
 
-# how `--quire precision=option:value,...` in rivals.py may be left out
+# options of each precision; `--options` of rivals.py goes on top
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bf16": {"dtype": "bfloat16"},

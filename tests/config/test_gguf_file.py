@@ -169,6 +169,15 @@ def test_facts_are_those_of_the_plain_checkpoint(source, path):
         ({"llama.logit_scale": 0.5}, "logit_scale=0.5 is not supported"),
         ({"llama.rope.scaling.type": "longrope"}, "scaling.type=longrope is not supported, only linear and yarn"),
         ({"llama.attention.value_length": 8}, "different lengths"),
+        ({"llama.attention.layer_norm_rms_epsilon": "small"}, "rms_epsilon=small must be a number above 0"),
+        ({"llama.attention.layer_norm_rms_epsilon": [1.0, 2.0]}, "must be a number above 0"),
+        ({"llama.attention.sliding_window": [1, 2]}, "sliding_window=.* must be a whole number"),
+        ({"llama.rope.freq_base": -1.0}, "freq_base=-1.0 must be a number above 0"),
+        ({"llama.rope.scale_linear": 4.0}, "scale_linear=4.0 is not supported"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": "fast"}, "yarn_beta_fast=fast must"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "attn_factor=2.0 is not supported"),
+        ({"llama.block_count": 2**31 - 1}, "block_count=2147483647, but it has 12 tensors"),
+        ({"general.architecture": ["llama"]}, r"general\.architecture=\['llama'\] is not among"),
     ],
 )
 def test_settings_that_are_not_read_are_named(changes, message, source, tmp_path):

@@ -1,5 +1,6 @@
 """Weights that come packed out of a file are those that were packed, and a file that does not fit is not used."""
 
+import json
 import os
 import time
 
@@ -79,7 +80,13 @@ def test_a_changed_checkpoint_is_packed_anew(checkpoint, folder):
     assert not is_mapped(load(checkpoint), folder)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "other model"])
+def _odd(whole):
+    head, _, rest = whole.partition(b"\n")
+    index = {name: [kind, [-1, -1], offset] for name, (kind, _, offset) in json.loads(head).items()}
+    return json.dumps(index).encode() + b"\n" + rest
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "other model", "shape"])
 def test_a_damaged_file_is_written_anew(damage, checkpoint, tmp_path, folder):
     expected = logits(load(checkpoint))
     (file,) = files_in(folder, 1)
@@ -89,7 +96,9 @@ def test_a_damaged_file_is_written_anew(damage, checkpoint, tmp_path, folder):
         (other,) = set(files_in(folder, 2)) - {file}
         other.replace(file)
     else:
-        file.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "garbage": b"\xff" * 5000}[damage])
+        file.write_bytes(
+            {"cut": whole[: len(whole) // 2], "empty": b"", "garbage": b"\xff" * 5000, "shape": _odd(whole)}[damage]
+        )
     model = load(checkpoint)
     assert torch.equal(logits(model), expected)
     for _ in range(400):

@@ -6,6 +6,7 @@ runs with half of its settings gives wrong text without a word. Called by `model
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -38,6 +39,8 @@ _REFUSED = {
     "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0,
     "use_parallel_residual": False,
+    "rope.scale_linear": 1.0,
+    "rope.scaling.attn_factor": 1.0,
 }
 _PLAIN_TYPES = {"F32": "float32", "F64": "float32", "BF16": "bfloat16"}
 
@@ -45,7 +48,7 @@ _PLAIN_TYPES = {"F32": "float32", "F64": "float32", "BF16": "bfloat16"}
 def config_of(file: GGUFFile) -> dict[str, Any]:
     """The content that config.json would have."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise ModelError(
             f"{file.path}: general.architecture={architecture!r} is not among {', '.join(ARCHITECTURES)}, which are "
             "read from GGUF. Take the model as safetensors."
@@ -56,22 +59,27 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         if value != harmless:
             raise ModelError(f"{file.path}: {read.name(key)}={value} is not supported for GGUF files yet.")
     model_type, class_name = ARCHITECTURES[architecture]
-    window = read.optional("attention.sliding_window", 0)
-    if architecture == "llama" and window:
+    window = read.whole("attention.sliding_window") if read.optional("attention.sliding_window", 0) else None
+    if architecture == "llama" and window is not None:
         # Mistral's models are Llama's to the writers of GGUF, but for the window.
         model_type, class_name = "mistral", "MistralForCausalLM"
     config: dict[str, Any] = {name: read.whole(key) for key, name in _NUMBERS.items()}
-    embedding = _tensor(file, "token_embd.weight")
+    if config["num_hidden_layers"] > len(file.tensors):
+        raise ModelError(
+            f"{file.path}: {read.name('block_count')}={config['num_hidden_layers']}, but it has {len(file.tensors)} "
+            "tensors in all. Compare its size with the source; download it again."
+        )
+    embedding = _matrix(file, "token_embd.weight")
     config |= {
         "model_type": model_type,
         "architectures": [class_name],
         "vocab_size": embedding.shape[0],
         "num_key_value_heads": read.whole("attention.head_count_kv", config["num_attention_heads"]),
-        "rms_norm_eps": float(read.optional("attention.layer_norm_rms_epsilon", 1e-5)),
+        "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon", 1e-5),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": model_type in ("llama", "qwen3") and "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        "sliding_window": window or None,
+        "sliding_window": window,
         "use_sliding_window": False,
         "hidden_act": "silu",
         "torch_dtype": _dtype_of(file),
@@ -95,13 +103,13 @@ def _dtype_of(file: GGUFFile) -> str:
 
 
 def _rope(file: GGUFFile, read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(read.optional("rope.freq_base", 10_000.0))}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": read.number("rope.freq_base", 10_000.0)}
     rotary_dim = read.whole("rope.dimension_count", config["head_dim"])
     if rotary_dim != config["head_dim"]:
         rope["partial_rotary_factor"] = rotary_dim / config["head_dim"]
     kind = read.optional("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
-        rope |= {"rope_type": kind, "factor": float(read.optional("rope.scaling.factor", 1.0))}
+        rope |= {"rope_type": kind, "factor": read.number("rope.scaling.factor", 1.0)}
     elif kind != "none":
         raise ModelError(
             f"{file.path}: {read.name('rope.scaling.type')}={kind} is not supported, only linear and yarn."
@@ -112,13 +120,17 @@ def _rope(file: GGUFFile, read: _Reader, config: dict[str, Any]) -> dict[str, An
         )
         names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
         rope |= {
-            name: float(file.metadata[read.name(f"rope.scaling.{key}")])
+            name: read.number(f"rope.scaling.{key}")
             for key, name in names.items()
             if file.has(read.name(f"rope.scaling.{key}"))
         }
     # Llama 3.1 and later: what the rope type "llama3" computes from four settings stands in the file as numbers.
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
+        if kind != "none":
+            raise ModelError(
+                f"{file.path}: rope_freqs.weight beside {read.name('rope.scaling.type')}={kind} is not read."
+            )
         rope |= {"rope_type": "factors", "factors": _floats(factors)}
     return rope
 
@@ -141,10 +153,10 @@ def _end_tokens(file: GGUFFile) -> dict[str, Any]:
     return tokens | ({"bos_token_id": start} if isinstance(start, int) else {})
 
 
-def _tensor(file: GGUFFile, name: str) -> GGUFTensor:
-    if name not in file.tensors:
+def _matrix(file: GGUFFile, name: str) -> GGUFTensor:
+    if name not in file.tensors or len(file.tensors[name].shape) != 2:
         raise ModelError(
-            f"{file.path}: no {name} there. Is it an adapter, a vocabulary alone, or one of several files?"
+            f"{file.path}: no matrix {name} there. Is it an adapter, a vocabulary alone, or one of several files?"
         )
     return file.tensors[name]
 
@@ -173,3 +185,10 @@ class _Reader:
             shown = str(value)[:60]
             raise ModelError(f"{self._file.path}: {self.name(key)}={shown} must be a whole number of at least 1.")
         return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.optional(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0.0 < value < math.inf:
+            raise ModelError(f"{self._file.path}: {self.name(key)}={str(value)[:60]} must be a number above 0.")
+        return float(value)

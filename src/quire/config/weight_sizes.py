@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.config.arithmetic import FLOAT_BYTES, ModelShape
-from quire.config.gguf_file import GGUFFile
+from quire.config.gguf_file import GGUFFile, GGUFTensor
 from quire.config.model_facts import ModelFacts
 from quire.config.quantization import SCHEMES, declared_quantization, format_of
 from quire.errors import OptionError
@@ -42,6 +42,22 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
     embedding = head if shape.has_tied_embeddings else head + floats
     total = shape.num_linear_parameters * linear + shape.vocab_size * shape.hidden_size * embedding
     return int(total), " as ".join(name for name in (stored, scheme) if name)
+
+
+def looked_up_bytes(facts: ModelFacts, shape: ModelShape, dtype: str) -> int:
+    """Of all matrices, the embedding that is not the head as well: a step reads a few rows of it."""
+    if shape.has_tied_embeddings:
+        return 0
+    if format_of(facts.hf_config) == "gguf":
+        embedding = GGUFFile.read(facts.path).tensors["token_embd.weight"]
+        return int(embedding.num_elements * _as_kept(embedding, dtype))
+    return shape.vocab_size * shape.hidden_size * FLOAT_BYTES[dtype]
+
+
+def _as_kept(tensor: GGUFTensor, dtype: str) -> float:
+    """Bytes a weight of a tensor of a GGUF file."""
+    found = _GGUF.get(tensor.type_name)
+    return float(FLOAT_BYTES[dtype]) if found is None else _packed(found[0], found[1], has_offsets=found[2])
 
 
 def _packed(bits: int, group: int, *, has_offsets: bool) -> float:
@@ -77,7 +93,7 @@ def _of_gguf(file: GGUFFile, dtype: str, scheme: str | None) -> int:
         if len(tensor.shape) != 2:
             continue
         found, name = _GGUF.get(tensor.type_name), tensor.name.removesuffix(".weight")
-        size = float(FLOAT_BYTES[dtype]) if found is None else _packed(found[0], found[1], has_offsets=found[2])
+        size = _as_kept(tensor, dtype)
         is_looked_up = name == "token_embd" and "output.weight" in file.tensors
         if scheme is not None and not is_looked_up:
             most = 8 if name in ("output", "token_embd") or scheme.startswith("int8") else 4

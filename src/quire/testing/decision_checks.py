@@ -24,6 +24,8 @@ class DecisionChecks:
         # requests that are preempted, and the length that each had when it came back the last time
         self._preempted: dict[int, Request] = {}
         self._length_at_resume: dict[int, int] = {}
+        # how many sequences each request had when the last step was sent
+        self._num_sequences: dict[int, int] = {}
         # requests that have run, those that have lost their rows, and sequences that the last step computes
         self._started: set[int] = set()
         self._displaced: set[int] = set()
@@ -92,6 +94,7 @@ class DecisionChecks:
                     self._length_at_resume[request.arrival] = request.longest
                 self.counts["requests resumed"] += 1
         self._preempted = preempted
+        self._num_sequences = {one.arrival: len(one.sequences) for one in scheduler.lifecycle.requests.values()}
         self._count_displaced(preempted)
         if not output.admitted:
             return
@@ -129,7 +132,9 @@ class DecisionChecks:
 
     def _check_victim(self, request: Request) -> None:
         resumed_at = self._length_at_resume.pop(request.arrival, None)
-        if resumed_at is not None and request.is_final:
+        # It may have been the longest that ended, with results that came after the request had given way.
+        has_lost_one = len(request.sequences) < self._num_sequences.get(request.arrival, 0)
+        if resumed_at is not None and request.is_final and not has_lost_one:
             progress = request.longest - resumed_at
             assert progress >= self._core.manager.block_size, f"request {request.request_id} gave way after {progress}"
 

@@ -35,6 +35,8 @@ class SamplingKernels(Protocol):
 
     def gather_logits(self, logits_NV: Tensor, rows_n: Tensor, out_nV: Tensor) -> None: ...
 
+    def apply_bitmask(self, logits_NV: Tensor, rows_n: Tensor, mask_nW: Tensor) -> None: ...
+
     def penalise(self, logits_nV: Tensor, tokens_RL: Tensor, **columns: Tensor) -> None: ...
 
 
@@ -43,6 +45,7 @@ class _Reference:
 
     token_logprobs = staticmethod(reference.token_logprobs)
     gather_logits = staticmethod(reference.gather_logits)
+    apply_bitmask = staticmethod(reference.apply_bitmask)
 
     @staticmethod
     def best_tokens(logits_NV: Tensor, rows_n: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -211,6 +214,25 @@ def check_gather_logits(kernels: SamplingKernels, dtype: torch.dtype, device: st
     out = torch.full((3, 1001), torch.nan, device=device)
     kernels.gather_logits(logits, rows, out)
     assert torch.equal(out, logits[rows].float())
+
+
+def check_apply_bitmask(kernels: SamplingKernels, vocab_size: int, device: str = "cpu") -> None:
+    """Rows of a batch in any order, masks as wide as the logits, wider and narrower; the other rows stay."""
+    generator = np.random.default_rng(vocab_size)
+    rows = [5, 0, 3]
+    for num_words in {-(-vocab_size // 32), vocab_size // 32, vocab_size // 32 + 3}:
+        mask = generator.integers(-(2**31), 2**31, size=(3, num_words)).astype(np.int32)
+        mask[0], mask[1, : num_words // 2] = 0, -1
+        bits = np.unpackbits(mask.view(np.uint8).reshape(3, -1), axis=1, bitorder="little")
+        is_allowed = np.zeros((3, vocab_size), dtype=bool)
+        width = min(vocab_size, 32 * num_words)
+        is_allowed[:, :width] = bits[:, :width]
+        # beside other columns, so that a row is longer than what is meant
+        logits = torch.from_numpy(generator.normal(size=(6, vocab_size + 5)).astype(np.float32)).to(device)[:, 2:-3]
+        expected = logits.cpu().numpy().copy()
+        expected[rows] = np.where(is_allowed, expected[rows], -np.inf)
+        kernels.apply_bitmask(logits, torch.tensor(rows, device=device), torch.from_numpy(mask).to(device))
+        np.testing.assert_array_equal(logits.cpu().numpy(), expected)
 
 
 def check_penalise(kernels: SamplingKernels, device: str = "cpu") -> None:

@@ -92,7 +92,8 @@ def _packed_store(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype) -
     if config.device != "cpu" or not config.packed_weights_cache or not cpu.load():
         return None
     group = current_group()
-    form = f"{dtype} {config.quantization} {group.rank} {group.size}"
+    kernels = Path(cpu.statistics()["path"]).name
+    form = f"{dtype} {config.quantization} {group.rank} {group.size} {kernels}"
     return PackedStore.of(facts.path, form, config.packed_weights_cache)
 
 

@@ -3,7 +3,7 @@
     <cache folder>/packed/<digest>.weights      a line of JSON: name -> [type, shape, offset]; then the tensors
 
 The digest stands for all that packed weights depend on: the checkpoint's files (path, size, time of change), type,
-quantisation, rank, and the version of the layout. A file that does not fit the model is not used. Owns these files and
+quantisation, rank, and the code that packs. A file that does not fit the model is not used. Owns these files and
 their number; never touches the checkpoint. Called by `model_loader.py`.
 """
 
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quire.version import __version__
 from quire.worker.cache_folder import cache_folder, check_private
 
 _logger = logging.getLogger(__name__)
@@ -48,11 +49,11 @@ class PackedStore:
 
     @classmethod
     def of(cls, checkpoint: Path, form: str, max_bytes: int) -> PackedStore:
-        """`form` says how the weights are wanted: type, quantisation, rank."""
-        files = [checkpoint] if checkpoint.is_file() else sorted(checkpoint.glob("*.safetensors"))
-        files += [file for file in (checkpoint / "config.json",) if file.is_file()]
-        digest = hashlib.sha256(f"{_VERSION} {form}".encode())
-        for file in files:
+        """`form` says how the weights are wanted and what packs them: type, quantisation, rank, kernels."""
+        folder, kinds = (checkpoint.parent, "*.gguf") if checkpoint.is_file() else (checkpoint, "*.safetensors")
+        files = [file for file in (*folder.glob(kinds), folder / "config.json") if file.is_file()]
+        digest = hashlib.sha256(f"{_VERSION} {__version__} {form} {checkpoint.name}".encode())
+        for file in sorted(files):
             status = file.stat()
             digest.update(f"\n{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode())
         return cls(cache_folder() / "packed" / f"{digest.hexdigest()[:32]}.weights", max_bytes)
@@ -66,7 +67,7 @@ class PackedStore:
             os.utime(self.file)
         except FileNotFoundError:
             return False
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             _logger.warning("%s is of no use and will be written anew: %s", self.file, error)
             return False
         for module, leaf, tensor in places:

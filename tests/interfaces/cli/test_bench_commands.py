@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quire.errors import EngineError
-from quire.interfaces.cli import bench, main
+from quire.interfaces.cli import bench, bench_start, main
 from quire.interfaces.cli.bench_client import ServerAnswerError, stream_completion
 from quire.interfaces.cli.bench_perform import perform
 from quire.interfaces.cli.bench_start import seconds_to_first_token
@@ -79,6 +79,7 @@ def test_each_workload_has_help_and_a_number(name, capsys):
         (["stream", "--output-length", "1"], "--output-length 1: must be a whole number, 2 or more"),
         (["w5", "--bandwidth", "fast"], "--bandwidth fast: must be a number above 0"),
         (["serve", "--rates", "0.5,0"], "--rates 0: must be a number above 0"),
+        (["serve", "--num-requests", "10001"], "--num-requests 10001: each has a connection of its own, at most 10000"),
         (["parallel", "--roundz", "3"], 'Did you mean "--rounds"?'),
         (["stream", "no/such/model"], "no such directory"),
     ],
@@ -161,6 +162,25 @@ async def _answered(text: bytes) -> None:
 def test_a_server_that_answers_otherwise(text, words):
     with pytest.raises(ServerAnswerError, match=words):
         asyncio.run(_answered(text))
+
+
+@pytest.mark.parametrize("text", [b"", b"HTTP/1.1 200 OK\r\n\r\n20\r\ndata: {", b"HTTP/1.1 200 OK\r\n\r\nhello\r\n"])
+def test_a_server_that_goes_away(text):
+    with pytest.raises(ServerAnswerError, match="the server"):
+        asyncio.run(_answered(text))
+
+
+def test_a_start_that_says_very_much_does_not_wait_for_a_reader(monkeypatch):
+    script = "import sys; sys.stderr.write('x' * 2**20); print('first token', flush=True)"
+    monkeypatch.setattr(bench_start, "_FIRST_TOKEN", script)
+    assert seconds_to_first_token({}) > 0
+
+
+def test_a_start_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(bench_start, "_FIRST_TOKEN", "import time; time.sleep(600)")
+    monkeypatch.setattr(bench_start, "_LIMIT_SECONDS", 0.3)
+    with pytest.raises(EngineError, match=r"took 0\.3 s"):
+        seconds_to_first_token({})
 
 
 def test_an_event_may_be_cut_anywhere():

@@ -190,5 +190,5 @@ def test_the_table_of_goals(bench, rivals, tmp_path):
     assert "1.50 s (1.40 to 1.60)" in rows["W7 embedded"]
     assert "209 µs" in rows["W8 256 sequences"]
     assert rows["W9"].count("–") == 4
-    empty = rivals.goals.table(rivals.goals.Files(None, {})).splitlines()
+    empty = rivals.goals.table(rivals.goals.Files([], {})).splitlines()
     assert len(empty) == len(lines)

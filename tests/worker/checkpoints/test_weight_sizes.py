@@ -4,8 +4,10 @@ import pytest
 
 from quire.config import ModelFacts
 from quire.config.arithmetic import ModelShape
+from quire.config.gguf_file import GGUFFile
 from quire.config.weight_sizes import weight_bytes
 from quire.errors import OptionError
+from quire.interfaces.cli.bench_limits import ModelCost
 from quire.interfaces.cli.program import main
 from quire.testing import quantized_checkpoints as writers
 from quire.testing.gguf_checkpoints import write_gguf
@@ -65,6 +67,19 @@ def test_of_a_gguf_file(kind, scheme, source, tmp_path):
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "model.gguf", source, kind)
     check(tmp_path / "model.gguf", scheme)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q4_0"])
+def test_what_a_step_reads_of_a_gguf_file_is_all_but_an_untied_embedding(kind, source, tmp_path):
+    pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    write_gguf(path, source, kind)
+    facts = ModelFacts.read(path)
+    shape = ModelShape.of(facts.hf_config)
+    whole, _ = weight_bytes(facts, shape, "bfloat16", None)
+    embedding = GGUFFile.read(path).tensors["token_embd.weight"].num_elements * {"BF16": 2, "Q4_0": 0.5625}[kind]
+    expected = whole - (0 if shape.has_tied_embeddings else embedding)
+    assert ModelCost.of(facts, "bfloat16", None).weight_bytes == pytest.approx(expected)
 
 
 def test_the_command_says_it(source, tmp_path, capsys):

@@ -6,9 +6,11 @@ from torch import nn
 
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker import kernels
 from quire.worker.compilation import record_model
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.kernels import cpu
+from quire.worker.kernels.cpu.program import Program
 from quire.worker.model_loader import load_model
 
 pytestmark = pytest.mark.skipif(not cpu.load(), reason="programs are made of C++ kernels")
@@ -95,6 +97,37 @@ def test_an_id_beyond_the_vocabulary_is_refused(checkpoint):
     record(model, harness)
     with pytest.raises(RuntimeError, match="100000"):
         harness.step({0: [100_000]})
+
+
+def test_a_program_runs_no_more_tokens_than_it_was_recorded_with():
+    program, x = Program(), torch.zeros(4, 32)
+    with program.recording(4):
+        out = kernels.add(x, x)
+    program.run(4, 0)
+    for num_tokens in (5, -1):
+        with pytest.raises(RuntimeError, match=f"for 4 tokens cannot run {num_tokens}"):
+            program.run(num_tokens, 0)
+    assert len(out) == 4
+
+
+def test_numbers_that_would_be_copied_are_not_recorded():
+    """The copy would be of what they were while the program was recorded."""
+    with Program().recording(4), pytest.raises(RuntimeError, match="must be contiguous int64"):
+        kernels.look_up(torch.zeros(8, 32), torch.zeros(4, dtype=torch.int32))
+
+
+def test_memory_of_another_type_is_not_recorded():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(8, 4, dtype=torch.bfloat16))
+
+        def forward(self, input_ids, positions):
+            return self.table.new_empty(8, 4, dtype=torch.float32)
+
+    model = Odd()
+    assert not record_model(model, 8, 2, 4, 2)
+    assert model(torch.zeros(8), None).dtype == torch.float32
 
 
 def test_a_model_with_other_operators_stays_as_it_is(caplog):

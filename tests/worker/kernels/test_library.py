@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from quire.errors import OptionError
 from quire.worker import kernels
 from quire.worker.kernels import cpu, reference
 from quire.worker.kernels.cpu import build, library
@@ -37,7 +38,7 @@ def test_no_compiler_falls_back_and_says_why(undecided, monkeypatch, tmp_path, c
 
 def test_source_that_does_not_compile_falls_back(undecided, monkeypatch, tmp_path, caplog):
     (tmp_path / "src").mkdir()
-    for name in (*build.PER_ISA, *build.COMMON):
+    for name in (*build.PER_ISA, *build.ONLY["amx"], *build.COMMON):
         (tmp_path / "src" / name).write_text("this is no C++;\n")
     monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
@@ -71,6 +72,41 @@ def test_unknown_choice_is_an_error(undecided, monkeypatch):
         cpu.load()
 
 
+def test_an_instruction_set_that_is_not_there_is_an_error(cpu_kernels):
+    """In a process of its own: the choice is made once."""
+    script = "from quire.worker.kernels import cpu; cpu.load()"
+    environment = {**os.environ, "QUIRE_CPU_ISA": "sse9", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "QUIRE_CPU_ISA=sse9: there is no such instruction set" in done.stderr
+
+
+def test_why_amx_cannot_be_used_is_said(undecided, monkeypatch):
+    if not cpu.load() or cpu.select_isa("amx"):
+        pytest.skip("no kernels to choose from, or it can be used here")
+    monkeypatch.setattr(library, "_is_decided", False)
+    monkeypatch.setenv("QUIRE_CPU_ISA", "amx")
+    with pytest.raises(OptionError, match=r"QUIRE_CPU_ISA=amx: .*does not (have|know|permit) it"):
+        cpu.load()
+
+
+def test_threads_that_were_named_before_the_library_was_there_are_kept(undecided, monkeypatch):
+    """A worker says its threads, and on which processors, before the first kernel is called."""
+    monkeypatch.setattr(library, "_crew", None)
+    said = []
+
+    class Library:
+        quire_isa = quire_record_begin = quire_record_end = quire_program_drop = staticmethod(lambda: b"avx2")
+        quire_program_size = quire_program_run = staticmethod(lambda: None)
+        quire_set_crew = staticmethod(lambda size, processors: said.append((size, list(processors))))
+
+    monkeypatch.setattr(build, "build", lambda: "x.so")
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda path: Library)
+    cpu.set_crew(2, (3, 1))
+    assert cpu.load()
+    assert said == [(2, [3, 1])]
+
+
 def test_a_changed_source_has_another_name(monkeypatch, tmp_path):
     for source in build.SOURCES.iterdir():
         (tmp_path / source.name).write_bytes(source.read_bytes())
@@ -101,6 +137,7 @@ def test_reference_can_be_asked_for():
     """In a process of its own: the library cannot be taken back once it is loaded."""
     script = """
 import sys, torch
+from quire.errors import OptionError
 from quire.worker import kernels
 from quire.worker.kernels import cpu, reference
 x = torch.randn(3, 32)

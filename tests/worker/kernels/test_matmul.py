@@ -72,18 +72,42 @@ def test_a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("kind", [WEIGHTS["int8"], WEIGHTS["int8 groups"], WEIGHTS["int4"]], ids=str)
+# Groups of 48 words: segments of 32 and of 16.
+SHORT_SEGMENTS = QuantizedCase(8, (70, 1152), 6, "fractions")
+
+
+@pytest.mark.parametrize("kind", [WEIGHTS["int8"], WEIGHTS["int8 groups"], WEIGHTS["int4"], SHORT_SEGMENTS], ids=str)
 def test_integers_are_the_same_on_every_instruction_set(kind):
     if not cpu.load():
         pytest.skip("no C++ kernels here")
     before = cpu.statistics()["isa"]
-    packed, x = packed_weight(kind), contracts.inputs(30, SHAPE[1], torch.float32)
+    packed, x = packed_weight(kind), contracts.inputs(30, kind.shape[1], torch.float32)
     results = []
     for isa in ISAS:
         if cpu.select_isa(isa):
             results.append(kernels.packed_linear(x, packed))
     cpu.select_isa(before)
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, WEIGHTS["int8"], SHORT_SEGMENTS], ids=str)
+def test_a_row_has_the_same_bits_among_any_number_of_others(product_kernels, kind):
+    packed = packed_weight(kind)
+    num_rows, num_columns = SHAPE if isinstance(kind, torch.dtype) else kind.shape
+    x = contracts.inputs(70, num_columns, torch.bfloat16)
+    whole = product_kernels.packed_linear(x, packed, None, num_rows)
+    for count in range(1, 70):
+        assert torch.equal(product_kernels.packed_linear(x[70 - count :], packed, None, num_rows), whole[70 - count :])
+
+
+def test_rows_are_long(product_kernels):
+    """So long that a panel is cut: all rows meet its first part before the second comes."""
+    weight = torch.randn(40, 9001, generator=torch.Generator().manual_seed(1)).bfloat16()
+    packed, x = product_kernels.pack_weight(weight), contracts.inputs(70, 9001, torch.bfloat16)
+    whole = product_kernels.packed_linear(x, packed, None, 40)
+    contracts.check_close(whole, x, weight, None)
+    for count in (1, 17, 33):
+        assert torch.equal(product_kernels.packed_linear(x[:count], packed, None, 40), whole[:count])
 
 
 def test_rows_may_lie_anywhere(product_kernels):
@@ -132,8 +156,11 @@ def test_what_is_no_packed_weight_is_refused(product_kernels):
     packed, x = product_kernels.pack_weight(torch.randn(40, 8)), torch.ones(1, 8)
     damaged = packed.clone()
     damaged[0] = 0
+    endless = packed.clone()
+    endless[24:40].view(torch.int64)[:] = 1 << 61  # rows and columns, whose product overflows to 0
     for wrong, reason in (
         (damaged, "not a packed weight"),
+        (endless, "damaged"),
         (packed[:-1], "not as long"),
         (packed[:10], "vector of bytes"),
         (reference.pack_weight(torch.randn(40, 8)), "plain PyTorch"),
@@ -148,6 +175,12 @@ def test_what_is_no_packed_weight_is_refused(product_kernels):
         product_kernels.packed_linear(x, packed, torch.ones(39))
     with pytest.raises(ValueError, match="not loaded in this process"):
         reference.unpack_weight(packed)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_a_weight_without_inputs(product_kernels, rows):
+    packed, bias = product_kernels.pack_weight(torch.empty(40, 0)), torch.arange(40.0)
+    assert torch.equal(product_kernels.packed_linear(torch.empty(rows, 0), packed, bias), bias.expand(rows, 40))
 
 
 def test_what_cannot_be_quantized_is_refused(product_kernels):

@@ -61,6 +61,12 @@ def test_gather_logits(cpu_kernels, dtype):
     contracts.check_gather_logits(REFERENCE, dtype)
 
 
+@pytest.mark.parametrize("vocab_size", [1, 31, 64, 5001])
+def test_apply_bitmask(cpu_kernels, vocab_size):
+    contracts.check_apply_bitmask(cpu_kernels, vocab_size)
+    contracts.check_apply_bitmask(REFERENCE, vocab_size)
+
+
 def test_penalise(cpu_kernels):
     contracts.check_penalise(cpu_kernels)
     contracts.check_penalise(REFERENCE)
@@ -183,6 +189,11 @@ def test_wrong_arguments_are_refused(cpu_kernels):
         cpu_kernels.token_logprobs(logits, None, torch.tensor([0, 0]), 10)
     with pytest.raises(RuntimeError, match="as wide"):
         cpu_kernels.gather_logits(logits, torch.tensor([0]), torch.zeros(1, 8))
+    mask = torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="row 2 is not in 2"):
+        cpu_kernels.apply_bitmask(torch.zeros(2, 9), torch.tensor([2]), mask)
+    with pytest.raises(RuntimeError, match="the mask int32"):
+        cpu_kernels.apply_bitmask(torch.zeros(2, 9), torch.tensor([0]), mask.long())
 
 
 def test_objects_of_an_instruction_set_share_nothing(tmp_path):
@@ -209,3 +220,4 @@ def test_on_gpu(dtype):
             contracts.check_choose_tokens(kernels, dtype, vocab_size, limits, "cuda")
     contracts.check_gather_logits(kernels, dtype, "cuda")
     contracts.check_penalise(kernels, "cuda")
+    contracts.check_apply_bitmask(kernels, 5001, "cuda")

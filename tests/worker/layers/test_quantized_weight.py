@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.worker import kernels
 from quire.worker.layers import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear, TensorParallelGroup
 from quire.worker.layers.parameter import load_weight, take_quantized
 from quire.worker.layers.quantization import GroupBorderError, QuantizedWeight, concatenate
@@ -111,6 +112,19 @@ def test_ranks_own_pieces_that_make_up_the_whole(make_layer):
         pieces.append(floats(take_quantized(layer.weight)))
     dim = 0 if pieces[0].shape[0] == 4 else 1
     assert torch.equal(torch.cat(pieces, dim), floats(weight))
+
+
+@pytest.mark.parametrize("kind", [{}, {"has_offsets": False, "bits": 8}, {"bits": 8, "group": 128}])
+def test_a_rank_packs_its_piece(kind):
+    """It is a view of the whole weight, which no kernel takes as it is."""
+    weight = make(num_rows=8, **kind)
+    for index in range(2):
+        with rank(index, 2):
+            layer = RowParallelLinear(128, 8, bias=False)
+        load_weight(layer.weight, weight)
+        layer.pack_weights()
+        found = kernels.unpack_weight(layer.packed)
+        torch.testing.assert_close(found, floats(weight.narrow(1, 64 * index, 64)), atol=2e-2, rtol=1e-3)
 
 
 def test_parts_of_a_merged_layer_are_in_the_order_of_its_rows():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.worker.sampler import draw
+from quire.worker.kernels.reference import draw
 from quire.worker.sampler.choose import DrawSettings, choose_tokens
 
 ALL = 2**62

@@ -7,8 +7,8 @@ from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.worker_driver import WorkerDriver
+from quire.worker.kernels.reference.order import ids_of, order_keys
 from quire.worker.sampler import logprobs, prompt_logprobs
-from quire.worker.sampler.order import ids_of, order_keys
 from quire.worker.worker import Worker
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -117,6 +117,14 @@ def test_min_tokens_excludes_stop_tokens_while_the_output_is_short():
     assert bench.excluded() == []
 
 
+def test_an_end_token_that_is_no_token_changes_no_other_row():
+    """Some configurations say -1 where there is none."""
+    bench = Bench(MIN_TOKENS)
+    bench.admit(5, [1], min_tokens=2, eos=[-1, 3])
+    assert bench.excluded() == [3]
+    bench.apply(rows=int_array([2, 5, 7]))
+
+
 def test_min_tokens_with_ignore_eos_excludes_stop_tokens_alone():
     bench = Bench(MIN_TOKENS)
     bench.admit(5, [1], min_tokens=2, stop_token_ids=[7], eos=[3], ignore_eos=True)

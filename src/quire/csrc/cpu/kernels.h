@@ -1,4 +1,4 @@
-// What the operators (operators.cpp) hand to the kernels: plain structs and one table of functions per instruction set.
+// What the operators hand to the kernels: plain structs and one table of functions per instruction set.
 //
 // The kernel sources are compiled once per instruction set, each time in a namespace of its own (QUIRE_ISA). They use
 // nothing from the C++ library: an inline function of the library that one object compiled for AVX-512 could be the

@@ -92,6 +92,9 @@ struct MatmulKernels {
   // Rows of tiles [begin, end), columns of panels [first_panel, last_panel).
   void (*multiply)(const MatmulArgs&, const Tiles&, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel,
                    const char* prepared, char* scratch);
+  // Null, or whether there is such a product here: `otherwise` has those that are not.
+  bool (*suits)(const MatmulArgs&);
+  const MatmulKernels* otherwise;
 };
 
 }  // namespace quire

@@ -112,25 +112,41 @@ QUIRE_INLINE void place_words(const int8_t* values, int64_t words, int32_t* to, 
   }
 }
 
-// One row of a tile of `num_rows`, at its place in the tile.
-template <class T>
-static void quantize_row(const PackedView& w, const T* x, float* tile, int row, int num_rows) {
+// What the inputs of a segment have in common.
+struct SegmentHead {
+  int32_t start;
+  float scale, sum;
+};
+
+// The head of a row among those of `num_rows` rows.
+QUIRE_INLINE void place_head(const SegmentHead& head, float* to, int num_rows) {
+  memcpy(to, &head.start, 4);
+  to[num_rows] = head.scale;
+  to[2 * num_rows] = head.sum;
+}
+
+// Calls place(first word, end, head, values) for each segment of a row.
+template <class T, class Place> QUIRE_INLINE void quantize_segments(const PackedView& w, const T* x, Place place) {
   QuantizedBlock block;
-  for (int64_t i = 0; i < w.words;) {
+  for (int64_t i = 0, end; i < w.words; i = end) {
     if (i % SEGMENT_WORDS == 0) quantize_block(x + i * 4, min64(QUANTIZED_TOGETHER, w.columns - i * 4), &block);
-    const int64_t end = end_of_segment(w, i);
+    end = end_of_segment(w, i);
     const int8_t* values = block.values + i % SEGMENT_WORDS * 4;
     int32_t sum = 0;
     for (int64_t k = 0; k < (end - i) * 4; ++k) sum += values[k];
-    const int32_t start = -w.zero_point * sum;
-    memcpy(tile + row, &start, 4);
-    tile[num_rows + row] = block.scale;
-    tile[2 * num_rows + row] = static_cast<float>(sum);
-    int32_t* words = reinterpret_cast<int32_t*>(tile + INTEGERS_HEAD * num_rows);
-    place_words(values, end - i, words + row, num_rows);
-    tile += (INTEGERS_HEAD + X_WORDS * (end - i)) * num_rows;
-    i = end;
+    place(i, end, SegmentHead{-w.zero_point * sum, block.scale, static_cast<float>(sum)}, values);
   }
+}
+
+// One row of a tile of `num_rows`, at its place in the tile.
+template <class T>
+static void quantize_row(const PackedView& w, const T* x, float* tile, int row, int num_rows) {
+  quantize_segments(w, x, [&](int64_t first, int64_t end, const SegmentHead& head, const int8_t* values) {
+    place_head(head, tile + row, num_rows);
+    int32_t* words = reinterpret_cast<int32_t*>(tile + INTEGERS_HEAD * num_rows);
+    place_words(values, end - first, words + row, num_rows);
+    tile += (INTEGERS_HEAD + X_WORDS * (end - first)) * num_rows;
+  });
 }
 
 }  // namespace quire::QUIRE_ISA

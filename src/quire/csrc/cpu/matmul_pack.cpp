@@ -192,7 +192,10 @@ const char* fault_of(const PackedHeader& header, int64_t bytes) {
   if (header.version != PACKED_VERSION) return "the weight was packed by another version; pack it again";
   if (header.layout != PackedLayout::panels) return "the weight was packed for the kernels in plain PyTorch";
   const int format = static_cast<int>(header.format);
+  // The products of sizes below the greatest fit into 64 bits.
+  constexpr int64_t greatest = int64_t{1} << 28;
   if (format < 0 || format > 4 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0 ||
+      header.num_rows > greatest || header.num_columns > greatest || header.group % 4 != 0 ||
       (header.format >= WeightFormat::int8 && header.num_columns == 0) ||
       (header.group > 0 && header.num_columns % header.group != 0)) {
     return "the header of the packed weight is damaged";

@@ -32,8 +32,6 @@ inline DType dtype_of(const Tensor& t) {
   return DType::float32;
 }
 
-inline int max_threads() { return crew_size(); }
-
 // int32 and int64 tensors of one dimension, as contiguous int64.
 class Integers {
  public:
@@ -43,6 +41,8 @@ class Integers {
     if (t.scalar_type() == ScalarType::Long && (stride == 1 || n <= 1)) {
       data_ = static_cast<const int64_t*>(t.const_data_ptr());
     } else {
+      // What later runs are given would not be in it.
+      STD_TORCH_CHECK(!is_recording(), name, " must be contiguous int64: a program keeps no copy");
       copy_.resize(n);
       if (t.scalar_type() == ScalarType::Long) {
         fill(static_cast<const int64_t*>(t.const_data_ptr()), stride);

@@ -157,11 +157,16 @@ constexpr int64_t PREPARED_AT_ONCE = 8 << 20;
 // Prepared rows of a block that meets panel after panel: they stay in the second-level cache, beside a panel.
 constexpr int64_t BLOCK_BYTES = 448 << 10;
 
+const MatmulKernels* kernels_for(const MatmulArgs& args) {
+  const MatmulKernels* best = kernels()->matmul;
+  return best->suits == nullptr || best->suits(args) ? best : best->otherwise;
+}
+
 class LinearStep final : public Step {
  public:
   LinearStep(const MatmulArgs& args, int64_t rows_per_token)
-      : args_(args), rows_per_token_(rows_per_token), kernels_(kernels()->matmul),
-        row_bytes_(round_up(kernels_->prepared_row_bytes(args), 4)) {}
+      : args_(args), rows_per_token_(rows_per_token), kernels_(kernels_for(args)),
+        row_bytes_(max64(4, round_up(kernels_->prepared_row_bytes(args), 4))) {}  // at least: a weight may have no inputs
 
   int64_t work(const Extent& extent) const override {
     return extent.tokens * rows_per_token_ * args_.weight.rows * args_.weight.columns;

@@ -1,6 +1,7 @@
 // Operators on rows of logits: tokens and log-probabilities.
 
 #include <algorithm>
+#include <limits>
 
 #include "operators.h"
 #include "sampling.h"
@@ -172,6 +173,54 @@ void gather_logits_op(const Tensor& logits, const Tensor& rows, const Tensor& ou
   if (count > 0) perform(std::make_unique<GatherStep>(logits, rows, out), Extent{count, count});
 }
 
+// Excludes the tokens of rows whose bit is not set; in place.
+class BitmaskStep final : public Step {
+ public:
+  BitmaskStep(const Tensor& logits, const Tensor& rows, const Tensor& mask)
+      : logits_(logits), mask_(mask), count_(mask.size(0)), words_(mask.size(1)), vocab_(logits.size(1)) {
+    rows_ = column<int64_t>(rows, ScalarType::Long, count_, "rows");
+    for (int64_t i = 0; i < count_; ++i) {
+      STD_TORCH_CHECK(rows_[i] >= 0 && rows_[i] < logits.size(0), "row ", rows_[i], " is not in ", logits.size(0));
+    }
+  }
+
+  int64_t work(const Extent&) const override { return count_ * vocab_ / 4; }
+  void run(const Extent&, Crew& crew) const override {
+    crew.for_each(count_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) exclude(i);
+    });
+  }
+
+ private:
+  void exclude(int64_t i) const {
+    const uint32_t* mask = static_cast<const uint32_t*>(mask_.const_data_ptr()) + i * mask_.stride(0);
+    float* logits = static_cast<float*>(logits_.mutable_data_ptr()) + rows_[i] * logits_.stride(0);
+    constexpr float never = -std::numeric_limits<float>::infinity();
+    for (int64_t first = 0; first < vocab_; first += 32) {
+      const uint32_t word = first / 32 < words_ ? mask[first / 32] : 0;
+      const int64_t size = std::min<int64_t>(32, vocab_ - first);
+      if (word == 0) std::fill(logits + first, logits + first + size, never);
+      if (word == 0 || word == ~uint32_t{0}) continue;
+      for (int64_t bit = 0; bit < size; ++bit) {
+        if ((word >> bit & 1) == 0) logits[first + bit] = never;
+      }
+    }
+  }
+
+  const Tensor logits_, mask_;
+  const int64_t count_, words_, vocab_;
+  const int64_t* rows_;
+};
+
+void apply_bitmask_op(const Tensor& logits, const Tensor& rows, const Tensor& mask) {
+  check_rows(logits, 2, "logits");
+  check_rows(mask, 2, "mask");
+  STD_TORCH_CHECK(logits.scalar_type() == ScalarType::Float && mask.scalar_type() == ScalarType::Int,
+                  "logits must be float32 and the mask int32");
+  const int64_t count = mask.size(0);
+  if (count > 0) perform(std::make_unique<BitmaskStep>(logits, rows, mask), Extent{count, count});
+}
+
 // Penalties on what the rows of a table of tokens have said; in place.
 class PenaltyStep final : public Step {
  public:
@@ -191,6 +240,7 @@ class PenaltyStep final : public Step {
     for (int64_t i = 0; i < count_; ++i) {
       STD_TORCH_CHECK(rows_[i] >= 0 && rows_[i] < tokens.size(0), "row ", rows_[i], " is not in ", tokens.size(0));
       STD_TORCH_CHECK(lengths_[i] >= 0 && lengths_[i] <= tokens.size(1), "a row has no ", lengths_[i], " tokens");
+      STD_TORCH_CHECK(num_prompt_[i] >= 0, "a prompt has no ", num_prompt_[i], " tokens");
       num_tokens_ += lengths_[i];
     }
   }
@@ -255,6 +305,7 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("choose_tokens", TORCH_BOX(&choose_tokens_op));
   library.impl("token_logprobs", TORCH_BOX(&token_logprobs_op));
   library.impl("gather_logits", TORCH_BOX(&gather_logits_op));
+  library.impl("apply_bitmask", TORCH_BOX(&apply_bitmask_op));
   library.impl("penalise", TORCH_BOX(&penalise_op));
 }
 

@@ -47,6 +47,10 @@ void Program::run_stage(const Stage& stage, const Extent& extent, Crew& crew) {
 }
 
 void Program::run(const Extent& extent) const {
+  if (extent.tokens < 0 || extent.tokens > max_tokens_) {
+    throw std::runtime_error("a program for " + std::to_string(max_tokens_) + " tokens cannot run " +
+                             std::to_string(extent.tokens));
+  }
   int64_t work = 0;
   for (const Stage& stage : stages_)
     for (const auto& step : stage) {

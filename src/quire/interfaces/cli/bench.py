@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import OptionError
+from quire.interfaces.cli.bench_flags import Size, add_sizes, sizes_of
 from quire.interfaces.cli.bench_report import Report, Timeline
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
 from quire.interfaces.cli.session import open_engine
@@ -34,15 +35,14 @@ WORKLOADS = {
     "serve": ("w6", "bench_serve", "SERVE", "the server, under requests that arrive at random"),
     "start": ("w7", "bench_start", "START", "from the start of a process to its first token"),
 }
-# flag, default, least, help
-_LOAD_FLAGS = (
-    ("--num-requests", 32, 1, "requests in all"),
-    ("--concurrency", 0, 0, "requests in flight at once; 0 means all"),
-    ("--input-length", 128, 1, "tokens of each prompt"),
-    ("--output-length", 64, 1, "tokens of each answer"),
-    ("--shared-prefix", 0, 0, "tokens at the beginning that all prompts have in common"),
-    ("--num-warmups", 1, 0, "requests before the clock starts"),
-    ("--seed", 0, 0, "seed of prompts and sampling"),
+_SIZES = (
+    Size("--num-requests", 32, 1, "requests in all"),
+    Size("--concurrency", 0, 0, "requests in flight at once; 0 means all"),
+    Size("--input-length", 128, 1, "tokens of each prompt"),
+    Size("--output-length", 64, 1, "tokens of each answer"),
+    Size("--shared-prefix", 0, 0, "tokens at the beginning that all prompts have in common"),
+    Size("--num-warmups", 1, 0, "requests before the clock starts"),
+    Size("--seed", 0, 0, "seed of prompts and sampling"),
 )
 
 
@@ -75,10 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "\n".join(["workloads; each has a --help of its own:", *lines])
     add_model_argument(parser)
     group = parser.add_argument_group("load")
-    for flag, default, _, text in _LOAD_FLAGS:
-        group.add_argument(
-            flag, default=str(default), metavar="N", dest=_field(flag), help=f"{text} (default: {default})"
-        )
+    add_sizes(group, _SIZES)
     group.add_argument("--temperature", default="0", metavar="X", help="0 is greedy (default: 0)")
     group.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     add_engine_flags(parser, leave_out=("seed",))
@@ -100,20 +97,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_of(arguments: argparse.Namespace) -> Load:
-    values = {}
-    for flag, _, least, _ in _LOAD_FLAGS:
-        text = getattr(arguments, _field(flag))
-        if not text.isdigit() or int(text) < least:
-            raise OptionError(f"{flag} {text}: must be a whole number, {least} or more.")
-        values[_field(flag)] = int(text)
-    load = Load(**values)
+    load = Load(**sizes_of(arguments, _SIZES))
     if load.shared_prefix > load.input_length:
         raise OptionError(f"--shared-prefix {load.shared_prefix}: must not exceed --input-length {load.input_length}.")
     return load
-
-
-def _field(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
 
 
 def _temperature_of(text: str) -> float:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from quire.errors import EngineError
+from quire.errors import EngineError, one_line
 from quire.interfaces.cli.bench_report import Timeline
 
 HOST = "127.0.0.1"
@@ -32,14 +32,17 @@ async def stream_completion(port: int, prompt: list[int], output_length: int) ->
     }
     timeline = Timeline(num_prompt_tokens=len(prompt), start=time.perf_counter())
     num_tokens = None
-    async for event in _events(port, "/v1/completions", body):
-        now = time.perf_counter()
-        if "error" in event:
-            raise ServerAnswerError(f"the server answered: {event['error']}")
-        if event.get("choices"):
-            timeline.add(now, 1)
-        if usage := event.get("usage"):
-            num_tokens = usage["completion_tokens"]
+    try:
+        async for event in _events(port, "/v1/completions", body):
+            now = time.perf_counter()
+            if "error" in event:
+                raise ServerAnswerError(f"the server answered: {event['error']}")
+            if event.get("choices"):
+                timeline.add(now, 1)
+            if usage := event.get("usage"):
+                num_tokens = usage["completion_tokens"]
+    except (OSError, EOFError, ValueError) as error:
+        raise ServerAnswerError(f"the server went away, or speaks otherwise ({one_line(error)})") from error
     if num_tokens != output_length or not timeline.arrivals:
         raise ServerAnswerError(f"the server sent {num_tokens} tokens, {output_length} were asked for")
     # several tokens may have come in one event; what is missing came with the last

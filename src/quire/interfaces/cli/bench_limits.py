@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import ModelFacts
-from quire.config.arithmetic import FLOAT_BYTES, ModelShape
-from quire.config.weight_sizes import weight_bytes
+from quire.config.arithmetic import ModelShape
+from quire.config.weight_sizes import looked_up_bytes, weight_bytes
 from quire.interfaces.cli.bench_workloads import Work
 
 _SOURCE = Path(__file__).parents[2] / "csrc" / "limits" / "limits.cpp"
@@ -107,9 +107,7 @@ class ModelCost:
         """Raises ModelError or OptionError where the size of the model or of its format is not known."""
         shape = ModelShape.of(facts.hf_config)
         num_bytes, _ = weight_bytes(facts, shape, dtype, scheme)
-        if not shape.has_tied_embeddings:
-            # of which a step looks up a few rows
-            num_bytes -= shape.vocab_size * shape.hidden_size * FLOAT_BYTES[dtype]
+        num_bytes -= looked_up_bytes(facts, shape, dtype)
         return cls(shape, num_bytes, unit_of(dtype, scheme), dtype)
 
     @property

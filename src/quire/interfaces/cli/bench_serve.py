@@ -24,7 +24,7 @@ from quire.config import ModelFacts
 from quire.config.engine_options import EngineOptions
 from quire.config.model_source import locate
 from quire.config.option import options_of
-from quire.errors import EngineError
+from quire.errors import EngineError, OptionError
 from quire.interfaces.cli import bench_workloads as workloads
 from quire.interfaces.cli.bench_client import HOST, is_ready, stream_completion
 from quire.interfaces.cli.bench_flags import (
@@ -100,7 +100,12 @@ class Load:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.engine_options = engine_options_of(arguments)
         self.sizes = sizes_of(arguments, _SIZES)
-        self.num_requests = whole_number("--num-requests", str(min(self.sizes["num_requests"], _MOST_REQUESTS)), 2)
+        self.num_requests = self.sizes["num_requests"]
+        if self.num_requests > _MOST_REQUESTS:
+            raise OptionError(
+                f"--num-requests {self.num_requests}: each has a connection of its own, at most {_MOST_REQUESTS} are "
+                "allowed."
+            )
         self.seed = whole_number("--seed", arguments.seed, 0)
         self.rates = numbers("--rates", arguments.rates)
         self.capacity = number("--capacity", arguments.capacity) if arguments.capacity else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.config import EngineConfig
 from quire.errors import ModelError, OptionError
 from quire.interfaces.cli.bench_limits import MachineLimits, ModelCost, least_seconds
@@ -37,7 +39,8 @@ class Ruler:
     def of(cls, config: EngineConfig, limits: MachineLimits) -> Ruler:
         worker = config.worker
         try:
-            return cls(ModelCost.of(config.facts, worker.dtype, worker.quantization), limits)
+            cost = ModelCost.of(config.facts, worker.dtype, worker.quantization)
+            return cls(replace(cost, kv_dtype=worker.kv_cache_dtype or worker.dtype), limits)
         except (ModelError, OptionError):
             return cls(None, limits)
 

@@ -12,6 +12,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -82,21 +84,23 @@ def seconds_to_import() -> float:
 
 def seconds_to_first_token(options: dict[str, Any]) -> float:
     command = [sys.executable, "-c", _FIRST_TOKEN, json.dumps(options)]
-    start = time.perf_counter()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own_environment()
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        seconds = time.perf_counter() - start
-        try:
-            _, errors = process.communicate(timeout=_LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise EngineError(f"the process did not end within {_LIMIT_SECONDS} s") from None
-    if line.strip() != "first token":
-        raise EngineError(f"the process ended without a token. It said:\n{errors[-2000:]}")
-    return seconds
+    # What it says goes to a file: a pipe that nobody reads would be full at some time, and hold it up.
+    with tempfile.TemporaryFile() as words:
+        start = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, env=own_environment()) as process:
+            assert process.stdout is not None
+            end = threading.Timer(_LIMIT_SECONDS, process.kill)
+            end.daemon = True
+            end.start()
+            line = process.stdout.readline()
+            seconds = time.perf_counter() - start
+            process.communicate()
+            end.cancel()
+        if line.strip() == b"first token":
+            return seconds
+        words.seek(0)
+        said = words.read().decode(errors="replace")[-2000:]
+    raise EngineError(f"the process ended without a token, or took {_LIMIT_SECONDS} s. It said:\n{said}")
 
 
 def _drop_from_memory(path: Path) -> None:

@@ -39,12 +39,14 @@ class AWQFormat:
 
     def weight(self, module: StoredModule) -> QuantizedWeight:
         qweight, qzeros, scales = module.get("qweight"), module.get("qzeros"), module.get("scales")
+        module.check(qweight.dtype == torch.int32 and qweight.ndim == 2, "qweight", qweight, "int32 [inputs, words]")
         num_inputs, num_outputs = qweight.shape[0], qweight.shape[1] * per_word(_BITS)
-        module.check(qweight.dtype == torch.int32, "qweight", qweight, "int32")
-        module.check(scales.ndim == 2 and scales.shape[1] == num_outputs, "scales", scales, f"[groups, {num_outputs}]")
+        fits = scales.ndim == 2 and scales.shape[0] > 0 and scales.shape[1] == num_outputs
+        module.check(fits, "scales", scales, f"[groups, {num_outputs}]")
         num_groups = scales.shape[0]
         wanted = (num_groups, qweight.shape[1])
-        module.check(qzeros.shape == wanted, "qzeros", qzeros, f"{list(wanted)}")
+        is_alike = qzeros.dtype == torch.int32 and qzeros.shape == wanted
+        module.check(is_alike, "qzeros", qzeros, f"int32 {list(wanted)}")
         if num_inputs % num_groups:
             raise ModelError(f"{module.name}.scales: {num_groups} groups do not divide {num_inputs} inputs evenly.")
         codes_NK, zeros_NG = _in_order(qweight).t().contiguous(), _in_order(qzeros).t()

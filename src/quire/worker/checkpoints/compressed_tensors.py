@@ -77,8 +77,8 @@ class CompressedTensorsFormat:
         if weight.dtype == torch.int8:
             return self._integers(module, weight, bits, weight_only=not rounds_inputs)
         self._num_converted += 1
-        block = weights.get("block_structure")
-        return fp8.converted(module, weight, module.get("weight_scale"), tuple(block) if block else None, self._dtype)
+        block = fp8.block_sizes("block_structure", weights.get("block_structure"))
+        return fp8.converted(module, weight, module.get("weight_scale"), block, self._dtype)
 
     def remarks(self) -> list[str]:
         converted = [fp8.remark(self._num_converted, self._dtype)] if self._num_converted else []
@@ -90,7 +90,7 @@ class CompressedTensorsFormat:
             for target in group.get("targets") or []:
                 if target == "Linear" or name == target or name.endswith(f".{target}"):
                     return group
-                if str(target).startswith("re:") and re.match(str(target)[3:], name):
+                if str(target).startswith("re:") and _matches(str(target)[3:], name):
                     return group
         return self._groups[0] if self._groups else _NO_GROUP
 
@@ -112,6 +112,7 @@ class CompressedTensorsFormat:
             raise unsupported("format", "weights of 4-bit floats", _FORMATS)
         if bits not in _BITS:
             raise unsupported("num_bits", bits, _BITS)
+        module.check(shape.shape == (2,) and int(shape.min()) > 0, "weight_shape", shape, "two sizes")
         num_rows, num_columns = (int(size) for size in shape)
         wanted = (num_rows, -(-num_columns // per_word(bits)))
         module.check(tuple(packed.shape) == wanted, "weight_packed", packed, f"{list(wanted)} for {bits} bits")
@@ -132,14 +133,25 @@ class CompressedTensorsFormat:
         return quantized(codes_NK, scales_NG, zeros_NG, bits, weight_only=weight_only)
 
 
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.match(pattern, name) is not None
+    except re.error as error:
+        raise ModelError(
+            f"config.json: quantization_config: the target re:{pattern} is no regular expression ({error}). Take the "
+            "config.json of the checkpoint."
+        ) from None
+
+
 def _scales(module: StoredModule, num_rows: int, num_columns: int) -> Tensor:
     """[N, G]: a scale for the tensor, for each output, or for each group of inputs."""
     scales = module.get("weight_scale")
     found = scales.to(torch.float32)
     if found.numel() == 1:
         return found.reshape(1, 1).expand(num_rows, 1).contiguous()
-    found = found.reshape(found.shape[0], -1)
-    module.check(found.shape[0] == num_rows, "weight_scale", scales, f"[{num_rows}, groups]")
+    fits = found.ndim > 0 and found.shape[0] == num_rows and found.numel() > 0
+    module.check(fits, "weight_scale", scales, f"[{num_rows}, groups]")
+    found = found.reshape(num_rows, -1)
     if num_columns % found.shape[1]:
         raise ModelError(
             f"{module.name}.weight_scale: {found.shape[1]} groups do not divide {num_columns} inputs evenly."

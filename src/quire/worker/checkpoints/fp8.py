@@ -30,13 +30,7 @@ class FP8Format:
         kind = declared.get("fmt", "e4m3")
         if kind not in ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"):
             raise unsupported("fmt", kind, ("e4m3", "e5m2"))
-        block = declared.get("weight_block_size")
-        is_block = (
-            isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
-        )
-        if block is not None and not is_block:
-            raise unsupported("weight_block_size", block, ("two numbers, such as [128, 128]",))
-        self._block = tuple(block) if block else None
+        self._block = block_sizes("weight_block_size", declared.get("weight_block_size"))
         self._dtype = dtype
         self._num_converted = 0
 
@@ -51,6 +45,19 @@ class FP8Format:
 
     def remarks(self) -> list[str]:
         return [remark(self._num_converted, self._dtype)] if self._num_converted else []
+
+
+def block_sizes(field: str, declared: Any) -> tuple[int, ...] | None:
+    """Rows and columns that share a scale, as config.json says it."""
+    if declared is None:
+        return None
+    if (
+        not isinstance(declared, list)
+        or len(declared) != 2
+        or not all(isinstance(size, int) and size > 0 for size in declared)
+    ):
+        raise unsupported(field, declared, ("two numbers, such as [128, 128]",))
+    return tuple(declared)
 
 
 def remark(num_layers: int, dtype: torch.dtype) -> str:

@@ -182,12 +182,11 @@ def _computed_by_gguf(tensor: GGUFTensor) -> Callable[[Any], Any]:
         raise ModelError(
             f"{what}, which needs the package gguf: pip install gguf. Without it {here} are read."
         ) from error
-    kind = gguf.GGMLQuantizationType(tensor.type_id)
 
     def compute(blocks: Any) -> Any:
         try:
-            return gguf.dequantize(blocks, kind)
-        except NotImplementedError as error:
+            return gguf.dequantize(blocks, gguf.GGMLQuantizationType(tensor.type_id))
+        except (NotImplementedError, ValueError) as error:  # ValueError: an older package, which does not know the type
             raise ModelError(f"{what}, which cannot be read. Take one with {here}.") from error
 
     return compute

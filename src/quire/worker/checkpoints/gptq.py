@@ -51,8 +51,8 @@ class GPTQFormat:
     def weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
         qweight, qzeros, scales = module.get("qweight"), module.get("qzeros"), module.get("scales")
         bits = self._bits(module, qzeros, scales)
+        module.check(qweight.dtype == torch.int32 and qweight.ndim == 2, "qweight", qweight, "int32 [inputs, outputs]")
         num_inputs, num_outputs = qweight.shape[0] * per_word(bits), qweight.shape[1]
-        module.check(qweight.dtype == torch.int32, "qweight", qweight, "int32")
         module.check(scales.shape[1] == num_outputs, "scales", scales, f"[groups, {num_outputs}]")
         codes_NK = unpack_columns(qweight, bits)
         # In the first version 0 is stored as the highest number, to which 1 is added without a carry.
@@ -71,8 +71,9 @@ class GPTQFormat:
         return self._reordered.remarks()
 
     def _bits(self, module: StoredModule, qzeros: Tensor, scales: Tensor) -> int:
-        is_matrix = qzeros.ndim == 2 and scales.ndim == 2 and qzeros.shape[0] == scales.shape[0] and qzeros.numel() > 0
-        module.check(is_matrix, "qzeros", qzeros, f"[{scales.shape[0]}, ...], a row for each of scales")
+        module.check(scales.ndim == 2 and scales.numel() > 0, "scales", scales, "[groups, outputs]")
+        is_matrix = qzeros.dtype == torch.int32 and qzeros.ndim == 2 and qzeros.shape[0] == scales.shape[0]
+        module.check(is_matrix, "qzeros", qzeros, f"int32 [{scales.shape[0]}, ...], a row for each of scales")
         codes, words = scales.shape[1], qzeros.shape[1]
         bits = next((bits for bits in _BITS if words * per_word(bits) == codes), None)
         module.check(

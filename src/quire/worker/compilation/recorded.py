@@ -76,7 +76,9 @@ def _embedding(weight: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
     return operators.look_up(weight, ids)
 
 
-def _new_empty(like: Tensor, size: list[int], **_: Any) -> Tensor:
+def _new_empty(like: Tensor, size: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    if dtype not in (None, like.dtype):
+        raise CannotRecordError("memory of another type than that of the tensor it is to be like")
     return operators.new_rows(like, size)
 
 

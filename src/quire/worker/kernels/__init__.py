@@ -26,12 +26,20 @@ from quire.worker.kernels.fused import (
     silu_and_mul,
 )
 from quire.worker.kernels.linear import pack_quantized, pack_weight, packed_linear, packed_rows, unpack_weight
-from quire.worker.kernels.sampling import best_tokens, choose_tokens, gather_logits, penalise, token_logprobs
+from quire.worker.kernels.sampling import (
+    apply_bitmask,
+    best_tokens,
+    choose_tokens,
+    gather_logits,
+    penalise,
+    token_logprobs,
+)
 
 __all__ = [
     "activate",
     "add",
     "add_rms_norm",
+    "apply_bitmask",
     "best_tokens",
     "choose_tokens",
     "copy_blocks",

@@ -42,6 +42,7 @@ _SCHEMAS = {
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor uniform) -> (Tensor, Tensor)",
     "gather_logits": "(Tensor logits, Tensor rows, Tensor(a!) out) -> ()",
+    "apply_bitmask": "(Tensor(a!) logits, Tensor rows, Tensor mask) -> ()",
     "penalise": "(Tensor(a!) logits, Tensor tokens, Tensor rows, Tensor num_prompt, Tensor lengths, Tensor repetition, "
     "Tensor frequency, Tensor presence) -> ()",
     "token_logprobs": "(Tensor logits, Tensor? rows, Tensor tokens, int most) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -141,5 +142,6 @@ new_rows = torch.ops.quire.new_rows.default
 best_tokens = torch.ops.quire.best_tokens.default
 choose_tokens = torch.ops.quire.choose_tokens.default
 gather_logits = torch.ops.quire.gather_logits.default
+apply_bitmask = torch.ops.quire.apply_bitmask.default
 penalise = torch.ops.quire.penalise.default
 token_logprobs = torch.ops.quire.token_logprobs.default

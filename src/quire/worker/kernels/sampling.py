@@ -45,6 +45,12 @@ def gather_logits(logits_NV: Tensor, rows_n: Tensor, out_nV: Tensor) -> None:
     operators.gather_logits(logits_NV, rows_n, out_nV)
 
 
+def apply_bitmask(logits_NV: Tensor, rows_n: Tensor, mask_nW: Tensor) -> None:
+    """On float32 logits in place: logits[rows[i], token] becomes -inf where bit `token % 32` of mask[i, token // 32]
+    (int32) is 0, or beyond the mask. All of it on one device."""
+    operators.apply_bitmask(logits_NV, rows_n, mask_nW)
+
+
 def penalise(
     logits_nV: Tensor,
     tokens_RL: Tensor,

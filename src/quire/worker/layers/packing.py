@@ -40,6 +40,12 @@ def pack(weight: Tensor) -> Tensor | None:
 def pack_quantized(weight: QuantizedWeight) -> Tensor:
     """The same for a quantised weight."""
     weight = weight.packable()
+    # What a rank owns of a wider weight is a view of it.
+    offsets = None if weight.offsets is None else weight.offsets.contiguous()
     return kernels.pack_quantized(
-        weight.values, weight.scales, weight.offsets, bits=weight.bits, weight_only=weight.weight_only
+        weight.values.contiguous(),
+        weight.scales.contiguous(),
+        offsets,
+        bits=weight.bits,
+        weight_only=weight.weight_only,
     )

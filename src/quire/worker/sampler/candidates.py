@@ -1,8 +1,8 @@
 """The best next tokens of rows whose tokens the core chooses (beam search, 3.4.4): ids and log-probabilities.
 
 The whole row is normalised, float32 logits over temperature, and nothing else is applied to it. Then the best come out
-in the one order of tokens (`order.py`): log-probability falling, token id rising. A row's candidates depend on its own
-logits alone, bit for bit. Called by Sampler.
+in the one order of tokens (`kernels/reference/order.py`): log-probability falling, token id rising. A row's candidates
+depend on its own logits alone, bit for bit. Called by Sampler.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from quire.messages import Candidates, IntArray, no_ints
+from quire.worker.kernels.reference.order import ids_of, order_keys
 from quire.worker.sampler.choose import rows_in_slice
-from quire.worker.sampler.order import ids_of, order_keys
 from quire.worker.staging import Array, to_device
 
 # A row is first reduced to so many maxima, or to this many times the candidates that are wanted.

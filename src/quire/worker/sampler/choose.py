@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.messages import IntArray
 from quire.worker import kernels
-from quire.worker.sampler.draw import rows_in_slice
+from quire.worker.kernels.reference.draw import rows_in_slice
 
 __all__ = ["DrawSettings", "best_tokens", "choose_tokens", "rows_in_slice"]
 

@@ -31,11 +31,14 @@ ISAS = {
     "avx512": ("-march=x86-64-v4",),
     "avx512_vnni": ("-march=x86-64-v4", "-mavx512vnni"),
     "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+    # AMX itself is written in assembly (amx.h): a flag for it would be an error of compilers before GCC 11.
+    "amx": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
 }
 PER_ISA = ("attention_tile.cpp", "cache_rows.cpp", "fused.cpp", "matmul.cpp", "sampling_kernels.cpp")
 # Sets that differ from a lesser one in these files alone; isa.cpp puts the rest together.
-ONLY = {"avx512_vnni": ("matmul.cpp",)}
+ONLY = {"avx512_vnni": ("matmul.cpp",), "amx": ("matmul_amx.cpp",)}
 COMMON = (
+    "amx_support.cpp",
     "arena.cpp",
     "attention.cpp",
     "attention_plan.cpp",
@@ -50,6 +53,7 @@ COMMON = (
     "program.cpp",
     "sampling.cpp",
 )
+EMULATED = ("amx_support.cpp", "matmul_amx.cpp")  # what QUIRE_EMULATE_AMX is for
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -112,10 +116,16 @@ def _sanitizer() -> tuple[str, ...]:
     return (f"-fsanitize={name}", "-fno-omit-frame-pointer", "-g1", "-O1") if name else ()
 
 
+def _emulation() -> tuple[str, ...]:
+    """QUIRE_EMULATE_AMX=1: a library with the matrix unit in plain C++, which is the first choice of a processor with
+    avx512_bf16. Hundreds of times slower; for tests (tests/worker/kernels/test_emulated_amx.py)."""
+    return ("-DQUIRE_EMULATE_AMX",) if os.environ.get("QUIRE_EMULATE_AMX") == "1" else ()
+
+
 def _key(compiler: str) -> str:
     digest = hashlib.sha256()
     digest.update(_run([compiler, "--version"]).encode())
-    digest.update(repr((ISAS, ONLY, FLAGS, _sanitizer())).encode())
+    digest.update(repr((ISAS, ONLY, FLAGS, _sanitizer(), _emulation())).encode())
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".cpp", ".h"):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -128,7 +138,7 @@ def _compile(compiler: str, folder: Path) -> Path:
     # The longest first: with two cores that is what decides the time.
     commands = [
         (source, [*flags, f"-DQUIRE_ISA={isa}"], f"{Path(source).stem}.{isa}.o")
-        for source in PER_ISA
+        for source in (*PER_ISA, *ONLY["amx"])
         for isa, flags in reversed(ISAS.items())
         if source in ONLY.get(isa, PER_ISA)
     ]
@@ -138,6 +148,7 @@ def _compile(compiler: str, folder: Path) -> Path:
 
     def compile_one(command: tuple[str, list[str], str]) -> str:
         source, flags, name = command
+        flags = [*flags, *_emulation()] if source in EMULATED else flags
         kept = _kept_object(version, SOURCES / source, flags)
         if not kept.exists():
             _run([compiler, *FLAGS, *flags, *_sanitizer(), "-c", str(SOURCES / source), "-o", str(folder / name)])

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import torch
 
+from quire.errors import OptionError
+
 _logger = logging.getLogger("quire")
 _lock = threading.Lock()
 _is_decided = False
 _library: ctypes.CDLL | None = None
 _path: Path | None = None
 _reason = "not asked for yet"
+# Threads and their processors, if anybody said; else as many as torch has.
+_crew: tuple[int, Sequence[int] | None] | None = None
 
 
 def load() -> bool:
@@ -37,7 +41,7 @@ def load() -> bool:
 def _decide(choice: str) -> None:
     global _library, _path, _reason
     if choice not in ("auto", "jit", "reference"):
-        raise ValueError(f"QUIRE_CPU_KERNELS={choice}: must be auto, jit or reference")
+        raise OptionError(f"QUIRE_CPU_KERNELS={choice}: must be auto, jit or reference.")
     if choice == "reference":
         _reason = "QUIRE_CPU_KERNELS=reference"
         return
@@ -46,7 +50,7 @@ def _decide(choice: str) -> None:
 
     try:
         _path = build.build()
-        # Registers itself with torch while it is loaded; see the end of operators.cpp.
+        # Registers itself with torch while it is loaded; see the ends of operators_*.cpp.
         library = ctypes.CDLL(str(_path))
     except (build.BuildError, OSError) as error:
         if choice == "jit":
@@ -59,6 +63,13 @@ def _decide(choice: str) -> None:
         _reason = "this processor has no AVX2"
         _logger.warning("CPU kernels: plain PyTorch, several times slower, because %s", _reason)
         return
+    asked, found = os.environ.get("QUIRE_CPU_ISA"), library.quire_isa().decode()
+    if asked and asked != found:
+        library.quire_isa_fault.restype = ctypes.c_char_p
+        raise OptionError(
+            f"QUIRE_CPU_ISA={asked}: {library.quire_isa_fault(asked.encode()).decode()}. The best of "
+            f"{', '.join(build.ISAS)} that can be used here is {found}. Leave it out, or name a lesser one."
+        )
     for name, result, arguments in (
         ("quire_record_begin", None, [ctypes.c_int64]),
         ("quire_record_end", ctypes.c_void_p, []),
@@ -69,7 +80,7 @@ def _decide(choice: str) -> None:
         getattr(library, name).restype = result
         getattr(library, name).argtypes = arguments
     _library = library
-    set_crew(torch.get_num_threads())
+    set_crew(*(_crew or (torch.get_num_threads(), None)))
 
 
 def loaded() -> ctypes.CDLL:
@@ -80,8 +91,10 @@ def loaded() -> ctypes.CDLL:
 
 
 def set_crew(num_threads: int, processors: Sequence[int] | None = None) -> None:
-    """So many threads compute from now on, each on its processor if any are named. Before the kernels are loaded it is
-    the number of torch that counts."""
+    """So many threads compute from now on, each on its processor if any are named. Said before the kernels are loaded,
+    it holds from then on."""
+    global _crew
+    _crew = num_threads, processors
     if _library is not None:
         pinned = None if processors is None else (ctypes.c_int * num_threads)(*processors)
         _library.quire_set_crew(num_threads, pinned)

@@ -6,6 +6,7 @@ It runs on any device. Nothing here waits for a device where that is easy to avo
 from quire.worker.kernels.reference.activate import activate
 from quire.worker.kernels.reference.add import add
 from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
+from quire.worker.kernels.reference.apply_bitmask import apply_bitmask
 from quire.worker.kernels.reference.best_tokens import best_tokens
 from quire.worker.kernels.reference.choose_tokens import choose_tokens
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
@@ -32,6 +33,7 @@ __all__ = [
     "activate",
     "add",
     "add_rms_norm",
+    "apply_bitmask",
     "best_tokens",
     "choose_tokens",
     "copy_blocks",

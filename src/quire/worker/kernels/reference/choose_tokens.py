@@ -1,7 +1,7 @@
 """From processed logits to one token a row: argmax, or temperature, min_p, top_k, top_p and one uniform number.
 
 Greedy rows and drawing rows may be mixed. Drawing rows go on by kind (no limit, top_k, top_p alone) and in slices, and
-nothing about a row depends on which others are in its slice. How they draw stands in `sampler/draw.py`.
+nothing about a row depends on which others are in its slice. How they draw stands in `draw.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.worker.kernels.reference.best_tokens import best_tokens
-from quire.worker.sampler.draw import draw_from_all, draw_from_top_k, draw_from_top_p, rows_in_slice
+from quire.worker.kernels.reference.draw import draw_from_all, draw_from_top_k, draw_from_top_p, rows_in_slice
 from quire.worker.staging import to_device
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.worker.sampler.order import ids_of, order_keys
+from quire.worker.kernels.reference.order import ids_of, order_keys
 
 
 def token_logprobs(

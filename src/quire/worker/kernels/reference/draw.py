@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.worker.sampler.order import ids_of, order_keys
+from quire.worker.kernels.reference.order import ids_of, order_keys
 
 # Rows are drawn in slices of at most so many logits. On a CPU they stay in the cache; elsewhere top_p sorts a slice,
 # which needs some 40 bytes a logit that the KV cache cannot have.

@@ -1,0 +1,58 @@
+// The matrix unit of AMX: eight tiles of up to 16 rows of 64 bytes each, and products of them.
+//
+// Assembly instead of intrinsics: those of GCC do not tell the compiler that they read memory, so it may move a store
+// behind them, or drop it; and this needs no flag that an older compiler refuses.
+#pragma once
+
+#include "simd.h"
+
+namespace quire::QUIRE_ISA {
+
+constexpr int TILES = 8, ROWS_OF_TILE = 16, BYTES_OF_TILE_ROW = 64;
+
+// What ldtilecfg reads. A tile of no rows cannot be used.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int num_rows) {
+    rows[tile] = static_cast<uint8_t>(num_rows);
+    row_bytes[tile] = num_rows > 0 ? BYTES_OF_TILE_ROW : 0;
+  }
+};
+static_assert(sizeof(TileShapes) == 64, "the size that the instruction reads");
+
+}  // namespace quire::QUIRE_ISA
+
+#if defined(QUIRE_EMULATE_AMX)
+#include "amx_emulated.h"
+#else
+
+namespace quire::QUIRE_ISA {
+
+// Shapes belong to a thread. All tiles become zero.
+QUIRE_INLINE void set_shapes(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+// A thread that has no tiles is switched faster, and lets its core sleep deeper.
+QUIRE_INLINE void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
+
+template <int T> QUIRE_INLINE void clear_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
+template <int T> QUIRE_INLINE void load_tile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
+template <int T> QUIRE_INLINE void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+}
+
+// C += A B, where B has words of the columns in its rows: two bfloat16, or four bytes.
+template <int C, int A, int B> QUIRE_INLINE void multiply_bfloat16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+// A is signed, B unsigned.
+template <int C, int A, int B> QUIRE_INLINE void multiply_bytes() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+}  // namespace quire::QUIRE_ISA
+
+#endif
