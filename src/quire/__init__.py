@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from quire.interfaces.llm import LLM
     from quire.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
     from quire.sampling_params import SamplingParams
+    from quire.structured_outputs_params import StructuredOutputsParams
 
 _MODULES = {
     "quire.interfaces.llm": ("LLM",),
     "quire.interfaces.async_llm": ("AsyncLLM",),
     "quire.sampling_params": ("SamplingParams",),
     "quire.beam_search_params": ("BeamSearchParams",),
+    "quire.structured_outputs_params": ("StructuredOutputsParams",),
     "quire.outputs": ("BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestOutput"),
     "quire.errors": (
         "CapacityError",
@@ -72,6 +74,7 @@ __all__ = [
     "RequestFailedError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "UserError",
     "__version__",
 ]

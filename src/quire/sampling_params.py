@@ -19,6 +19,7 @@ from quire.parameter_checks import (
     list_of,
     make_plain,
 )
+from quire.structured_outputs_params import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -45,7 +46,8 @@ class SamplingParams(
     """Sampling and stopping of one request.
 
     `temperature=0` is greedy. `top_k` of 0 or -1 means all tokens. `max_tokens=None` means up to the model's length.
-    `logprobs=k` returns the chosen token's log-probability and those of the k best.
+    `logprobs=k` returns the chosen token's log-probability and those of the k best. `structured_outputs` constrains the
+    form of the output: to a JSON schema, a regular expression, a choice or a grammar.
     """
 
     n: int = 1
@@ -70,6 +72,7 @@ class SamplingParams(
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -82,6 +85,7 @@ class SamplingParams(
         check_flags(self, _FLAGS)
         self._check_open_ranges()
         self._check_lists()
+        self._check_structured_outputs()
         self._check_together()
 
     @property
@@ -121,6 +125,21 @@ class SamplingParams(
                     f"logit_bias[{token!r}]={bias!r}: keys are token ids, values lie between -100 and 100.",
                     param="logit_bias",
                 )
+
+    def _check_structured_outputs(self) -> None:
+        asked: Any = self.structured_outputs
+        if isinstance(asked, dict):
+            asked = self.structured_outputs = StructuredOutputsParams(**asked)
+        if asked is not None and not isinstance(asked, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs={asked!r}: must be StructuredOutputsParams.", param="structured_outputs"
+            )
+        if asked is not None and self.ignore_eos:
+            raise RequestError(
+                "ignore_eos: not together with structured_outputs: where the form is complete, nothing but the end may "
+                "follow. Leave one of them out.",
+                param="ignore_eos",
+            )
 
     def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -338,3 +338,14 @@ def test_named_templates(tmp_path):
     write_config(tmp_path, [{"template": "x"}])
     with pytest.raises(ModelError, match="name and template"):
         found(tmp_path)
+
+
+@pytest.mark.parametrize("given", [{"x": "ü", "y": [1]}, '{"x": "ü", "y": [1]}'])
+@pytest.mark.parametrize(
+    "joined", ["'call: ' + call['function']['arguments'] + '!'", "('call: ' + (call.function.arguments)) ~ '!'"]
+)
+def test_arguments_that_a_template_adds_to_a_text_are_text(given, joined):
+    """DeepSeek's templates write them down as the client sent them."""
+    text = "{% for call in messages[0]['tool_calls'] %}{{ " + joined + " }}{% endfor %}"
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}]
+    assert render(text, [{"role": "assistant", "tool_calls": calls}]) == 'call: {"x": "ü", "y": [1]}!'

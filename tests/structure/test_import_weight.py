@@ -58,8 +58,8 @@ def test_what_is_imported_is_found():
     assert imported_by("import json, decimal", ("decimal", "torch")) == ["decimal"]
 
 
-# Two seconds of processor time that a native model has no use for.
-COMPILER = ("transformers", "torch._dynamo", "torch._inductor", "sympy")
+# Two seconds of processor time that a native model has no use for; and what is for outputs of a form alone.
+COMPILER = ("transformers", "torch._dynamo", "torch._inductor", "sympy", "llguidance")
 OPTIONS = "device='cpu', num_threads=1, max_num_seqs=4"
 LLM_STATEMENT = f"""
 from quire import LLM, SamplingParams

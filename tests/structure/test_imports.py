@@ -29,7 +29,7 @@ ROOMS = {
     "scheduler": ("quire.engine_core.scheduler",),
     "decoding": ("quire.engine_core.decoding",),
     "executor": ("quire.engine_core.executor",),
-    "structured_output": ("quire.engine_core.structured_output",),
+    "structured_output": ("quire.structured_output",),
     "kv_cache_manager": ("quire.engine_core.kv_cache_manager",),
     "engine_core": ("quire.engine_core",),
     "connector scheduler half": ("quire.kv_connectors.*.scheduler",),
@@ -44,6 +44,7 @@ ROOMS = {
         "quire.outputs",
         "quire.sampling_params",
         "quire.beam_search_params",
+        "quire.structured_outputs_params",
         "quire.parameter_checks",
     ),
     "config": ("quire.config",),
@@ -59,16 +60,17 @@ FLOORS = (
     ("engine_core",),
     ("scheduler", "executor"),
     ("decoding",),  # the scheduler hands each sampled token to the method that decodes the request
-    ("kv_cache_manager", "connector scheduler half", "structured_output"),
+    ("kv_cache_manager", "connector scheduler half"),
     ("request", "kv_connectors"),
     ("observability",),
+    ("structured_output",),  # the front checks a grammar, the worker follows it
     ("messages",),
     ("config",),
     ("ground",),
 )
 
 # Rooms that stand apart from the floors: what each may import, and nothing else.
-BELOW_KV_CACHE_MANAGER = ("observability", "messages", "config", "ground")
+BELOW_KV_CACHE_MANAGER = ("observability", "structured_output", "messages", "config", "ground")
 APART = {
     "worker": ("connector worker half", "kv_connectors", *BELOW_KV_CACHE_MANAGER),
     "connector worker half": ("kv_connectors", *BELOW_KV_CACHE_MANAGER),

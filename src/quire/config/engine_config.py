@@ -68,6 +68,8 @@ class EngineConfig:
     tokenizer_path: str
     served_model_name: str
     chat_template: str | None
+    tool_call_parser: str
+    reasoning_parser: str
     use_generation_config: bool
     max_model_len: int
     # True: the length was Quire's choice, so it may be lowered to what memory holds

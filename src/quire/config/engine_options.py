@@ -51,6 +51,18 @@ class EngineOptions:
         False, "run Python code that comes with a checkpoint (Transformers path only)", section="model"
     )
     chat_template: str | None = option(None, "file with a Jinja chat template, instead of the model's", section="model")
+    tool_call_parser: str = option(
+        "auto", "how calls of tools are found in an answer: auto means by the chat template (docs/tools.md)",
+        section="model",
+        choices=(
+            "auto", "none", "openai", "deepseek_v3", "mistral", "qwen3_coder", "hermes", "pythonic", "llama3_json"
+        ),
+    )  # fmt: skip
+    reasoning_parser: str = option(
+        "auto", "how reasoning is found in an answer: auto means by the chat template (docs/tools.md)",
+        section="model",
+        choices=("auto", "none", "openai_gptoss", "mistral", "think", "deepseek_r1"),
+    )  # fmt: skip
     generation_config: str = option(
         "auto", "take default sampling parameters from generation_config.json, or none",
         section="model", choices=("auto", "none"),

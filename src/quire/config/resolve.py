@@ -89,6 +89,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         tokenizer_path=str(tokenizer),
         served_model_name=name,
         chat_template=options.chat_template,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         use_generation_config=options.generation_config == "auto",
         max_model_len=length,
         may_lower_max_model_len=options.max_model_len is None,

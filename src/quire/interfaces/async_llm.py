@@ -31,8 +31,9 @@ from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.requests import PreparedRequest, RequestMaker, checked_cache_salt
 from quire.interfaces.session import Conversations
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
-from quire.interfaces.steps import Control, Step, Steps, perform_async
+from quire.interfaces.steps import Call, Control, Step, Steps, perform_async
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
+from quire.interfaces.structured_outputs import StructuredOutputs
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
 from quire.messages import EngineReady
 from quire.outputs import BeamSearchOutput, RequestOutput
@@ -68,12 +69,14 @@ class AsyncLLM:
         self._renderer = renderer
         self._client = client
         self._maker: RequestMaker | None = None
+        self._structured: StructuredOutputs | None = None
         self._prefixes: PinnedPrefixes | None = None
         self._conversations: Conversations | None = None
         self._defaults = default_sampling_params(config)
         self._labels = Labels()
         self._start_lock = asyncio.Lock()
         self._text_threads = TextThreads()
+        self._form_threads = TextThreads(1)  # a form that takes long to check must not hold up texts
         self._is_shut_down = False
 
     # ------------------------------------------------------------------------------------------ starting, ending
@@ -107,8 +110,9 @@ class AsyncLLM:
         ready = await self._client.wait_ready()
         log_report(ready)
         self._maker = request_maker(self.config, ready, self._renderer)
+        self._structured = StructuredOutputs(self._renderer, self._maker.limits.vocab_size)
         self._prefixes = PinnedPrefixes(self.config, self._maker, self._renderer)
-        self._conversations = Conversations(self._maker, self._renderer, self._defaults)
+        self._conversations = Conversations(self._maker, self._renderer, self._defaults, self._structured)
         if self.config.pinned_prefixes is not None:
             await self.perform(self._prefixes.pin_file(self.config.pinned_prefixes))
         return ready
@@ -116,6 +120,9 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Ends the engine; what is in flight raises EngineDeadError. Takes up to three seconds."""
         self._is_shut_down = True
+        structured: StructuredOutputs | None = self.__dict__.get("_structured")
+        if structured is not None:
+            structured.close()
         client: AsyncEngineClient | None = self.__dict__.get("_client")
         if client is not None:
             client.close()
@@ -188,12 +195,14 @@ class AsyncLLM:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
         await self.start()
         assert self._maker is not None
+        assert self._structured is not None
         text, length = text_of(prompt), self._maker.limits.max_model_len
         if text is not None and len(text) > LONG_TEXT:
             text, token_ids, media = await self._text_threads.call(render, prompt, self.renderer, length)
         else:
             text, token_ids, media = render(prompt, self.renderer, length)
         params = sampling_params if sampling_params is not None else self._defaults
+        await self.perform(self._structured.check(params))
         request = self._maker.make(token_ids, params, priority=priority, cache_salt=cache_salt, media=media)
         return PreparedRequest(request, text, params.logprobs is not None)
 
@@ -214,8 +223,10 @@ class AsyncLLM:
         """
         await self.start()
         assert self._maker is not None
+        assert self._structured is not None
         assert self._client is not None
         params = sampling_params if sampling_params is not None else self._defaults
+        await self.perform(self._structured.check(params))
         request = self._maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False)
         feed = PromptFeed(
             self._client,
@@ -371,6 +382,8 @@ class AsyncLLM:
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Control):
             return await self.control(step.name, step.args)
+        if isinstance(step, Call):
+            return await self._form_threads.call(step.function, *step.args)
         prepared = PreparedRequest(step.request, None, shows_logprobs=False)
         gatherer = OutputGatherer(str(step.request.request_id), prepared)
         async for delta in self.stream(prepared):

@@ -28,7 +28,8 @@ from quire.interfaces.prompts import Prompt, as_list, render
 from quire.interfaces.requests import PreparedRequest, checked_cache_salt
 from quire.interfaces.session import Conversations, Session
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
-from quire.interfaces.steps import Control, Step, Steps, perform
+from quire.interfaces.steps import Call, Control, Step, Steps, perform
+from quire.interfaces.structured_outputs import StructuredOutputs
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -66,8 +67,9 @@ class LLM:
         self.renderer = renderer
         self._defaults = default_sampling_params(config)
         self._maker = request_maker(config, client.ready, renderer)
+        self._structured = StructuredOutputs(renderer, self._maker.limits.vocab_size)
         self._prefixes = PinnedPrefixes(config, self._maker, renderer)
-        self._conversations = Conversations(self._maker, renderer, self._defaults)
+        self._conversations = Conversations(self._maker, renderer, self._defaults, self._structured)
         log_report(client.ready)
         if config.pinned_prefixes is not None:
             self._pin_file(config.pinned_prefixes)
@@ -187,6 +189,9 @@ class LLM:
     def shutdown(self) -> None:
         """Ends the engine and frees its memory; the object is of no use afterwards."""
         client: SyncEngineClient | None = self.__dict__.get("_client")
+        structured: StructuredOutputs | None = self.__dict__.get("_structured")
+        if structured is not None:
+            structured.close()
         if client is not None:
             client.close()
 
@@ -218,6 +223,8 @@ class LLM:
     def _do(self, step: Step) -> Any:
         if isinstance(step, Control):
             return self.control(step.name, step.args)
+        if isinstance(step, Call):
+            return step.function(*step.args)
         output = self.compute(PreparedRequest(step.request, None, shows_logprobs=False))
         if output.outputs[0].finish_reason == "error":
             raise RequestError(str(output.outputs[0].stop_reason))
@@ -248,6 +255,7 @@ class LLM:
     def _job(self, prompt: object, params: GenerationParams, position: int) -> _Job:
         try:
             text, token_ids, media = render(prompt, self.renderer, self._maker.limits.max_model_len)
+            self.perform(self._structured.check(params))
             request = self._maker.make(token_ids, params, media=media)
             return _Job(PreparedRequest(request, text, params.logprobs is not None), self.renderer)
         except RequestError as error:

@@ -22,6 +22,7 @@ from quire.interfaces.handles import KEPT, checked_name, free_name
 from quire.interfaces.prompts import Prompt, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
 from quire.interfaces.steps import Steps, control, release_if_kept
+from quire.interfaces.structured_outputs import StructuredOutputs
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -42,8 +43,11 @@ class Turn:
 class Conversations:
     """Opens the conversations of one engine; no two that are open have the same name."""
 
-    def __init__(self, maker: RequestMaker, renderer: Renderer, defaults: SamplingParams) -> None:
+    def __init__(
+        self, maker: RequestMaker, renderer: Renderer, defaults: SamplingParams, structured: StructuredOutputs
+    ) -> None:
         self.maker = maker
+        self.structured = structured
         self.renderer = renderer
         self.defaults = defaults
         self.names: set[str] = set()
@@ -100,6 +104,7 @@ class Conversation:
         self._is_busy = True
         try:
             yield from self._settle()
+            yield from self._house.structured.check(sampling)
             request = self._house.maker.make(
                 self.token_ids[self._num_kept :] + added,
                 sampling,

@@ -34,7 +34,16 @@ class Compute:
     request: EngineRequest
 
 
-Step: TypeAlias = Control | Compute
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function that takes long without the engine, and leaves an event loop free meanwhile; its result is the
+    function's."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+Step: TypeAlias = Control | Compute | Call
 Steps: TypeAlias = Generator[Step, Any, _T]
 
 

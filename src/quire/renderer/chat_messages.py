@@ -33,6 +33,8 @@ class Dialect:
     knows_developer: bool = False
     # it asks whether a content is none; in others that would be printed
     knows_none: bool = False
+    # it writes a call's arguments down as they come, so they must be JSON already
+    joins_arguments: bool = False
 
 
 def prepare_messages(chat: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Message]:
@@ -66,7 +68,7 @@ def _message(given: object, where: str, dialect: Dialect) -> Message:
     if content is not None:
         message["content"] = _content(content, where, dialect)
     if message.get("tool_calls"):
-        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls", dialect)
     return _with_reasoning(message)
 
 
@@ -114,14 +116,14 @@ def _part(part: Any, where: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _tool_calls(calls: Any, where: str) -> list[Any]:
-    """OpenAI writes the arguments as a string of JSON, templates want the object."""
+def _tool_calls(calls: Any, where: str, dialect: Dialect) -> list[Any]:
+    """OpenAI writes the arguments as a string of JSON, most templates want the object."""
     if not isinstance(calls, list):
         raise RequestError(f"{where}: must be a list.", param=where)
-    return [_tool_call(call, f"{where}[{number}]") for number, call in enumerate(calls)]
+    return [_tool_call(call, f"{where}[{number}]", dialect) for number, call in enumerate(calls)]
 
 
-def _tool_call(call: Any, where: str) -> Message:
+def _tool_call(call: Any, where: str, dialect: Dialect) -> Message:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where}.function: must be an object with a name.", param=f"{where}.function")
@@ -134,6 +136,8 @@ def _tool_call(call: Any, where: str) -> Message:
     if not isinstance(arguments, dict):
         place = f"{where}.function.arguments"
         raise RequestError(f"{place}: must be a JSON object, or one written as a string.", param=place)
+    if dialect.joins_arguments:
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

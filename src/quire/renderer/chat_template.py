@@ -205,7 +205,35 @@ def dialect_of(text: str) -> Dialect:
         keeps_parts=reads_parts,
         knows_developer="developer" in text,
         knows_none=_READS_NONE.search(text) is not None,
+        joins_arguments=joins_arguments(text),
     )
+
+
+@lru_cache(maxsize=32)
+def joins_arguments(text: str) -> bool:
+    """Whether it adds a call's arguments to a text (DeepSeek's do), which fails with an object."""
+    import jinja2
+    from jinja2 import nodes
+
+    from quire.renderer.template_sandbox import compile_template
+
+    try:
+        tree = compile_template(text).environment.parse(text)
+    except jinja2.TemplateError:
+        return False
+    added = [side for node in tree.find_all(nodes.Add) for side in (node.left, node.right)]
+    return any(_last_name(side) == "arguments" for side in added)
+
+
+def _last_name(node: jinja2.nodes.Node) -> object:
+    """The last part of `a.b` and of `a["b"]`."""
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+        return node.arg.value
+    return None
 
 
 @lru_cache(maxsize=32)
@@ -241,8 +269,6 @@ def _is_content(node: jinja2.nodes.Node, names: set[str]) -> bool:
         return _is_content(node.left, names)
     if isinstance(node, nodes.Filter) and node.node is not None:
         return _is_content(node.node, names)
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return isinstance(node, nodes.Name) and node.name in names
+    if isinstance(node, nodes.Name):
+        return node.name in names
+    return _last_name(node) == "content"

@@ -16,6 +16,7 @@ from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.renderer.chat_template import ChatTemplates
 from quire.renderer.growing_text import GrowingText, PieceEncoder
+from quire.renderer.output_formats import AUTO, OutputFormats
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.stop_strings import StopMatcher
 from quire.renderer.text_decoder import SilentDecoder, TextDecoder
@@ -39,10 +40,16 @@ class Renderer:
     """Text and chats to tokens; tokens to text."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, templates: ChatTemplates | None = None, eos_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer | None,
+        templates: ChatTemplates | None = None,
+        eos_token_ids: Sequence[int] = (),
+        output_formats: OutputFormats | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
+        # how this model calls tools and how it thinks
+        self.output_formats = output_formats or OutputFormats()
         # config.json and generation_config.json name some, tokenizer_config.json another: all of them end an answer
         self.eos_token_ids = list(dict.fromkeys((*eos_token_ids, *_own_eos(tokenizer))))
 
@@ -54,6 +61,8 @@ class Renderer:
             chat_template=config.chat_template,
             eos_token_ids=config.facts.eos_token_ids,
             trust_remote_code=config.worker.trust_remote_code,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
         )
 
     @classmethod
@@ -65,11 +74,17 @@ class Renderer:
         chat_template: str | None = None,
         eos_token_ids: Sequence[int] = (),
         trust_remote_code: bool = False,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
     ) -> Renderer:
         """A renderer from files alone. Without a tokenizer it still serves prompts of token ids."""
         tokenizer = Tokenizer.from_folder(folder, trust_remote_code=trust_remote_code)
         special = tokenizer.special if tokenizer is not None else SpecialTokens()
-        return cls(tokenizer, ChatTemplates.find((folder, *template_folders), special, chat_template), eos_token_ids)
+        templates = ChatTemplates.find((folder, *template_folders), special, chat_template)
+        formats = OutputFormats.choose(
+            templates.texts.values() if templates is not None else (), tool=tool_call_parser, reasoning=reasoning_parser
+        )
+        return cls(tokenizer, templates, eos_token_ids, formats)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -78,6 +93,11 @@ class Renderer:
     @property
     def has_chat_template(self) -> bool:
         return self._templates is not None
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """The texts of tokens that `skip_special_tokens` leaves out."""
+        return self._tokenizer.special_texts if self._tokenizer is not None else frozenset()
 
     # ------------------------------------------------------------------------------------------ to tokens
 
@@ -178,6 +198,18 @@ class Renderer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._needed_tokenizer("token_ids").bytes_of(token_id)
+
+    def token_table(self, size: int) -> tuple[list[bytes], frozenset[int]]:
+        """The bytes of the first `size` tokens, and the ids of special ones. Where a token's text depends on its
+        neighbours, there is no such table."""
+        tokenizer = self._needed_tokenizer("structured_outputs")
+        if not tokenizer.has_token_bytes:
+            raise RequestError(
+                "structured_outputs: not with this model's tokenizer, whose tokens mean different texts beside "
+                "different neighbours. Leave them out.",
+                param="structured_outputs",
+            )
+        return [tokenizer.bytes_of(token_id) for token_id in range(size)], tokenizer.special_ids
 
     @property
     def vocab_size(self) -> int:

@@ -51,8 +51,10 @@ class Tokenizer:
         backend.no_padding()
         _add_declared_tokens(backend, special)
         _apply_bos_and_eos(backend, special)
-        self.added_ids = frozenset(backend.get_added_tokens_decoder())
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_texts = frozenset(token.content for token in added.values() if token.special)
         self._decoding = _verified_decoding(backend)
 
     @classmethod
@@ -126,6 +128,11 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
+
+    @property
+    def has_token_bytes(self) -> bool:
+        """Whether a token stands for the same bytes anywhere inside a text."""
+        return self._decoding is not None
 
     @property
     def vocab_size(self) -> int:

@@ -136,6 +136,8 @@ class FakeCore:
         self._operations: dict[str, Callable[..., Any]] = {
             "statistics": self.statistics,
             "echo": lambda **args: args,
+            "worker.open_vocabulary": lambda vocabulary: None,
+            "worker.prepare_form": lambda form: True,
             "hold": self._hold,
             "fail_next_step": self._fail_next_step,
             "interrupt_next_step": self._interrupt_next_step,

@@ -17,6 +17,7 @@ from quire.errors import EngineError
 from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.structured_output.grammars import Grammars
 from quire.worker.attention import attention_layers
 from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
@@ -44,6 +45,7 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
+        self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
         self._runner: ModelRunner | None = None
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
@@ -53,6 +55,8 @@ class Worker:
             "check_invariants": self._check_invariants,
             "measure_speculation": self._measure_speculation,
             "measure_swap": self._measure_swap,
+            "open_vocabulary": self._grammars.open,
+            "prepare_form": self._grammars.prepare,
         }
 
     def load(self) -> None:
@@ -96,7 +100,7 @@ class Worker:
         table = RowTable(config.max_num_seqs, config.max_model_len)
         table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
         backend = next((layer.backend for layer in layers.values()), None)
-        sampler = Sampler(table, model.compute_logits)
+        sampler = Sampler(table, model.compute_logits, self._grammars)
         batches = BatchBuilder(table, config.block_size, device)
         self._proposer.open(ProposerContext(table, batches, sampler.settings, backend))
         drafting = Drafting(table, self._proposer)
@@ -126,6 +130,8 @@ class Worker:
             "num_rows_used": used,
             "kv_cache_bytes": cache_bytes,
             "swap_space_bytes": swap_bytes,
+            "num_compiled_grammars": self._grammars.num_compiled,
+            "compiled_grammar_bytes": self._grammars.num_bytes,
         }
 
     def shutdown(self) -> None:
@@ -135,6 +141,7 @@ class Worker:
         self._runner = None
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()
+        self._grammars.close()
         self._model = None
 
     def _measure_swap(self) -> float:

@@ -4,6 +4,7 @@ import pytest
 
 from quire.interfaces.server.beam_search import ONLY_WITH_BEAMS
 from quire.interfaces.server.requests import GenerationFields
+from quire.interfaces.server.structured_outputs import FIELDS as STRUCTURED_FIELDS
 
 
 def test_an_answer(run, served):
@@ -125,7 +126,7 @@ def test_every_sampling_field_reaches_the_engine(run, served, endpoint):
 
 def test_no_generation_field_is_forgotten_here():
     elsewhere = {"model", "stream", "stream_options", "add_special_tokens", "priority", "cache_salt"}
-    elsewhere |= {"use_beam_search", *ONLY_WITH_BEAMS}
+    elsewhere |= {"use_beam_search", *ONLY_WITH_BEAMS, *STRUCTURED_FIELDS}
     assert set(GenerationFields.__struct_fields__) - elsewhere == set(SAMPLING)
 
 

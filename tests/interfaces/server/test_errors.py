@@ -29,8 +29,8 @@ def error_of(response) -> dict:
 CHAT_MISTAKES = {
     "misspelt field": ({"max_token": 3}, "max_token"),
     "misspelt response_format": ({"response_fromat": {}}, "response_fromat"),
-    "guided decoding": ({"guided_json": {}}, "guided_json"),
-    "json mode": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "guided decoding": ({"guided_regex": ""}, "guided_regex"),
+    "json mode": ({"response_format": {"type": "json"}}, "response_format"),
     "tool_choice required": ({"tool_choice": "required", "tools": []}, "tool_choice"),
     "tool_choice named": ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     "tool_choice without tools": ({"tool_choice": "auto"}, "tool_choice"),

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+from typing import Annotated
 
 import httpx2 as httpx
 import openai
 import psutil
+import pydantic
 import pytest
 
 from quire.testing.server_process import ServerProcess
@@ -198,6 +200,71 @@ def test_logit_bias_and_allowed_tokens(client, url):
     assert client.completions.create(**fields, extra_body={"allowed_token_ids": [token]}).choices[0].text == "aaaa"
 
 
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "Get the weather of a city.", "parameters": CITY}
+TOOLS = [{"type": "function", "function": WEATHER}]
+
+
+def test_an_answer_in_a_form(client):
+    """As the client asks for it with a class of pydantic, and by hand; whole and as a stream."""
+
+    class Person(pydantic.BaseModel):
+        name: Annotated[str, pydantic.Field(max_length=10)]
+        age: Annotated[int, pydantic.Field(ge=0, le=99)]
+
+    fields = {"model": MODEL, "messages": MESSAGES, "max_completion_tokens": 200, "temperature": 0}
+    parsed = client.chat.completions.parse(**fields, response_format=Person).choices[0].message.parsed
+    assert isinstance(parsed, Person)
+    schema = {"name": "person", "strict": True, "schema": Person.model_json_schema()}
+    answer = {"type": "json_schema", "json_schema": schema}
+    stream = client.chat.completions.create(**fields, response_format=answer, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert Person.model_validate_json(text)
+    many = client.chat.completions.create(**fields, extra_body={"guided_choice": ["yes", "no"]}, n=3)
+    assert {choice.message.content for choice in many.choices} <= {"yes", "no"}
+    completion = client.completions.create(
+        model=MODEL, prompt=["a", "b"], extra_body={"structured_outputs": {"regex": r"\d{4}"}}
+    )
+    assert all(choice.text.isdigit() and len(choice.text) == 4 for choice in completion.choices)
+    schema["schema"] = {"properties": {"a": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(openai.BadRequestError, match=r"#/properties/a: Unimplemented keys: .*uniqueItems") as caught:
+        client.chat.completions.create(**fields, response_format=answer)
+    assert caught.value.param == "response_format"
+
+
+def test_a_tool_is_called_and_its_result_is_read(client):
+    fields = {"model": MODEL, "temperature": 0, "tools": TOOLS}
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    choice = client.chat.completions.create(messages=messages, **fields).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+    with client.chat.completions.stream(messages=messages, **fields) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"sky": "sunny", "temperature": 21}'}
+    answer = client.chat.completions.create(messages=[*messages, choice.message, result], **fields).choices[0]
+    assert answer.finish_reason == "stop"
+    assert "sunny" in answer.message.content
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_call_that_the_model_would_not_make(client, choice):
+    parameters = {**CITY, "additionalProperties": False, "properties": {"city": {"type": "string", "maxLength": 12}}}
+    tools = [{"type": "function", "function": {**WEATHER, "parameters": parameters}}]
+    fields = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "tools": tools, "parallel_tool_calls": False}
+    assert client.chat.completions.create(**fields).choices[0].message.tool_calls is None
+    answer = client.chat.completions.create(**fields, tool_choice=choice).choices[0]
+    (call,) = answer.message.tool_calls
+    assert (answer.finish_reason, answer.message.content, call.function.name) == ("tool_calls", None, "get_weather")
+    assert json.loads(call.function.arguments).keys() == {"city"}
+    parameters["properties"]["city"] = {"type": "array", "uniqueItems": True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**fields, tool_choice=choice)
+    assert caught.value.param == "tools"
+
+
 MISTAKES = {
     "range": ({"temperature": -1}, openai.BadRequestError, "temperature", None),
     "length": (
@@ -207,7 +274,7 @@ MISTAKES = {
         "context_length_exceeded",
     ),
     "model": ({"model": "gpt-x"}, openai.NotFoundError, "model", "model_not_found"),
-    "json": ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format", None),
+    "json": ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format", None),
     "misspelt": ({"extra_body": {"max_token": 3}}, openai.BadRequestError, "max_token", None),
 }
 

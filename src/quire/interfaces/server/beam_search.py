@@ -36,6 +36,12 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
 }
 # The same without it.
 ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,), "early_stopping": (False,)}

@@ -13,7 +13,8 @@ from fastapi import APIRouter, Request, Response
 from quire.beam_search_params import GenerationParams
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.server.chat_tools import checked_tools
+from quire.interfaces.server.chat_answers import AnswerStreams, message_of
+from quire.interfaces.server.chat_tools import ToolChoice, tool_choice_of, with_call_enforced
 from quire.interfaces.server.errors import invalid, renamed
 from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
@@ -28,12 +29,14 @@ from quire.interfaces.server.responses import (
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
-    ChatMessage,
     ChunkEncoder,
     new_id,
 )
 from quire.interfaces.server.sampling import check_length, check_stream_options, generation_params
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.structured_outputs import form_names
+from quire.renderer.output_formats import AnswerFormats, OutputFormats
+from quire.sampling_params import SamplingParams
 
 router = APIRouter()
 RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT})
@@ -45,21 +48,24 @@ async def create_chat_completion(request: Request) -> Response:
     state = state_of(request)
     body = await read_request(request, ChatRequest, RULES, strict=state.strict)
     state.check_model(body.model)
-    work = await _work_of(body, state)
-    chat = _Chat(body, work, state)
+    work, formats = await _work_of(body, state)
+    chat = _Chat(body, work, formats, state)
     if body.stream:
         return EventStream(state.in_flight, chat.events())
     return json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()))
 
 
-async def _work_of(body: ChatRequest, state: ServerState) -> Work:
+async def _work_of(body: ChatRequest, state: ServerState) -> tuple[Work, AnswerFormats | None]:
     check_stream_options(body)
     params = _params(body, state)
-    tools = checked_tools(body.tools, body.tool_choice)
+    choice = tool_choice_of(body.tools, body.tool_choice)
+    if choice.must_call:
+        formats = state.engine.renderer.output_formats
+        params = with_call_enforced(params, choice, formats, parallel_calls=body.parallel_tool_calls is not False)
     prompt = await render(
         state,
         body.messages,
-        tools=tools,
+        tools=choice.tools,
         add_generation_prompt=_opens_answer(body),
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=body.add_special_tokens,
@@ -67,9 +73,44 @@ async def _work_of(body: ChatRequest, state: ServerState) -> Work:
     )
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_length(len(prompt.token_ids), name, _max_tokens(body), state.max_model_len, what="messages")
-    return await Work.prepare(
-        state.engine, [prompt.token_ids], params, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+    answers = _answer_formats(body, prompt.text or "", choice, params, state)
+    if answers is not None and answers.needs_special_tokens:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    work = await Work.prepare(
+        state.engine,
+        [prompt.token_ids],
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        names={"structured_outputs": "tools"} if choice.must_call else form_names(body),
     )
+    return work, answers
+
+
+def _answer_formats(
+    body: ChatRequest, prompt: str, choice: ToolChoice, params: GenerationParams, state: ServerState
+) -> AnswerFormats | None:
+    """How to read the answers; None: as they are."""
+    renderer = state.engine.renderer
+    formats = renderer.output_formats
+    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        # a form leaves no room for thoughts, nor for calls unless it is made of them
+        formats = OutputFormats(tool=formats.tool if choice.must_call else None)
+    return formats.answers(
+        prompt,
+        tools=choice.tools or (),
+        continued=_text_of(body.messages[-1]) if body.continue_final_message else None,
+        special_tokens=renderer.special_tokens if params.skip_special_tokens else frozenset(),
+        parallel_calls=body.parallel_tool_calls is not False,
+    )
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    """Of a message that was rendered, so its parts are texts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
 
 
 def _opens_answer(body: ChatRequest) -> bool:
@@ -115,11 +156,12 @@ def _params(body: ChatRequest, state: ServerState) -> GenerationParams:
 class _Chat:
     """One chat on its way to an answer, whole or in pieces."""
 
-    def __init__(self, body: ChatRequest, work: Work, state: ServerState) -> None:
+    def __init__(self, body: ChatRequest, work: Work, formats: AnswerFormats | None, state: ServerState) -> None:
         self._engine = state.engine
         self._metrics = state.metrics
         self._model = body.model or state.model_name
         self._work = work
+        self._formats = formats
         self._num_top = body.top_logprobs or 0
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -145,9 +187,9 @@ class _Chat:
     def _choices(self, answer: Answer) -> list[ChatChoice]:
         choices = []
         for index, one in enumerate(answer.choices):
-            message = ChatMessage(content=one.text)
+            message, finish_reason = message_of(one, self._formats)
             logprobs = self._logprobs(one)
-            choices.append(ChatChoice(index, message, logprobs, one.finish_reason, one.stop_reason))
+            choices.append(ChatChoice(index, message, logprobs, finish_reason, one.stop_reason))
         return choices
 
     def _logprobs(self, source: Choice | OutputDelta) -> ChatLogprobs | None:
@@ -165,10 +207,11 @@ class _Chat:
             has_usage=self._has_usage,
         )
         counts = Counts()
+        streams = AnswerStreams(self._formats)
         has_role: set[int] = set()
         async with aclosing(deltas_of(self._engine, self._work, self._metrics, counts)) as deltas:
             async for _, delta in deltas:
-                events = [encoder.event(choice) for choice in self._encoded(delta)]
+                events = [encoder.event(choice) for choice in self._encoded(delta, streams)]
                 if delta.index not in has_role:
                     has_role.add(delta.index)
                     events.insert(0, encoder.event(_ROLE % delta.index))
@@ -177,19 +220,27 @@ class _Chat:
         if self._has_usage:
             yield encoder.usage_event(counts.usage())
 
-    def _encoded(self, delta: OutputDelta) -> list[bytes]:
-        """Choices of a difference: its text if there is any, then its end."""
+    def _encoded(self, delta: OutputDelta, streams: AnswerStreams) -> list[bytes]:
+        """Choices of a difference: what it adds if it adds anything, then its end."""
+        index, is_last = delta.index, delta.finish_reason is not None
         choices = []
         logprobs = self._logprobs(delta) if delta.token_ids else None
-        if delta.text or logprobs:
-            shown = msgspec.json.encode(logprobs) if logprobs else b"null"
-            choices.append(_TEXT % (delta.index, msgspec.json.encode(delta.text), shown))
+        deltas = streams.deltas(index, delta.text, is_last=is_last)
+        if logprobs and not deltas:
+            deltas = [_NOTHING]
+        shown = msgspec.json.encode(logprobs) if logprobs else b"null"
+        for added in deltas:
+            choices.append(_ADDED % (index, added, shown))
+            # they are of all tokens of this difference
+            shown = b"null"
         if delta.finish_reason is not None:
-            reasons = msgspec.json.encode(delta.finish_reason), msgspec.json.encode(delta.stop_reason)
-            choices.append(_END % (delta.index, *reasons))
+            reason = streams.finish_reason(index, delta.finish_reason)
+            reasons = msgspec.json.encode(reason), msgspec.json.encode(delta.stop_reason)
+            choices.append(_END % (index, *reasons))
         return choices
 
 
 _ROLE = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-_TEXT = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
+_ADDED = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
+_NOTHING = b'{"content":""}'
 _END = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}'

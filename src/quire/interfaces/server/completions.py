@@ -19,6 +19,7 @@ from quire.interfaces.server.requests import CompletionRequest
 from quire.interfaces.server.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.streamed_completion import answer_to_lines, is_in_lines
+from quire.interfaces.server.structured_outputs import form_names
 from quire.interfaces.server.token_ids import check_token_ids
 
 router = APIRouter()
@@ -72,7 +73,12 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
         prompts.append(token_ids)
         texts.append(text)
     work = await Work.prepare(
-        state.engine, prompts, params, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+        state.engine,
+        prompts,
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        names=form_names(body),
     )
     return Continuations(body, work, texts, state)
 

@@ -26,20 +26,14 @@ class Refused(msgspec.Struct, frozen=True):
     neutral: tuple[Any, ...] = ()
 
 
-_GUIDED = Refused("structured output is not supported yet")
 _WIDTH = Refused("with use_beam_search=true n is the number of beams, and all of them are choices; use n")
 _GROUPS = Refused("diverse beam search is in Python only, with BeamSearchParams; leave it out")
-_LATER_TOOLS = Refused("tool calls are not parsed yet; use tools and read the text of the answer", ([], "none", "auto"))
+_OLD_TOOLS = Refused("it was replaced in the API; use tools and tool_choice", ([], "none", "auto"))
 
 REFUSED_BY_BOTH: dict[str, Refused] = {
-    "response_format": Refused("only {'type': 'text'} is supported yet", ({"type": "text"},)),
     "best_of": Refused("it was withdrawn from the API; use n and choose yourself", (1,)),
-    "guided_json": _GUIDED,
-    "guided_regex": _GUIDED,
-    "guided_choice": _GUIDED,
-    "guided_grammar": _GUIDED,
-    "guided_decoding_backend": _GUIDED,
-    "structured_outputs": _GUIDED,
+    "guided_decoding_backend": Refused("there is one backend; leave it out", ("auto", "guidance")),
+    "guided_whitespace_pattern": Refused("it is a part of structured_outputs: whitespace_pattern"),
     "logits_processors": Refused("code and processors are not taken from requests", ([],)),
     "truncate_prompt_tokens": Refused("prompts are never cut; shorten the prompt"),
     "spaces_between_special_tokens": Refused("special tokens are joined as the tokenizer does it", (True,)),
@@ -58,8 +52,8 @@ REFUSED_BY_COMPLETIONS: dict[str, Refused] = {
     "prompt_embeds": Refused("prompts are text or token ids"),
 }
 REFUSED_BY_CHAT: dict[str, Refused] = {
-    "functions": _LATER_TOOLS,
-    "function_call": _LATER_TOOLS,
+    "functions": _OLD_TOOLS,
+    "function_call": _OLD_TOOLS,
     "audio": Refused("no audio is generated"),
     "moderation": Refused("nothing is moderated here"),
     "modalities": Refused("only text is generated", (["text"],)),
@@ -80,7 +74,6 @@ IGNORED: dict[str, str] = {
     "prompt_cache_key": "the prefix cache finds equal prompts by itself",
     "prompt_cache_options": "the prefix cache finds equal prompts by itself",
     "prompt_cache_retention": "the prefix cache keeps what memory holds",
-    "parallel_tool_calls": "tool calls are not parsed yet",
     "prediction": "a hint for speed",
     "reasoning_effort": "the models served here have no such control; chat_template_kwargs may have",
     "verbosity": "the models served here have no such control",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -39,15 +39,22 @@ class Work:
 
     @classmethod
     async def prepare(
-        cls, engine: ServedEngine, prompts: list[list[int]], params: GenerationParams, *, priority: int, cache_salt: str
+        cls,
+        engine: ServedEngine,
+        prompts: list[list[int]],
+        params: GenerationParams,
+        *,
+        priority: int,
+        cache_salt: str,
+        names: Mapping[str, str] | None = None,
     ) -> Work:
-        """Raises RequestError for what the engine cannot do, before a first byte is sent."""
+        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's."""
         try:
             prepared = [
                 await engine.prepare(prompt, params, priority=priority, cache_salt=cache_salt) for prompt in prompts
             ]
         except RequestError as error:
-            raise _in_words_of_the_client(error, params) from None
+            raise _in_words_of_the_client(error, params, names) from None
         return cls(prompts, params, prepared)
 
     @classmethod
@@ -60,6 +67,7 @@ class Work:
         priority: int,
         cache_salt: str,
         add_special_tokens: bool,
+        names: Mapping[str, str] | None = None,
     ) -> Work:
         """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
         try:
@@ -67,7 +75,7 @@ class Work:
                 pieces, params, priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens
             )
         except RequestError as error:
-            raise _in_words_of_the_client(error, params) from None
+            raise _in_words_of_the_client(error, params, names) from None
         return cls([received.request.prompt_token_ids], params, [received])
 
     @property
@@ -75,8 +83,10 @@ class Work:
         return len(self.prompts) * self.params.n
 
 
-def _in_words_of_the_client(error: RequestError, params: GenerationParams) -> RequestError:
-    return renamed(error, beam_search.NAMES if isinstance(params, BeamSearchParams) else {})
+def _in_words_of_the_client(
+    error: RequestError, params: GenerationParams, names: Mapping[str, str] | None
+) -> RequestError:
+    return renamed(error, beam_search.NAMES if isinstance(params, BeamSearchParams) else names or {})
 
 
 @dataclass(slots=True)

@@ -49,6 +49,20 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: Annotated[bool | None, Meta(description="vLLM's: keep the stop string")] = None
     bad_words: Annotated[list[str] | None, Meta(description="vLLM's: up to 128 words that are never generated")] = None
     allowed_token_ids: Annotated[list[int] | None, Meta(description="vLLM's: nothing but these tokens")] = None
+    response_format: Annotated[
+        dict[str, Any] | None,
+        Meta(description="type text, json_object or json_schema: the answer is any text, a JSON object, or follows it"),
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None,
+        Meta(description="vLLM's: one of json, json_object, regex, choice, grammar, structural_tag; and how"),
+    ] = None
+    guided_json: Annotated[
+        str | dict[str, Any] | bool | None, Meta(description="vLLM's: structured_outputs.json by its older name")
+    ] = None
+    guided_regex: Annotated[str | None, Meta(description="the same of regex")] = None
+    guided_choice: Annotated[list[str] | None, Meta(description="the same of choice")] = None
+    guided_grammar: Annotated[str | None, Meta(description="the same of grammar")] = None
     prompt_logprobs: Annotated[
         int | None, Meta(description="vLLM's: log-probabilities of the prompt's tokens; not with stream")
     ] = None
@@ -109,9 +123,11 @@ class ChatRequest(GenerationFields, kw_only=True):
     logprobs: Annotated[bool | None, Meta(description="return log-probabilities of the answer's tokens")] = None
     top_logprobs: Annotated[int | None, Meta(description="and those of so many best ones, at most 20")] = None
     tools: Annotated[
-        list[dict[str, Any]] | None, Meta(description="given to the chat template; calls are returned as text")
+        list[dict[str, Any]] | None,
+        Meta(description="functions that the model may call, at most 128; given to the chat template"),
     ] = None
-    tool_choice: Annotated[Any, Meta(description="none or auto; others are refused")] = None
+    tool_choice: Annotated[Any, Meta(description="none, auto, required or a function: whether a tool is called")] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="false: calls after the first are dropped")] = None
     add_generation_prompt: Annotated[bool | None, Meta(description="vLLM's: end with the assistant's opening")] = None
     continue_final_message: Annotated[
         bool | None, Meta(description="vLLM's: the answer goes on where the last message, the assistant's, ends")

@@ -75,12 +75,31 @@ class CompletionLogprobs(msgspec.Struct):
         self.text_offset += other.text_offset
 
 
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """What is called; the arguments are JSON, written as a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the client is to make."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The assistant's message."""
+    """The assistant's message. Fields that are UNSET are not sent."""
 
     role: str = "assistant"
     content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    # two names of the same, as in vLLM
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):

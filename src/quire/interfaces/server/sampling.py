@@ -11,6 +11,7 @@ from quire.errors import ContextLengthError
 from quire.interfaces.server.beam_search import beam_search_params, check_fields
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.requests import CompletionRequest, GenerationFields
+from quire.interfaces.server.structured_outputs import structured_outputs_of
 from quire.interfaces.setup import default_sampling_params
 from quire.sampling_params import SamplingParams
 
@@ -46,7 +47,7 @@ def generation_params(fields: GenerationFields, defaults: dict[str, Any], **deci
         value = getattr(fields, name)
         if value is not None:
             values[name] = value
-    return SamplingParams(**{**values, **decided})
+    return SamplingParams(**{**values, **decided}, structured_outputs=structured_outputs_of(fields))
 
 
 def completion_params(body: CompletionRequest, defaults: dict[str, Any]) -> GenerationParams:

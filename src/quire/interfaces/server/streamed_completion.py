@@ -25,6 +25,7 @@ from quire.interfaces.server.request_body import check_encoding, parse_request
 from quire.interfaces.server.requests import StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.structured_outputs import form_names
 
 router = APIRouter()
 SOCKET_PATH = "/v1/completions/stream"
@@ -150,6 +151,7 @@ async def _received(
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             add_special_tokens=body.add_special_tokens is not False,
+            names=form_names(body),
         )
         try:
             if not is_socket:

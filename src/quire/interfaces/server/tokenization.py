@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from quire.interfaces.server.chat_tools import checked_tools
+from quire.interfaces.server.chat_tools import tool_choice_of
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.field_rules import FieldRules
 from quire.interfaces.server.json_answer import json_answer, json_schema_of
@@ -34,7 +34,7 @@ async def tokenize(request: Request) -> Response:
         rendered = await render(
             state,
             body.messages or [],
-            tools=checked_tools(body.tools, None),
+            tools=tool_choice_of(body.tools, None).tools,
             add_generation_prompt=body.add_generation_prompt is not False,
             add_special_tokens=body.add_special_tokens,
             template_kwargs=body.chat_template_kwargs,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, no_ints
+from quire.structured_output.grammars import Grammars
 from quire.worker.input_batch import InputBatch
 from quire.worker.kernels import gather_logits
 from quire.worker.row_table import RowTable
@@ -31,7 +32,10 @@ from quire.worker.sampler.verify import kept_draws
 from quire.worker.staging import Array, to_host
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be chosen."
-NOTHING_LEFT = "no token is left to choose from: allowed_token_ids, bad_words and min_tokens together exclude all."
+NOTHING_LEFT = (
+    "no token is left to choose from: structured_outputs, allowed_token_ids, bad_words and min_tokens together exclude "
+    "all."
+)
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,15 @@ class Sampled:
 class Sampler:
     """Samples for the rows of a batch whose last token was computed."""
 
-    def __init__(self, table: RowTable, compute_logits: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, table: RowTable, compute_logits: Callable[[Tensor], Tensor], grammars: Grammars | None = None
+    ) -> None:
         self._table = table
         self._compute_logits = compute_logits
         self.settings = RowSettings(table.num_rows)
-        self._processors = built_in_processors(table)
+        # of this step: why a processor left a row with nothing, where it knows
+        self._reasons: dict[int, str] = {}
+        self._processors = built_in_processors(table, grammars, self._reasons)
         self._prompt_logprobs = PromptLogprobs(table, compute_logits)
         self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors, self._prompt_logprobs)
         self._room = torch.empty(0)
@@ -81,6 +89,7 @@ class Sampler:
             follower.release(row)
 
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
+        self._reasons.clear()
         prompt = self._prompt_logprobs.start(hidden_TE, batch)
         if len(batch.sampling_rows_N) == 0:
             by_row = prompt.by_row(to_host(prompt.tensors))
@@ -105,7 +114,7 @@ class Sampler:
         failures = prompt.failures | dict.fromkeys(failed, NOT_FINITE)
         logprobs = plan.logprobs.by_row(rest[0], rows_N, is_kept)
         if not is_kept.all():
-            failures |= _failures(rows_N[is_failed], top[is_failed])
+            failures |= _failures(rows_N[is_failed], top[is_failed], self._reasons)
             rows_N, lengths_N, token_ids = rows_N[is_kept], lengths_N[is_kept], token_ids[is_kept]
         return Sampled(rows_N, lengths_N, token_ids, logprobs, prompt.by_row(rest[2]), candidates, failures)
 
@@ -160,9 +169,9 @@ class Sampler:
         return copy_nV
 
 
-def _failures(rows: IntArray, top: npt.NDArray[np.float32]) -> dict[int, str]:
-    reasons = (NOTHING_LEFT if value == -np.inf else NOT_FINITE for value in top.tolist())
-    return dict(zip(rows.tolist(), reasons, strict=True))
+def _failures(rows: IntArray, top: npt.NDArray[np.float32], reasons: dict[int, str]) -> dict[int, str]:
+    pairs = zip(rows.tolist(), top.tolist(), strict=True)
+    return {row: reasons.get(row, NOTHING_LEFT) if value == -np.inf else NOT_FINITE for row, value in pairs}
 
 
 def _to_host_together(parts: Sequence[Sequence[Tensor]]) -> list[list[Array]]:

@@ -1,9 +1,10 @@
 """Logits processors, one file each, in the order in which they apply.
 
-First what excludes tokens, then what moves logits. A new processor is a rule (`processor.py`) in a file of its own, or
-an object with all hooks, and a line in the tuple below.
+First what excludes tokens, then what moves logits; the form of an output has the last word. A new processor is a rule
+(`processor.py`) in a file of its own, or an object with all hooks, and a line in the tuple below.
 """
 
+from quire.structured_output.grammars import Grammars
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors.allowed_token_ids import AllowedTokenIds
 from quire.worker.sampler.processors.bad_words import BadWords
@@ -11,17 +12,22 @@ from quire.worker.sampler.processors.logit_bias import LogitBias
 from quire.worker.sampler.processors.min_tokens import MinTokens
 from quire.worker.sampler.processors.penalties import Penalties
 from quire.worker.sampler.processors.processor import ByRow, LogitsProcessor, RowFollower
+from quire.worker.sampler.processors.structured_output import StructuredOutput
 
 
-def built_in_processors(table: RowTable) -> tuple[LogitsProcessor, ...]:
-    """One of each, over the rows of this table."""
+def built_in_processors(
+    table: RowTable, grammars: Grammars | None = None, reasons: dict[int, str] | None = None
+) -> tuple[LogitsProcessor, ...]:
+    """One of each, over the rows of this table. `reasons`: where one says why it left a row with nothing, by row."""
     num_rows = table.num_rows
+    structured = StructuredOutput(table, grammars or Grammars(), {} if reasons is None else reasons)
     return (
         ByRow(AllowedTokenIds(), num_rows),
         ByRow(BadWords(table), num_rows),
         ByRow(MinTokens(table), num_rows),
         ByRow(LogitBias(), num_rows),
         Penalties(table),
+        ByRow(structured, num_rows),
     )
 
 

@@ -116,15 +116,16 @@ class ByRow(Generic[State]):
 class TokenPlaces:
     """Places (position, token id) in a matrix of logits, as one index into its flat view.
 
-    Ids beyond the vocabulary are left out: such a token can neither be chosen nor be excluded. On a CPU everything is
-    numpy's, whose indexing costs a quarter of torch's for a few places.
+    Ids that are not in the vocabulary are left out: such a token can neither be chosen nor be excluded. On a CPU
+    everything is numpy's, whose indexing costs a quarter of torch's for a few places.
     """
 
     def __init__(self, positions: Sequence[int], ids: Sequence[IntArray], logits_NV: Tensor) -> None:
         vocab_size = logits_NV.shape[1]
         flat_ids = np.concatenate(ids)
         places = np.repeat(np.array(positions, dtype=np.int64) * vocab_size, [len(row_ids) for row_ids in ids])
-        self._is_kept = flat_ids < vocab_size
+        # -1 would be a logit of the row before
+        self._is_kept = (flat_ids >= 0) & (flat_ids < vocab_size)
         self._device = logits_NV.device
         self._logits: Any = logits_NV.view(-1).numpy() if logits_NV.is_cpu else logits_NV.view(-1)
         self._index = self._moved((places + flat_ids)[self._is_kept])

@@ -1,0 +1,82 @@
+"""What a request with structured_outputs needs before it starts: its form is checked, and the worker knows the tokens.
+
+Owns the process that checks forms (`quire.structured_output.checker`). Called by LLM and AsyncLLM for every request;
+one that asks for no form pays a look at a field.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.beam_search_params import GenerationParams
+from quire.errors import RequestError
+from quire.interfaces.steps import Call, Steps, control
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.renderer import Renderer
+    from quire.structured_output.checker import Checker
+    from quire.structured_output.vocabulary import Vocabulary
+
+# seconds between two looks at a form that is being compiled; mostly it is done at the first
+_PAUSE = 0.001
+
+
+class StructuredOutputs:
+    """Of one engine."""
+
+    def __init__(self, renderer: Renderer, vocab_size: int) -> None:
+        self._renderer = renderer
+        self._vocab_size = vocab_size
+        self._checker: Checker | None = None
+        self._is_told = False
+
+    def check(self, params: GenerationParams) -> Steps[None]:
+        """Raises RequestError for a form that is none, or that this model cannot have."""
+        asked = params.structured_outputs if isinstance(params, SamplingParams) else None
+        if asked is None:
+            return
+        if self._checker is None:
+            _check_library()
+            from quire.structured_output.checker import Checker
+
+            self._checker = Checker(self._vocabulary)
+        is_new = yield Call(self._checker.check, (asked,))
+        if not self._is_told:
+            vocabulary = yield Call(self._vocabulary)
+            yield from control("worker.open_vocabulary", vocabulary=msgspec.msgpack.encode(vocabulary))
+            self._is_told = True
+        # Compiled before the request is scheduled: a step would wait for it, and everybody with it.
+        form = msgspec.msgpack.encode(asked)
+        while is_new and not (yield from control("worker.prepare_form", form=form)):
+            yield Call(time.sleep, (_PAUSE,))
+
+    def close(self) -> None:
+        if self._checker is not None:
+            self._checker.close()
+
+    def _vocabulary(self) -> Vocabulary:
+        from quire.structured_output.vocabulary import Vocabulary
+
+        renderer = self._renderer
+        tokens, special = renderer.token_table(self._vocab_size)
+        vocabulary = Vocabulary.of(tokens, special, renderer.eos_token_ids)
+        if not vocabulary.end_ids:
+            raise _impossible("it names no token that ends an output")
+        return vocabulary
+
+
+def _check_library() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("llguidance") is None:
+        raise _impossible("the package llguidance is not installed; pip install llguidance")
+
+
+def _impossible(why: str) -> RequestError:
+    return RequestError(
+        f"structured_outputs: this model cannot have them: {why}. Leave them out.", param="structured_outputs"
+    )

@@ -1,0 +1,67 @@
+"""One answer on its way through the formats of its model: `push` each difference of its text, take what it means.
+
+One object an answer. Never raises for anything that a model may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.renderer.output_parsing.answer import Answer, Piece
+from quire.renderer.output_parsing.format import ReasoningFormat, ToolFormat, new_call_id
+from quire.renderer.output_parsing.reader import Reader, Steps
+
+
+class OutputParser:
+    """From text to content, reasoning and calls."""
+
+    def __init__(
+        self,
+        tool_format: ToolFormat | None = None,
+        reasoning_format: ReasoningFormat | None = None,
+        *,
+        is_thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        hidden: frozenset[str] = frozenset(),
+        max_calls: int | None = None,
+    ) -> None:
+        """is_thinking: the prompt ended inside a thought. hidden: special tokens that are not shown. max_calls: those
+        that come after are dropped."""
+        self._answer = Answer(max_calls=max_calls)
+        self._reader = Reader(self._answer, tools=tools, has_reasoning=reasoning_format is not None, hidden=hidden)
+        self._steps = _read(self._reader, tool_format, reasoning_format, is_thinking)
+        self._is_finished = False
+        self.new_id: Callable[[], str] = tool_format.new_id if tool_format is not None else new_call_id
+
+    def push(self, text: str, *, is_last: bool) -> list[Piece]:
+        """What the text so far says beyond what was said before."""
+        if self._is_finished:
+            return []
+        self._reader.feed(text)
+        if is_last:
+            self._is_finished = True
+            self._reader.end()
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._is_finished = True
+        if is_last:
+            self._answer.finish()
+        return self._answer.take()
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """An answer that ended by itself and called is one that waits for the results: every call in it is whole."""
+        has_calls = self._answer.num_calls > 0 and not self._answer.has_broken_call
+        return "tool_calls" if reason == "stop" and has_calls else reason
+
+
+def _read(
+    reader: Reader, tool_format: ToolFormat | None, reasoning_format: ReasoningFormat | None, is_thinking: bool
+) -> Steps[None]:
+    if reasoning_format is not None:
+        yield from reasoning_format.read(reader, is_thinking)
+    if tool_format is not None:
+        yield from tool_format.read(reader)
+    # what a format leaves is text
+    yield from reader.content_until(())

@@ -1,0 +1,10 @@
+"""Formats in which models think, by name. `auto` takes the first that the chat template teaches, in this order."""
+
+from __future__ import annotations
+
+from quire.renderer.output_parsing.format import ReasoningFormat
+from quire.renderer.reasoning_parsers import deepseek_r1, mistral, openai_gptoss, think
+
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    module.FORMAT.name: module.FORMAT for module in (openai_gptoss, mistral, think, deepseek_r1)
+}

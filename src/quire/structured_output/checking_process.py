@@ -1,0 +1,80 @@
+"""A process that says whether a form is one. It may hang, crash or eat memory in the place of others.
+
+Reads from its standard input: the vocabulary, then one StructuredOutputsParams after the other, each as MessagePack
+behind its length. Answers each with a reason why not, or nothing. Ends when its standard input does, or is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import IO, Any
+
+import msgspec
+
+from quire.errors import UserError, one_line
+from quire.structured_output.grammar import GrammarError, compiled, json_grammar, matcher_of, reason_of
+from quire.structured_output.schema_place import place_of_error
+from quire.structured_output.vocabulary import Vocabulary
+from quire.structured_outputs_params import StructuredOutputsParams
+
+LENGTH_BYTES = 8
+MEMORY_LIMIT = 512 * 2**20
+
+
+def write_frame(file: IO[bytes], data: bytes) -> None:
+    file.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+    file.flush()
+
+
+def why_not(params: StructuredOutputsParams, tokenizer: Any) -> str | None:
+    """None: it is a grammar, and something begins it."""
+    try:
+        return _refusal(compiled(params, tokenizer))
+    except (GrammarError, UserError) as error:
+        reason = one_line(error)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        reason = one_line(error)
+    return _at_its_place(params, tokenizer, reason) if params.kind == "json" else reason
+
+
+def _refusal(matcher: Any) -> str | None:
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        return f"no output has this form ({reason_of(matcher)})"
+    return None
+
+
+def _at_its_place(params: StructuredOutputsParams, tokenizer: Any, reason: str) -> str:
+    def refusal_of(schema: Any) -> str | None:
+        try:
+            matcher_of(json_grammar(schema, params), tokenizer)
+        except GrammarError as error:
+            return one_line(error)
+        return None
+
+    found = None
+    with contextlib.suppress(Exception):  # the place is a kindness: without it the reason stands alone
+        found = place_of_error(json.loads(str(params.json)), refusal_of)
+    pointer, reason = found if found is not None else ("", reason)
+    return f"at #{pointer}: {reason}"
+
+
+def main() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits on this system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    tokenizer = msgspec.msgpack.decode(_read_frame(source), type=Vocabulary).tokenizer()
+    decoder = msgspec.msgpack.Decoder(StructuredOutputsParams)
+    while data := _read_frame(source):
+        write_frame(sink, (why_not(decoder.decode(data), tokenizer) or "").encode())
+
+
+def _read_frame(file: IO[bytes]) -> bytes:
+    return file.read(int.from_bytes(file.read(LENGTH_BYTES), "big"))

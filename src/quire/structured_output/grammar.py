@@ -1,0 +1,131 @@
+"""From StructuredOutputsParams to a matcher of llguidance. Raises GrammarError for what is none.
+
+Called in the checking process, and by the worker for what has passed there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from quire.errors import one_line
+from quire.structured_outputs_params import StructuredOutputsParams
+
+# Of a lexer's states, each 1 to 2 kB: what one grammar may hold in memory while it is followed.
+_MOST_LEXER_STATES = 30_000
+# Where only one text can follow, the library would allow that text in one division into tokens only, its own. Here
+# every token that fits is allowed, and the model chooses.
+_ANY_TOKEN = '%llguidance {"no_forcing": true}\nstart: @form'
+_TAG_FIELDS = {"begin", "schema", "end"}
+
+
+class GrammarError(Exception):
+    """There is no grammar in what was given, or it allows nothing."""
+
+
+def compiled(params: StructuredOutputsParams, tokenizer: Any) -> Any:
+    """An LLMatcher at the beginning of an output."""
+    return matcher_of(grammar_of(params), tokenizer)
+
+
+def matcher_of(grammar: str, tokenizer: Any) -> Any:
+    """Of a grammar in the library's form: a text of Lark, or JSON with a list of grammars."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    inner[0]["name"] = "form"
+    grammar = json.dumps({"grammars": [{"lark_grammar": _ANY_TOKEN}, *inner]})
+    limits = LLParserLimits(max_lexer_states=_MOST_LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
+    if matcher.is_error():
+        raise GrammarError(reason_of(matcher))
+    return matcher
+
+
+def reason_of(matcher: Any) -> str:
+    """What a matcher says of its error, without its state and the grammar."""
+    text = str(matcher.get_error()).split("<state>")[0].replace("<non-verbose/>", "")
+    return one_line(Exception(text))
+
+
+def grammar_of(params: StructuredOutputsParams) -> str:
+    """The same in the library's own form."""
+    from llguidance import LLMatcher, grammar_from
+
+    match params.kind:
+        case "json":
+            return json_grammar(json.loads(str(params.json)), params)
+        case "json_object":
+            return json_grammar({"type": "object"}, params)
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(str(params.regex)))
+        case "choice":
+            return str(grammar_from("choice", json.dumps(params.choice)))
+        case "grammar":
+            try:
+                return str(grammar_from("grammar", str(params.grammar)))
+            except (ValueError, RecursionError) as error:
+                raise GrammarError(one_line(error)) from None
+        case _:
+            return str(LLMatcher.grammar_from_lark(_tags(json.loads(str(params.structural_tag)))))
+
+
+def json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
+    """A schema as a grammar; `params` says what may stand between the parts of a value."""
+    from llguidance import LLMatcher
+
+    # Also against what a schema says in "x-guidance": a keyword that is left out, or taken for a weaker one, would make
+    # a promise that is not kept.
+    options: Any = {"lenient": False, "coerce_one_of": False}
+    if params.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    if schema is False:
+        raise GrammarError("false forbids every output")
+    schema = {} if schema is True else schema
+    if params.disable_additional_properties:
+        schema = _closed(schema)
+    try:
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+    except ValueError as error:
+        raise GrammarError(one_line(error)) from None
+
+
+def _closed(schema: Any) -> Any:
+    """Every object with properties holds nothing else, unless it says so itself."""
+    if isinstance(schema, list):
+        return [_closed(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: _closed(value) for name, value in schema.items()}
+    has_properties = isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict)
+    return {"additionalProperties": False, **inner} if has_properties else inner
+
+
+def _tags(asked: Any) -> str:
+    """vLLM's structural tags: `triggers`, and `structures` of which each begins with one of them."""
+    from llguidance import StructTag
+
+    triggers, structures = asked.get("triggers"), asked.get("structures")
+    if not _is_texts(triggers) or not isinstance(structures, list) or not structures or set(asked) - _KNOWN:
+        raise GrammarError('must be {"structures": [{"begin", "schema", "end"}, ...], "triggers": [text, ...]}')
+    tags = []
+    for number, structure in enumerate(structures):
+        if not isinstance(structure, dict) or set(structure) != _TAG_FIELDS:
+            raise GrammarError(f"at /structures/{number}: must have begin, schema and end, and nothing else")
+        begin, end, schema = structure["begin"], structure["end"], structure["schema"]
+        if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
+            raise GrammarError(f"at /structures/{number}: begin and end must be texts, schema an object")
+        trigger = next((text for text in triggers if begin.startswith(text)), None)
+        if trigger is None:
+            raise GrammarError(f"at /structures/{number}/begin: {begin!r} begins with none of the triggers")
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+_KNOWN = {"type", "structures", "triggers"}
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)

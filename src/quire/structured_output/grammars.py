@@ -1,0 +1,105 @@
+"""The worker's grammars: compiled once, beside the step, and shared by all sequences that follow them.
+
+Owns the tokenizer of the library, a thread that compiles, and the compiled grammars that were used last. The front has
+a new form prepared before its request starts, so that no step waits. One that was dropped since is compiled anew when a
+sequence gets its row, and needed when its prompt is computed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from quire.structured_output.grammar import GrammarError, compiled
+from quire.structured_output.vocabulary import Vocabulary
+from quire.structured_output.walk import Walk
+from quire.structured_outputs_params import StructuredOutputsParams
+
+# Of compiled grammars that nobody may be following. What one takes is not known; it grows with its text.
+_MOST_BYTES = 32 * 2**20
+_BYTES_EACH = 64 * 2**10
+_BYTES_PER_CHARACTER = 16
+
+
+class Grammars:
+    """From forms to walks through their grammars."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._vocabulary: bytes = b""
+        self._tokenizer: Any = None
+        self._end_ids: frozenset[int] = frozenset()
+        self._vocab_size = 0
+        self._compiler: ThreadPoolExecutor | None = None
+        self._compiled: OrderedDict[bytes, Future[Any]] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def num_words(self) -> int:
+        """Of a mask: a bit for each token, 32 a word."""
+        return -(-self._vocab_size // 32)
+
+    @property
+    def num_compiled(self) -> int:
+        return len(self._compiled)
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate of what compiled grammars take."""
+        return self._num_bytes
+
+    def open(self, vocabulary: bytes) -> None:
+        """What tokens mean: a Vocabulary as MessagePack. The same once more changes nothing."""
+        if vocabulary == self._vocabulary:
+            return
+        read = msgspec.msgpack.decode(vocabulary, type=Vocabulary)
+        self._tokenizer, self._end_ids = read.tokenizer(), frozenset(read.end_ids)
+        self._vocab_size = read.size
+        self._vocabulary = vocabulary
+        self._compiled.clear()
+        self._num_bytes = 0
+
+    def prepare(self, form: bytes) -> bool:
+        """Whether these parameters, as MessagePack, are compiled, or cannot be; if not, it has begun."""
+        found = self._compiled.get(form)
+        if found is None:
+            found = self._compile(form, msgspec.msgpack.decode(form, type=StructuredOutputsParams))
+        return found.done()
+
+    def walk(self, params: StructuredOutputsParams) -> Walk:
+        """The way of a new sequence. Whatever is wrong with the grammar shows when its first mask is asked for."""
+        key = msgspec.msgpack.encode(params)
+        found = self._compiled.get(key)
+        if found is None or (found.done() and found.exception() is not None):
+            found = self._compile(key, params)
+        self._compiled.move_to_end(key)
+        return Walk(found, self._end_ids)
+
+    def close(self) -> None:
+        if self._compiler is not None:
+            self._compiler.shutdown(cancel_futures=True)
+            self._compiler = None
+
+    def _compile(self, key: bytes, params: StructuredOutputsParams) -> Future[Any]:
+        if self._compiler is None:
+            self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammar")
+        if key not in self._compiled:
+            self._num_bytes += _size(key)
+        found = self._compiled[key] = self._compiler.submit(_compiled, params, self._tokenizer)
+        while self._num_bytes > self._most_bytes and len(self._compiled) > 1:
+            oldest, _ = self._compiled.popitem(last=False)
+            self._num_bytes -= _size(oldest)
+        return found
+
+
+def _size(key: bytes) -> int:
+    return _BYTES_EACH + _BYTES_PER_CHARACTER * len(key)
+
+
+def _compiled(params: StructuredOutputsParams, tokenizer: Any) -> Any:
+    if tokenizer is None:
+        raise GrammarError("the engine was told no vocabulary to compile for")
+    return compiled(params, tokenizer)

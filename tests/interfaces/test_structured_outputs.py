@@ -1,0 +1,317 @@
+"""structured_outputs with the embedded model and the real core: exact, and the same on every way."""
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from quire import LLM, AsyncLLM, BeamSearchParams, RequestError, RequestFailedError, SamplingParams
+from quire import StructuredOutputsParams as Form
+from quire.config.model_source import embedded_path
+from quire.structured_output.grammar import compiled
+from quire.structured_output.tool_calls import tool_calls_form
+from quire.structured_output.vocabulary import Vocabulary
+from quire.structured_output.walk import Walk
+
+PROMPTS = ["Give me JSON: ", "A person, as JSON:", "2+3=", "Once upon a time"]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+FORMS = {
+    "schema": Form(json=PERSON),
+    "tight": Form(json=PERSON, disable_any_whitespace=True),
+    "object": Form(json_object=True),
+    "regex": Form(regex=r"\d{3}-[a-z]{2,6}( and \d+){0,3}"),
+    "choice": Form(choice=["yes", "no", "perhaps, if it does not rain"]),
+    "grammar": Form(grammar='root ::= "(" root ")" | [0-9]+ " " root | "x"'),
+}
+SMALL = {"max_num_seqs": 16, "check_invariants": True, "num_threads": 1, "dtype": "float32"}
+
+
+def greedy(form, **values):
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 48, "structured_outputs": form, **values})
+
+
+def sampled(form, seed=1, **values):
+    return greedy(form, **{"temperature": 1.0, "seed": seed, **values})
+
+
+def jobs():
+    """Prompts and parameters: every form, greedy and sampled, alone and in threes; and some without a form."""
+    each = [
+        (prompt, params)
+        for form in FORMS.values()
+        for prompt in PROMPTS[:2]
+        for params in (greedy(form), sampled(form, n=3), sampled(form, temperature=2.0, repetition_penalty=1.2))
+    ]
+    return [*each, *[(prompt, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)) for prompt in PROMPTS]]
+
+
+def run(llm, given):
+    outputs = llm.generate([prompt for prompt, _ in given], [params for _, params in given], use_tqdm=False)
+    return [[(one.token_ids, one.finish_reason) for one in output.outputs] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(**SMALL, async_scheduling=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    return run(llm, jobs())
+
+
+def test_every_output_has_its_form(llm, expected):
+    num_complete = 0
+    for (_, params), outputs in zip(jobs(), expected, strict=True):
+        form = params.structured_outputs
+        for token_ids, finish_reason in outputs:
+            if form is None or finish_reason != "stop":
+                assert finish_reason == "length"
+                continue
+            text = llm.renderer.decode(token_ids)
+            num_complete += 1
+            match form.kind:
+                case "json":
+                    jsonschema.validate(json.loads(text), PERSON)
+                    tight = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
+                    assert text == tight or not form.disable_any_whitespace
+                case "json_object":
+                    assert isinstance(json.loads(text), dict)
+                case "regex":
+                    assert re.fullmatch(form.regex, text)
+                case "choice":
+                    assert text in form.choice
+                case "grammar":
+                    assert re.fullmatch(r"(\(|\d+ )*x\)*", text)
+                    assert text.count("(") == text.count(")")
+    assert num_complete > 30
+
+
+def test_greedy_output_is_that_of_a_plain_loop_with_the_same_mask(llm, expected):
+    """Transformers' logits, a mask of the library for each step, and argmax."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(embedded_path(), dtype=torch.float32)
+    tokens, special = llm.renderer.token_table(model.config.vocab_size)
+    ends = llm.renderer.eos_token_ids
+    tokenizer = Vocabulary.of(tokens, special, ends).tokenizer()
+    num_compared = 0
+    for (prompt, params), outputs in zip(jobs(), expected, strict=True):
+        if params.structured_outputs is None or params.temperature:
+            continue
+        matcher = compiled(params.structured_outputs, tokenizer)
+        ids, said = llm.renderer.encode(prompt), []
+        while len(said) < params.max_tokens and not (said and said[-1] in ends):
+            with torch.no_grad():
+                logits = model(torch.tensor([ids + said])).logits[0, -1]
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            logits[torch.from_numpy(bits[: len(logits)] == 0)] = -torch.inf
+            said.append(int(logits.argmax()))
+            matcher.consume_token(said[-1])
+        assert outputs[0][0] == said, params.structured_outputs
+        num_compared += 1
+    assert num_compared == 12
+
+
+WAYS = {
+    "asynchronous": {"async_scheduling": True},
+    "chunks": {"max_num_batched_tokens": 5, "async_scheduling": True, "max_num_seqs": 4},
+    "preempted": {"num_gpu_blocks_override": 14, "preemption_mode": "recompute", "max_model_len": 128},
+    "swapped": {"num_gpu_blocks_override": 14, "preemption_mode": "swap", "max_model_len": 128},
+    "n-grams": {"speculative_config": {"method": "ngram"}, "async_scheduling": True},
+    "a draft model": {"speculative_config": {"model": "embedded-draft"}, "async_scheduling": True},
+    "a draft model, in step": {"speculative_config": {"model": "embedded-draft"}, "async_scheduling": False},
+    "a process": {"engine_process": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_on_every_way(expected, way):
+    with LLM(**{**SMALL, **WAYS[way]}) as llm:
+        assert run(llm, jobs()) == expected
+        statistics = llm.statistics()
+        if "gpu_blocks" in str(WAYS[way]):
+            assert statistics["num_preemptions_total"] > 0
+        if "speculative_config" in WAYS[way]:
+            assert statistics["num_draft_tokens_total"] > 0
+
+
+def random_schema(rng, depth=0):
+    """What people write, with bounds, so that even a model that knows nothing comes to an end."""
+    kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "pattern"]
+    kind = rng.choice(kinds if depth > 2 else [*kinds, "object", "object", "object", "array", "array", "anyOf"])
+    match kind:
+        case "string":
+            return {"type": "string", "minLength": rng.randrange(3), "maxLength": rng.randrange(3, 9)}
+        case "integer":
+            low = rng.randrange(-50, 50)
+            return {"type": "integer", "minimum": low, "maximum": low + rng.randrange(1000)}
+        case "number":
+            return {"type": "number", "minimum": 0, "exclusiveMaximum": rng.randrange(1, 9)}
+        case "enum":
+            return {"enum": rng.sample(["a", "b\n", 'c"', 1, 2.5, None, True, ["x"], {"y": 1}], rng.randrange(1, 5))}
+        case "const":
+            return {"const": rng.choice(["fixed", 7, {"k": [1, 2]}, "é"])}
+        case "pattern":
+            return {"type": "string", "pattern": rng.choice([r"^[a-z]{1,4}$", r"^\d{2}-\d{2}$", "^(x|yz)+$"])}
+        case "object":
+            names = rng.sample(["name", "id", "a b", "ü", "tags", 'q"'], rng.randrange(1, 4))
+            properties = {name: random_schema(rng, depth + 1) for name in names}
+            required = rng.sample(names, rng.randrange(len(names) + 1))
+            return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        case "array":
+            least = rng.randrange(2)
+            items = random_schema(rng, depth + 1)
+            return {"type": "array", "items": items, "minItems": least, "maxItems": least + rng.randrange(3)}
+        case "anyOf":
+            return {"anyOf": [random_schema(rng, depth + 1) for _ in range(2)]}
+    return {"type": kind}
+
+
+def test_outputs_of_random_schemas_parse_and_validate(llm):
+    rng = random.Random(20)
+    schemas = [random_schema(rng) for _ in range(200)]
+    params = [
+        SamplingParams(
+            temperature=rng.choice([0.0, 0.7, 1.0, 1.5]),
+            seed=number,
+            n=2,
+            max_tokens=160,
+            structured_outputs=Form(json=schema, disable_any_whitespace=number % 4 != 0),
+        )
+        for number, schema in enumerate(schemas)
+    ]
+    outputs = llm.generate([rng.choice(PROMPTS) for _ in schemas], params, use_tqdm=False)
+    num_complete = 0
+    for schema, output in zip(schemas, outputs, strict=True):
+        for one in output.outputs:
+            assert one.finish_reason in ("stop", "length"), one.stop_reason
+            if one.finish_reason == "stop":
+                jsonschema.validate(json.loads(one.text), schema)
+                num_complete += 1
+    assert num_complete > 340
+
+
+def test_tags_stand_in_free_text(llm):
+    """The trigger is a word that every story has."""
+    tag = {"begin": " the=", "schema": {"enum": [{"x": 1}, "cat"]}, "end": "!"}
+    form = Form(structural_tag={"structures": [tag], "triggers": [" the"]})
+    outputs = llm.generate("Once upon a time", sampled(form, n=16, max_tokens=100), use_tqdm=False)[0].outputs
+    complete = [one.text for one in outputs if one.finish_reason == "stop"]
+    num_tags = 0
+    for text in complete:
+        for rest in text.split(" the")[1:]:
+            assert re.match(r'=(\{\s*"x"\s*:\s*1\s*\}|"cat")!', rest), text
+            num_tags += 1
+    assert num_tags > 3
+
+
+def test_calls_of_tools(llm):
+    tools = [
+        {"type": "function", "function": {"name": "person", "parameters": PERSON}},
+        {"type": "function", "function": {"name": "stop"}},
+        {
+            "type": "function",
+            "function": {"name": "colour", "parameters": {"$defs": {"c": {"enum": ["red"]}}, "$ref": "#/$defs/c"}},
+        },
+    ]
+    outputs = llm.generate(PROMPTS[0], sampled(tool_calls_form(tools, name="person"), n=4, max_tokens=160))[0].outputs
+    for one in outputs:
+        assert one.finish_reason == "stop"
+        call = json.loads(re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", one.text, re.DOTALL).group(1))
+        assert list(call) == ["name", "arguments"]
+        assert call["name"] == "person"
+        jsonschema.validate(call["arguments"], PERSON)
+    form = tool_calls_form([tools[2]], begin="", end="", arguments="parameters", between=";", most_calls=3)
+    for one in llm.generate(PROMPTS[0], sampled(form, n=4, max_tokens=160))[0].outputs:
+        calls = [json.loads(text) for text in one.text.split(";")]
+        assert calls == [{"name": "colour", "parameters": "red"}] * len(calls)
+        assert len(calls) <= 3
+
+
+def test_an_exception_in_the_matcher_ends_its_request_alone(llm, expected, monkeypatch):
+    """Also a panic of the library, which is no Exception."""
+
+    class PanicException(BaseException):
+        pass
+
+    fill = Walk.fill
+
+    def failing(self, tokens, num_sure, mask):
+        if self._start is broken[0] and len(tokens) == 5:
+            raise PanicException("the library fell over")
+        return fill(self, tokens, num_sure, mask)
+
+    broken = []
+    child = Form(regex="[a-z]{40}")
+    walk = Walk.__init__
+
+    def noticing(self, start, end_ids):
+        walk(self, start, end_ids)
+        if start.result().deep_copy().validate_tokens(list(ids)) == len(ids):
+            broken.append(start)
+
+    # the request that is to fail is known by its grammar: the only one that takes forty letters
+    ids = llm.renderer.encode("abcdefghijklmnop", add_special_tokens=False)
+    monkeypatch.setattr(Walk, "__init__", noticing)
+    monkeypatch.setattr(Walk, "fill", failing)
+    given = jobs()[:8]
+    outputs = run(llm, [*given, (PROMPTS[0], greedy(child, n=2))])
+    assert outputs[:-1] == expected[:8]
+    assert [reason for _, reason in outputs[-1]] == ["error", "error"]
+    assert run(llm, given[:2]) == expected[:2]
+    llm.control("worker.check_invariants")
+
+
+def test_what_is_refused(llm):
+    with pytest.raises(RequestError, match="at #/properties/a: Invalid type: strng") as caught:
+        llm.generate(["a", "b"], [greedy(None), greedy(Form(json={"properties": {"a": {"type": "strng"}}}))])
+    assert caught.value.param == "structured_outputs"
+    assert "prompt number 1" in caught.value.__notes__[0]
+    with pytest.raises(RequestError, match="there is no such parameter"):
+        BeamSearchParams(beam_width=2, structured_outputs=FORMS["choice"])
+    [output] = llm.generate("a", greedy(Form(choice=["yes"]), min_tokens=30), use_tqdm=False)
+    assert (output.outputs[0].finish_reason, "structured_outputs" in output.outputs[0].stop_reason) == ("error", True)
+
+
+def test_sessions_and_streamed_prompts():
+    async def pieces():
+        for piece in ("Give me", " JSON", ": "):
+            yield piece
+
+    async def main():
+        async with asyncio.timeout(120), AsyncLLM(**SMALL) as engine:
+            whole = [output async for output in engine.generate(PROMPTS[0], greedy(FORMS["tight"]))][-1]
+            parts = [output async for output in engine.generate(pieces(), greedy(FORMS["tight"]))][-1]
+            assert parts.outputs[0].token_ids == whole.outputs[0].token_ids
+            jsonschema.validate(json.loads(whole.outputs[0].text), PERSON)
+            session = await engine.open_session()
+            first = await session.generate(PROMPTS[0], greedy(FORMS["choice"]))
+            again = await session.generate(" And", greedy(FORMS["regex"]))
+            assert first.outputs[0].text in FORMS["choice"].choice
+            assert re.fullmatch(FORMS["regex"].regex, again.outputs[0].text)
+            with pytest.raises(RequestError, match="unclosed group"):
+                await session.generate(" And", greedy(Form(regex="(")))
+            await session.close()
+            with pytest.raises(RequestFailedError, match="structured_outputs"):
+                async for _ in engine.stream(PROMPTS[0], greedy(FORMS["choice"], min_tokens=40)):
+                    pass
+
+    asyncio.run(main())
+    assert Path(embedded_path()).exists()

@@ -1,0 +1,156 @@
+"""A walk through a grammar: its mask is what the grammar allows, whatever way the tokens came."""
+
+import random
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from quire.structured_output.grammar import GrammarError
+from quire.structured_output.grammars import Grammars
+from quire.structured_output.vocabulary import Vocabulary
+from quire.structured_outputs_params import StructuredOutputsParams as Params
+
+TEXTS = [b'{"', b'"a"', b'": ', b"true", b"false", b"}]", b"\n\n", b"abc", b"ab", b"12", "é".encode(), b""]
+TOKENS = [bytes([byte]) for byte in range(256)] + TEXTS + [b"<end>", b"<stop>", b"<tool>"]
+END, STOP, TOOL = range(len(TOKENS) - 3, len(TOKENS))
+VOCABULARY = Vocabulary.of(TOKENS, special_ids=[TOOL], end_ids=[END, STOP])
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    grammars = Grammars()
+    grammars.open(msgspec.msgpack.encode(VOCABULARY))
+    yield grammars
+    grammars.close()
+
+
+def mask_after(grammars, walk, tokens, num_sure=None):
+    """The allowed tokens; None: any."""
+    words = np.zeros(grammars.num_words, dtype=np.int32)
+    tokens = np.array(tokens, dtype=np.int32)
+    if not walk.fill(tokens, len(tokens) if num_sure is None else num_sure, words):
+        return None
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def walk_of(grammars, **values):
+    return grammars.walk(Params(**values))
+
+
+def test_a_vocabulary_crosses_a_socket():
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(VOCABULARY), type=Vocabulary)
+    assert sent.tokens() == TOKENS
+    assert (sent.size, sent.special_ids, sent.end_ids) == (len(TOKENS), [END, STOP, TOOL], [END, STOP])
+
+
+FORMS = {
+    "schema": {"json": SCHEMA},
+    "tight schema": {"json": SCHEMA, "disable_any_whitespace": True},
+    "object": {"json_object": True},
+    "regex": {"regex": "(ab|abc)*12?"},
+    "choice": {"choice": ["abc", "ab", "ébc"]},
+    "lark": {"grammar": 'start: "ab" start | <tool> "12"'},
+    "gbnf": {"grammar": 'root ::= "a" | "b" root'},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_mask_is_every_token_that_can_be_followed(grammars, form):
+    """Against the matcher itself, asked token by token; along random ways, and back."""
+    rng = random.Random(form)
+    walk, checking = walk_of(grammars, **FORMS[form]), walk_of(grammars, **FORMS[form])
+    matcher = checking._start.result().deep_copy()
+    for _ in range(6):
+        tokens = []
+        matcher.reset()
+        for _ in range(12):
+            allowed = mask_after(grammars, walk, tokens)
+            text = {token for token in range(len(TOKENS)) if token not in (END, STOP)}
+            assert allowed & text == {token for token in text if matcher.validate_tokens([token]) == 1}
+            # an end token is allowed exactly when the grammar may end, and all of them are
+            assert allowed & {END, STOP} == ({END, STOP} if matcher.is_accepting() else set())
+            following = sorted(allowed - {END, STOP})
+            if not following:
+                break
+            tokens.append(rng.choice(following))
+            assert matcher.consume_token(tokens[-1])
+
+
+def test_what_was_followed_is_a_function_of_the_tokens(grammars):
+    walk = walk_of(grammars, json=SCHEMA)
+    way = [TOKENS.index(token) for token in (b'{"', b"a", b'": ', b"true", b"}")]
+    expected = [mask_after(grammars, walk_of(grammars, json=SCHEMA), way[:count]) for count in range(len(way) + 1)]
+    rng = random.Random(0)
+    for _ in range(60):
+        count = rng.randrange(len(way) + 1)
+        assert mask_after(grammars, walk, way[:count]) == expected[count]
+    assert expected[-1] == {END, STOP}
+    assert mask_after(grammars, walk.child(), way[:2]) == expected[2]
+    other = [*way[:3], TOKENS.index(b"false")]
+    assert mask_after(grammars, walk, other) == expected[4]
+    assert mask_after(grammars, walk, way[:4]) == expected[4]
+
+
+def test_a_draft_that_is_not_allowed_does_no_harm(grammars):
+    walk = walk_of(grammars, regex="(ab)*")
+    a, b, x = b"abx"
+    assert mask_after(grammars, walk, [a], 1) == {b}
+    assert mask_after(grammars, walk, [a, x], 1) is None
+    assert mask_after(grammars, walk, [a, x, b], 1) is None
+    assert mask_after(grammars, walk, [a, b], 2) == {a, TOKENS.index(b"ab"), END, STOP}
+    # a draft of the end, and of something behind it
+    assert mask_after(grammars, walk, [a, b, END], 2) is None
+    assert mask_after(grammars, walk, [a, b, END, a], 2) is None
+    assert mask_after(grammars, walk, [a, b, a], 3) == {b}
+
+
+def test_what_follows_the_end_is_nobodys_business(grammars):
+    """With asynchronous scheduling a step is computed past it."""
+    a, b = b"ab"
+    for form in ("(ab)*", "ab"):
+        walk = walk_of(grammars, regex=form)
+        assert mask_after(grammars, walk, [a, b, STOP]) is None
+        assert mask_after(grammars, walk, [a, b, STOP, a]) is None
+        assert mask_after(grammars, walk, [a]) == {b}
+
+
+def test_a_token_against_the_mask_is_an_error(grammars):
+    walk = walk_of(grammars, regex="ab")
+    with pytest.raises(GrammarError, match="against the mask"):
+        mask_after(grammars, walk, list(b"x"))
+
+
+def test_what_is_no_grammar_fails_when_it_is_asked(grammars):
+    walk = walk_of(grammars, regex="(")
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="unclosed group"):
+            mask_after(grammars, walk, [])
+    lost = Grammars().walk(Params(regex="a"))
+    with pytest.raises(GrammarError, match="no vocabulary"):
+        lost.fill(np.empty(0, dtype=np.int32), 0, np.empty(0, dtype=np.int32))
+
+
+def test_a_form_is_prepared_beside_the_steps(grammars):
+    for form, fits in ((Params(regex="prepared"), True), (Params(regex="("), False)):
+        sent = msgspec.msgpack.encode(form)
+        deadline = time.monotonic() + 30
+        while not grammars.prepare(sent):
+            assert time.monotonic() < deadline, "never done"
+            time.sleep(0.001)
+        if fits:
+            assert mask_after(grammars, grammars.walk(form), []) == {ord("p")}
+
+
+def test_compiled_grammars_are_kept_within_a_bound():
+    grammars = Grammars(most_bytes=300_000)
+    grammars.open(msgspec.msgpack.encode(VOCABULARY))
+    walks = [grammars.walk(Params(regex=f"a{number}")) for number in range(20)]
+    assert 0 < grammars.num_compiled < 6
+    assert grammars.num_bytes <= 300_000
+    # those that were dropped are still followed by who has them
+    assert all(mask_after(grammars, walk, []) == {ord("a")} for walk in walks)
+    assert grammars.walk(Params(regex="a19"))._start is walks[-1]._start
+    grammars.close()
