@@ -195,7 +195,8 @@ const char* fault_of(const PackedHeader& header, int64_t bytes) {
   // The products of sizes below the greatest fit into 64 bits.
   constexpr int64_t greatest = int64_t{1} << 28;
   if (format < 0 || format > 4 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0 ||
-      header.num_rows > greatest || header.num_columns > greatest || header.group % 4 != 0 ||
+      header.num_rows > greatest || header.num_columns > greatest ||
+      (header.group % 4 != 0 && header.group != header.num_columns) ||
       (header.format >= WeightFormat::int8 && header.num_columns == 0) ||
       (header.group > 0 && header.num_columns % header.group != 0)) {
     return "the header of the packed weight is damaged";
