@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.constraints import LongPrefill
 from quire.errors import UserError
@@ -125,18 +126,25 @@ def test_blocks_that_a_window_has_passed_are_not_brought_back(mode: str) -> None
     assert num_preemptions > 10
 
 
-def test_a_group_that_gave_way_before_it_forked_gets_blocks_for_its_forks() -> None:
-    """Else it would take them from somebody who has just come back (I18)."""
-    for num_blocks in range(9, 16):
-        checked = CheckedCore(CoreUnderTest(num_blocks=num_blocks, block_size=4, max_model_len=36))
+@pytest.mark.parametrize("num_drafts", [0, 5])
+def test_a_group_that_gave_way_before_it_forked_gets_blocks_for_its_forks(num_drafts: int) -> None:
+    """Else it would take them from somebody who has just come back (I18). Each fork has room for its own drafts."""
+    drafts = SimulatedDrafts(acceptance=0.0, has_cache=True)
+    for num_blocks in range(9, 24):
+        limit = [LongPrefill(8)]
+        core = CoreUnderTest(
+            num_blocks=num_blocks, max_model_len=36, num_drafts=num_drafts, drafts=drafts, constraints=limit
+        )
+        checked = CheckedCore(core)
         checked.add(request(1, list(range(24)), 9))
         sampling = SamplingParams(n=3, temperature=1.0, max_tokens=6)
-        checked.add(EngineRequest(request_id=2, prompt_token_ids=[30, 31, 32], sampling=sampling, priority=1))
+        checked.add(EngineRequest(request_id=2, prompt_token_ids=list(range(30, 41)), sampling=sampling, priority=1))
         checked.step()
-        for one in list(checked.core.scheduler.running.requests):
-            checked.core.scheduler._preempt(one, "asked for")
+        for one in list(core.scheduler.running.requests):
+            assert len(one.sequences) == 1
+            core.scheduler._preempt(one, "asked for")
         checked.drain()
-        assert checked.core.scheduler.recovery.num_broken_protections == 0
+        assert core.scheduler.recovery.num_broken_protections == 0
 
 
 @pytest.mark.parametrize("is_async", [False, True])

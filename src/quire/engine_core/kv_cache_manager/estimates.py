@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,37 +35,42 @@ class Estimates:
         self._block_size = manager.block_size
 
     def blocks_to_come(self, request: Request, step_tokens: int, num_more_tokens: int = 0) -> int:
-        """Blocks that leave the pool until all tokens of the request, and so many more a sequence, are computed."""
-        needed = 0
+        """Blocks that leave the pool until all tokens of the request are computed and it has got on by so many more.
+
+        Each of its sequences may be the one that gets on: drafts make one faster than another, and the longest may end.
+        """
+        needed = of_a_fork = 0
         revived: set[int] = set()
         if request.is_swapped:
             places = self._manager.swap_in_places(request)
             needed = sum(block is None for block in places.values())
             revived = {block for block in places.values() if block is not None and self._pool.is_cached(block)}
+        reach = max(request.longest + num_more_tokens, request.protected_until) if num_more_tokens else 0
+        num_ahead = self._manager.num_uncertain + self._manager.lookahead
         earlier: list[Sequence] = []
         for sequence in request.sequences.values():
+            tables: Tables = sequence.host_tables or sequence.block_tables
+            num_shared = 0
             if sequence.is_begun or sequence.host_tables:
-                tables: Tables = sequence.host_tables or sequence.block_tables
-                num_full = None
                 # its last block may be shared by then, and is copied before it is written
                 needed += len(self._groups) if num_more_tokens and request.num_sequences > 1 else 0
-            else:
+            elif not (earlier and self._manager.has_windows):
+                # (with windows, what is there now may have been passed when the turn of a later sibling comes)
                 computed = self._manager.get_computed_blocks(sequence)
                 revived.update(block for block in computed.held_blocks().tolist() if self._pool.is_cached(block))
-                tables = computed.blocks
                 # one that is partly filled is copied before it is written, and so counts as missing
-                num_full = computed.num_tokens // self._block_size
-            num_ahead = num_more_tokens + self._manager.num_uncertain + self._manager.lookahead
-            total = min(sequence.num_total_tokens + num_ahead, request.max_total)
-            num_shared = self.num_shared(sequence, earlier) if num_full is not None else 0
+                tables = [blocks[: computed.num_tokens // self._block_size] for blocks in computed.blocks]
+                num_shared = self.num_shared(sequence, earlier)
+            total = max(sequence.num_total_tokens + num_more_tokens, reach)
+            total = min(total + num_ahead, request.max_total)
             needed += sum(
-                self._num_missing(group, total, step_tokens, islice(table, num_full), num_shared)
+                self._num_missing(group, total, step_tokens, table, num_shared)
                 for group, table in zip(self._groups, tables, strict=True)
             )
+            of_a_fork = max(of_a_fork, self._num_of_a_fork(sequence, total, step_tokens))
             earlier.append(sequence)
         if num_more_tokens:
-            # forks to come: each copies the last block or has its own, and then the next one
-            needed += 2 * len(self._groups) * request.num_reserved_rows
+            needed += of_a_fork * request.num_reserved_rows
         # Siblings revive the same blocks, which are taken out of the pool once.
         return needed + len(revived)
 
@@ -129,6 +133,12 @@ class Estimates:
         to_write = -(-total // self._block_size) - max(len(blocks), num_shared)
         # a window gives back behind what it takes in front
         return max(0, min(to_write, group.most_blocks(total, step_tokens, self._block_size) - num_held))
+
+    def _num_of_a_fork(self, parent: Sequence, total: int, step_tokens: int) -> int:
+        """Blocks that a fork to come has for itself: from the one in which it parts from its parent to its end."""
+        shared = max(0, parent.num_known_tokens - 1) // self._block_size
+        own = -(-total // self._block_size) - shared
+        return sum(min(own, group.most_blocks(total, step_tokens, self._block_size)) for group in self._groups)
 
     def num_shared(self, sequence: Sequence, earlier: list[Sequence]) -> int:
         """Full blocks that it will find computed by its siblings, which begin before it."""

@@ -159,7 +159,8 @@ class Scheduler:
             if self._granted[sequence.row]:  # it may have been preempted meanwhile
                 self._make_room(sequence)
         self.manager.cache.settle()
-        reached = np.minimum(end, self.rows.num_known[rows])
+        # those that have just begun did so behind what they found
+        reached = np.minimum(self.rows.num_computed[rows] + self._granted[rows], self.rows.num_known[rows])
         fills_block = rows[(reached >= self.rows.next_block_end[rows]) & (self._granted[rows] > 0)]
         for sequence in self._after_steady_ones(fills_block, self.manager.steady.name):
             self._name_granted(sequence)
