@@ -94,6 +94,9 @@ def test_a_program_that_never_shuts_down_ends(runs_ahead: bool):
         "from quire import LLM, SamplingParams\n"
         f"llm = LLM(async_scheduling={runs_ahead}, max_num_seqs=2)\n"
         "print(len(llm.generate('Hello', SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids))\n"
+        "import os, sys; sys.stdout.flush()\n"
+        "child = os.fork()\n"  # it ends as a program does, and has no thread but this one
+        "child and os.waitpid(child, 0)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 
 import pytest
@@ -126,7 +127,7 @@ def test_the_limit(checkpoint, tmp_path, folder):
 
 def test_switched_off(checkpoint, folder):
     load(checkpoint, limit=0)
-    time.sleep(0.2)
+    assert "quire-keep-packed" not in [thread.name for thread in threading.enumerate()]
     assert not folder.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import weakref
@@ -23,7 +24,7 @@ class InProcessLink:
     def __init__(self, driver: CoreDriver) -> None:
         self._driver: CoreDriver | None = driver
         # At the end of the interpreter too, and before its threads are gone: a core may wait for one of its own.
-        self._shut_down = weakref.finalize(self, driver.shutdown)
+        self._shut_down = weakref.finalize(self, _shut_down, driver, os.getpid())
 
     def send(self, message: ToCore) -> None:
         if self._driver is not None:
@@ -54,6 +55,12 @@ class InProcessLink:
     def close(self) -> None:
         self._driver = None
         self._shut_down()
+
+
+def _shut_down(driver: CoreDriver, owner: int) -> None:
+    """A fork of the owner has the core, but none of the threads that would answer it."""
+    if os.getpid() == owner:
+        driver.shutdown()
 
 
 @contextmanager

@@ -78,11 +78,10 @@ def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any]
     if not getattr(model, "checkpoint_map", CheckpointMap()).takes_quantized:
         _refuse_quantized(facts, model_class.__name__)
     store = _packed_store(config, facts, dtype)
-    if store is None:
-        load_weights(model, open_checkpoint(facts, dtype), scheme)
-    elif not store.load(model):
-        load_weights(model, open_checkpoint(facts, dtype), scheme)
-        pack_weights(model)
+    if store is not None and store.load(model):
+        return model
+    load_weights(model, open_checkpoint(facts, dtype), scheme)
+    if store is not None:
         store.save_soon(model)
     return model
 

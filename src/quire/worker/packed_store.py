@@ -110,7 +110,8 @@ class PackedStore:
             self.file,
             num_bytes / 2**30,
         )
-        self._make_room()
+        with contextlib.suppress(OSError):  # another process may remove the same files
+            self._make_room()
 
     def _make_room(self) -> None:
         """Those that were not used for the longest time go first."""
@@ -119,8 +120,7 @@ class PackedStore:
         for file in files:
             total += file.stat().st_size
             if total > self.max_bytes and file != self.file:
-                with contextlib.suppress(OSError):
-                    file.unlink()
+                file.unlink(missing_ok=True)
 
 
 def num_mapped_bytes(model: nn.Module) -> int:
