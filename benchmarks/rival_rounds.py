@@ -33,6 +33,7 @@ _EXPECTED_OF = {
     ("llama.cpp", "W2"): 150.0, ("transformers", "W1"): 19.0, ("transformers", "W4"): 50.0,
 }  # fmt: skip
 # How often at most; a pod asks everything once before it asks anything again.
+_WITH_GOALS = {"int8": ("W1", "W5", "W2"), "int4": ("W1", "W5")}
 _ROUNDS = {"W1": 5, "W5": 4, "W4": 2, "W3": 2, "W2": 1}
 
 
@@ -50,17 +51,19 @@ class Pod:
         return f"{self.precision}: {', '.join(engine.name for engine in self.engines)}"
 
 
-def pods_of(engines: Sequence[Engine], precisions: Sequence[str], workloads: Sequence[str], resident: int) -> list[Pod]:
-    """Quire with as many others as may be resident beside it; fewer workloads for precisions with fewer goals."""
+def pods_of(
+    engines: Sequence[Engine], precisions: Sequence[str], workloads: Sequence[str] | None, resident: int
+) -> list[Pod]:
+    """Quire with as many others as may be resident beside it.
+
+    `workloads=None`: those that a goal is set for, fewer where the precision has fewer goals.
+    """
     pods = []
     own = tuple(engine for engine in engines if engine.name == "quire")
     for precision in precisions:
         others = [engine for engine in engines if engine.name != "quire" and precision in engine.forms]
-        asked = [key for key in WORKLOADS if key in workloads]
-        if precision == "int4":
-            asked = [key for key in asked if key in ("W1", "W5")]
-        elif precision == "int8":
-            asked = [key for key in asked if key in ("W1", "W5", "W2")]
+        wanted = _WITH_GOALS.get(precision, WORKLOADS) if workloads is None else workloads
+        asked = [key for key in WORKLOADS if key in wanted]
         step = max(1, resident - len(own))
         for first in range(0, max(len(others), 1), step):
             members = (*own, *others[first : first + step])

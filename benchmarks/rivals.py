@@ -98,7 +98,8 @@ def _run(options: argparse.Namespace, build: Build, engines: list[Engine]) -> No
     }
     results = Results.open(options.out, settings)
     print(f"{settings['machine']}; load {os.getloadavg()[0]:.1f}", flush=True)
-    pods = pods_of(engines, options.precisions.split(","), options.workloads.split(","), options.resident)
+    workloads = options.workloads.split(",") if options.workloads else None
+    pods = pods_of(engines, options.precisions.split(","), workloads, options.resident)
     run = Run(
         build, results, sizes, threads=options.threads, priority=options.priority, options=options.options,
         rounds=options.rounds, budget=options.budget, start_limit=options.start_limit,
@@ -132,7 +133,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--svg", type=Path, help="draw the medians")
     parser.add_argument("--engines", default=_DEFAULT_ENGINES, help=f"of {names} (default: {_DEFAULT_ENGINES})")
     parser.add_argument("--precisions", default="bf16,int8,int4")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument(
+        "--workloads",
+        help=f"of {', '.join(WORKLOADS)}; by default all that have a goal in the precision (W1 and W5 have one in all)",
+    )
     parser.add_argument("--requests", type=int, default=24, help="of W2, which has 64 in all")
     parser.add_argument("--rounds", type=int, help="at most")
     parser.add_argument("--budget", type=float, default=1500.0, help="seconds for the rounds of all engines")
