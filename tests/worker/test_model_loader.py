@@ -148,6 +148,16 @@ def test_quantised_tensors_need_their_scales_and_a_known_format(path):
         load_model(worker_config(path))
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_none_is_named(number, path):
+    weights = weights_of(path)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    weights[name][3, 5] = number
+    write(path, weights)
+    with pytest.raises(ModelError, match=f"{name}: holds infinities or NaN"):
+        load_model(worker_config(path))
+
+
 @pytest.mark.parametrize("keep", [4, 100, 0.5, 0.999])
 def test_a_file_that_was_cut_off_is_named(keep, path):
     file = path / "model.safetensors"

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from quire.errors import OptionError, suggestion
@@ -26,8 +27,10 @@ def option(
     least: float | None = None,
     greatest: float | None = None,
     unit: str = "",
+    flag: str = "",
 ) -> Any:
-    """A dataclass field that carries its own declaration."""
+    """A dataclass field that carries its own declaration. A list is a tuple of texts: its flag may be repeated, and
+    `flag` is then its name for one of them."""
     metadata = {
         "help": help,
         "section": section,
@@ -35,6 +38,7 @@ def option(
         "least": least,
         "greatest": greatest,
         "unit": unit,
+        "flag": flag,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -53,10 +57,7 @@ class Option:
     least: float | None
     greatest: float | None
     unit: str
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+    flag: str
 
     def parse(self, text: str) -> Any:
         """A value typed at a command line or in a file."""
@@ -68,6 +69,8 @@ class Option:
             return parse_bytes(text, self.name)
         if self.kind is Mapping:
             return self._parse_object(text)
+        if self.kind is tuple:
+            return (text,)
         try:
             return self.kind(text)
         except ValueError:
@@ -75,6 +78,8 @@ class Option:
 
     def check(self, value: Any) -> Any:
         """The value itself, or an error that says what is allowed."""
+        if self.kind is tuple and isinstance(value, list):
+            value = tuple(value)
         if isinstance(value, str) and self.kind is not str:
             return self.check(self.parse(value))
         if value is None:
@@ -85,7 +90,10 @@ class Option:
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):
             raise OptionError(f"{self.name}={value!r}: must be {self._kind_in_words()}.")
-        if isinstance(value, str) and not value.strip():
+        if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
+            raise OptionError(f"{self.name}={value!r}: must be {self._kind_in_words()}.")
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(text, str) and not text.strip() for text in texts):
             raise OptionError(f"{self.name}={value!r}: must not be empty. Leave it out for the default.")
         if self.choices and value not in self.choices:
             raise OptionError(
@@ -124,6 +132,7 @@ class Option:
             str: "a text",
             bool: "true or false",
             Mapping: "a JSON object (a dict)",
+            tuple: "a list of texts",
         }
         return words[self.kind] + (f" of {self.unit}" if self.unit else "")
 
@@ -140,13 +149,15 @@ def options_of(declaration: type) -> dict[str, Option]:
     hints = get_type_hints(declaration)
     found = {}
     for field in dataclasses.fields(declaration):
-        kinds = [kind for kind in get_args(hints[field.name]) if kind is not type(None)] or [hints[field.name]]
+        hint = hints[field.name]
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kinds = [kind for kind in parts if kind is not type(None)]
         found[field.name] = Option(
             name=field.name,
             kind=get_origin(kinds[0]) or kinds[0],
-            is_optional=type(None) in get_args(hints[field.name]),
+            is_optional=type(None) in parts,
             default=field.default,
-            **field.metadata,
+            **{**field.metadata, "flag": field.metadata["flag"] or "--" + field.name.replace("_", "-")},
         )
     return found
 

@@ -17,5 +17,8 @@ def cache_folder() -> Path:
 def check_private(folder: Path) -> None:
     """Raises OSError if somebody else may write there: what lies there is trusted."""
     status = folder.stat()
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{folder} is not private to this user; set QUIRE_CACHE_DIR to a folder that is")
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+        raise PermissionError(
+            f"{folder} can be written by others than its owner, and what lies there is run: chmod 700 {folder}, or set "
+            "QUIRE_CACHE_DIR to a folder of your own"
+        )

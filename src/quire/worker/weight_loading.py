@@ -42,10 +42,22 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None
     filling = _Filling(model, scheme)
     with _progress(checkpoint.num_bytes) as bar:
         for source, weight in checkpoint.tensors():
+            _check_finite(source, weight)
             for placement in checkpoint_map.place(source, weight):
                 filling.add(placement, source)
             bar.update(weight.nbytes)
     filling.finish()
+
+
+def _check_finite(source: str, weight: Tensor | QuantizedWeight) -> None:
+    """One broken number would make every answer NaN, and nobody would know from where."""
+    numbers = [weight.scales, weight.offsets] if isinstance(weight, QuantizedWeight) else [weight]
+    for tensor in numbers:
+        if tensor is None or tensor.dtype not in _WEIGHT_TYPES or not tensor.numel():
+            continue
+        # one pass; a NaN is the least and the greatest of all
+        if not all(bound.isfinite() for bound in torch.aminmax(tensor)):
+            raise ModelError(f"{source}: holds infinities or NaN. Download the checkpoint again.")
 
 
 def pack_weights(model: nn.Module) -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from quire.config import options_of
 from quire.interfaces.cli import main
+from quire.interfaces.server.options import ServerOptions
 
 
 @pytest.fixture
@@ -21,8 +23,7 @@ def served(monkeypatch):
 
 def test_nothing_typed(served):
     assert main(["serve"]) == 70, "the server's status is the process's"
-    nothing = {"api_keys": [], "allowed_origins": [], "strict": False, "shutdown_timeout": 0.0}
-    assert served == [({}, "127.0.0.1", 8000, nothing)]
+    assert served == [({}, "127.0.0.1", 8000, {})]
 
 
 def test_all_of_it(served, monkeypatch):
@@ -33,21 +34,23 @@ def test_all_of_it(served, monkeypatch):
     assert engine_options == {"model": "folder", "max_num_seqs": 4}
     assert (host, port) == ("0.0.0.0", 0)
     assert server_options == {
-        "api_keys": ["a", "b", "secret"],
-        "allowed_origins": ["http://x"],
+        "api_keys": ("a", "b", "secret"),
+        "allowed_origins": ("http://x",),
         "strict": True,
         "shutdown_timeout": 2.5,
     }
 
 
-def test_these_are_options_of_the_server():
-    from dataclasses import fields
+@pytest.mark.parametrize("name", options_of(ServerOptions))
+def test_every_option_can_be_typed(served, name):
+    option = options_of(ServerOptions)[name]
+    value = option.choices[-1] if option.choices else {int: "7", float: "0.7", bool: None}.get(option.kind, "text")
+    main(["serve", option.flag] if value is None else ["serve", option.flag, value])
+    assert served[0][3] == {name: option.check("true" if value is None else value)}
 
-    from quire.interfaces.server.run import ServerOptions
 
-    assert {field.name for field in fields(ServerOptions)} == {
-        "api_keys",
-        "allowed_origins",
-        "strict",
-        "shutdown_timeout",
-    }
+@pytest.mark.parametrize("argv", [["--api-key", " "], ["--shutdown-timeout", "-1"], ["--shutdown-timeout", "soon"]])
+def test_a_wrong_value_is_said_before_anything_starts(served, argv, capsys):
+    assert main(["serve", *argv]) != 0
+    assert not served
+    assert argv[0].removeprefix("--").split("-")[0] in capsys.readouterr().err

@@ -192,6 +192,8 @@ def change(path, edit):
         ),
         ("fp8 in blocks", lambda leaves: {"weight_scale_inv": leaves["weight_scale_inv"][:-1]}, "blocks of 16 x 32"),
         ("fp8 in blocks", lambda leaves: {"weight": leaves["weight"].half()}, "weight: .* a matrix of FP8"),
+        ("gptq", lambda leaves: {"scales": leaves["scales"] * float("nan")}, "holds infinities or NaN"),
+        ("int8", lambda leaves: {"weight_scale": leaves["weight_scale"] / 0}, "holds infinities or NaN"),
         ("gptq", lambda leaves: {"qweight": None, "g_idx": None}, "does not know|lacks"),
     ],
 )

@@ -49,12 +49,28 @@ def test_source_that_does_not_compile_falls_back(undecided, monkeypatch, tmp_pat
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
-def test_a_cache_that_others_can_write_is_not_trusted(monkeypatch, tmp_path):
+def test_only_the_last_used_libraries_and_objects_stay(tmp_path):
+    (tmp_path / "objects").mkdir()
+    for number in range(300):
+        names = (f"kernels-{number}.so", f"kernels-{number}.lock", f"objects/matmul-{number}.o")
+        for path in map(tmp_path.joinpath, names):
+            path.touch()
+            os.utime(path, (1000 + number, 1000 + number))
+    (tmp_path / "packed").mkdir()
+    build._forget(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("kernels-*.so")) == [f"kernels-{n}.so" for n in range(292, 300)]
+    assert len(list(tmp_path.glob("*.lock"))) == 8
+    assert len(list((tmp_path / "objects").iterdir())) == 256
+    assert (tmp_path / "packed").is_dir()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_cache_that_others_can_write_is_not_trusted(monkeypatch, tmp_path, mode):
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(0o777)
+    (tmp_path / "cache").chmod(mode)
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_compiler", lambda: sys.executable)
-    with pytest.raises(build.BuildError, match="not private"):
+    with pytest.raises(build.BuildError, match="chmod 700"):
         build.build()
 
 

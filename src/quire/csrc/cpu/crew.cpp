@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -27,6 +28,24 @@ struct alignas(64) Counter {
   std::atomic<int64_t> value{0};
 };
 
+using Scratch = std::unique_ptr<char, decltype(&std::free)>;
+
+int64_t whole_pages(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+// Without it the job cannot go on, and one thread that left would leave the others at a barrier for ever: the process
+// ends, and says why.
+char* new_scratch(int64_t bytes) {
+  auto* memory = static_cast<char*>(std::aligned_alloc(4096, bytes));
+  if (memory == nullptr) {
+    std::fprintf(stderr, "quire: no memory for %lld bytes of scratch\n", static_cast<long long>(bytes));
+    std::abort();
+  }
+  return memory;
+}
+
+// For the same reason an exception does not leave a job.
+void perform(Job job, const void* context, Crew& member) noexcept { job(context, member); }
+
 template <class Condition> void wait_until(Condition is_met) {
   for (int spins = 0; !is_met(); ++spins) {
     if (spins < SPINS_BEFORE_YIELD) {
@@ -43,7 +62,7 @@ struct Shared {
   std::atomic<uint32_t> generation{0};
   int size = 1;
   std::unique_ptr<Counter[]> counters[2];
-  std::unique_ptr<char, decltype(&std::free)> scratch{nullptr, std::free};
+  Scratch scratch{nullptr, std::free};
   int64_t scratch_bytes = 0;
 };
 
@@ -68,8 +87,8 @@ class Member final : public Crew {
   void* shared_scratch(int64_t bytes) override {
     barrier();  // nobody reads the old one any more
     if (rank == 0 && bytes > shared_.scratch_bytes) {
-      shared_.scratch_bytes = (bytes + 4095) / 4096 * 4096;
-      shared_.scratch.reset(static_cast<char*>(std::aligned_alloc(4096, shared_.scratch_bytes)));
+      shared_.scratch_bytes = whole_pages(bytes);
+      shared_.scratch.reset(new_scratch(shared_.scratch_bytes));
     }
     barrier();
     return shared_.scratch.get();
@@ -106,8 +125,8 @@ class Threads {
       running_.store(shared_.size - 1, std::memory_order_relaxed);
       {
         std::lock_guard<std::mutex> lock(sleep_);
-        ticket_.store(((ticket_.load(std::memory_order_relaxed) >> SIZE_BITS) + 1) << SIZE_BITS | static_cast<uint64_t>(shared_.size),
-                      std::memory_order_release);
+        const uint64_t number = (ticket_.load(std::memory_order_relaxed) >> SIZE_BITS) + 1;
+        ticket_.store(number << SIZE_BITS | static_cast<uint64_t>(shared_.size), std::memory_order_release);
       }
       if (sleepers_.load(std::memory_order_acquire) > 0) wake_.notify_all();
     }
@@ -116,7 +135,7 @@ class Threads {
     }
     {
       Member member(0, shared_);
-      job(context, member);
+      perform(job, context, member);
     }
     if (shared_.size > 1) wait_until([&] { return running_.load(std::memory_order_acquire) == 0; });
     // For the next job; nobody looks at them now.
@@ -144,7 +163,7 @@ class Threads {
       // Of the ticket, not of `shared_`: a thread that is not needed may be so late that the next job is there.
       if (rank >= static_cast<int>(done & ((1 << SIZE_BITS) - 1))) continue;
       Member member(rank, shared_);
-      job_(context_, member);
+      perform(job_, context_, member);
       running_.fetch_sub(1, std::memory_order_release);
     }
   }
@@ -227,11 +246,11 @@ int crew_size() {
 void run_crew(int size, Job job, const void* context) { threads().run(size, job, context); }
 
 void* thread_scratch(int64_t bytes) {
-  thread_local std::unique_ptr<char, decltype(&std::free)> buffer(nullptr, std::free);
+  thread_local Scratch buffer(nullptr, std::free);
   thread_local int64_t capacity = 0;
   if (bytes > capacity) {
-    capacity = (bytes + 4095) / 4096 * 4096;
-    buffer.reset(static_cast<char*>(std::aligned_alloc(4096, capacity)));
+    capacity = whole_pages(bytes);
+    buffer.reset(new_scratch(capacity));
   }
   return buffer.get();
 }

@@ -31,8 +31,14 @@ const KernelTable* amx_table() {
   return &table;
 }
 
+// What -march=x86-64-v3 may use; every processor with AVX2 has F16C, but a virtual machine may hide it.
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+#if defined(__clang__)
+  const bool has_f16c = true;  // older versions cannot be asked
+#else
+  const bool has_f16c = __builtin_cpu_supports("f16c");
+#endif
+  return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

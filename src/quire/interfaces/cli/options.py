@@ -1,21 +1,24 @@
-"""`quire options`: the reference of all engine options, as docs/options.md holds it."""
+"""`quire options`: the reference of all options, as docs/options.md holds it."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from quire.config.engine_options import EngineOptions
 from quire.config.option import Option, options_of
-from quire.interfaces.cli.engine_flags import allowed_in_words, default_in_words
+from quire.interfaces.cli.option_flags import allowed_in_words, default_in_words
+from quire.interfaces.server.options import ServerOptions
 
 _HEADER = """\
-# Engine options
+# Options
 
-Each option is declared once, in `src/quire/config/engine_options.py`; this page is made from there with
-`quire options > docs/options.md`, and a test fails when it is out of date. The name is the keyword of `LLM` and
-`AsyncLLM`; the flag belongs to `quire serve`, `chat`, `generate` and `bench`. A switch has a second flag with `--no-`.
-A dash as default means that nothing is set, and Quire decides where the meaning says so.
+Each option is declared once: those of the engine in `src/quire/config/engine_options.py`, those of the server in
+`src/quire/interfaces/server/options.py`. This page is made from there with `quire options > docs/options.md`, and a
+test fails when it is out of date. The name of an engine option is a keyword of `LLM` and `AsyncLLM`; its flag belongs
+to `quire serve`, `chat`, `generate` and `bench`. An option of the server is a keyword of `run_server` and a flag of
+`quire serve`. A switch has a second flag with `--no-`. A dash as default means that nothing is set, and Quire decides
+where the meaning says so.
 """
 
 
@@ -32,14 +35,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def markdown() -> str:
-    lines = [_HEADER.rstrip()]
+    lines = [_HEADER.rstrip(), *_tables(EngineOptions, "engine"), *_tables(ServerOptions, "server")]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(declaration: type, title: str) -> Iterator[str]:
+    """One a section."""
     section = None
-    for option in options_of(EngineOptions).values():
+    for option in options_of(declaration).values():
         if option.section != section:
             section = option.section
-            lines += ["", f"## {section}", "", "| name | flag | default | allowed | meaning |", "|---|---|---|---|---|"]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(option)) + " |")
-    return "\n".join(lines) + "\n"
+            yield from ("", f"## {title}: {section}", "")
+            yield from ("| name | flag | default | allowed | meaning |", "|---|---|---|---|---|")
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(option)) + " |"
 
 
 def _cells(option: Option) -> tuple[str, ...]:

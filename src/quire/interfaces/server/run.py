@@ -14,12 +14,12 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import EngineDeadError, OptionError, suggestion
+from quire.config.option import checked
+from quire.errors import EngineDeadError
 from quire.interfaces.server.listener import listen, url_of
+from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.welcome import welcome
 from quire.observability.logging import configure_logging
 from quire.observability.phases import PhaseTimer
@@ -37,23 +37,11 @@ _POLL_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """What a user may say about the server itself."""
-
-    api_keys: Sequence[str] = ()
-    allowed_origins: Sequence[str] = ()
-    # any unknown request field is an error
-    strict: bool = False
-    # so many seconds may running requests go on after a first signal
-    shutdown_timeout: float = 0.0
-
-
 def run_server(engine_options: dict[str, Any], host: str, port: int, **server_options: Any) -> int:
     """Serves until a signal comes. Returns the exit status; raises UserError for what can never work."""
     configure_logging()
     phases = PhaseTimer()
-    options = _checked(server_options)
+    options = ServerOptions(**checked(ServerOptions, server_options))
     with listen(host, port) as listener:
         with phases.measure("import"):
             from quire.interfaces.async_llm import AsyncLLM
@@ -64,14 +52,6 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
                 return runner.run(_Server(engine, listener, options, phases).run())
         finally:
             engine.shutdown()
-
-
-def _checked(given: dict[str, Any]) -> ServerOptions:
-    known = [field.name for field in fields(ServerOptions)]
-    for name in given:
-        if name not in known:
-            raise OptionError(f"{name}: not an option of the server ({', '.join(known)}).{suggestion(name, known)}")
-    return ServerOptions(**given)
 
 
 def _loop_factory() -> Any:

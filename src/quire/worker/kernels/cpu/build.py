@@ -7,6 +7,7 @@ builds a new one beside the old. It needs torch's headers (stable ABI) and any g
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -71,6 +72,11 @@ FLAGS = (
 )
 
 
+# Of the libraries and of the objects that they are made of, so many of the last used stay.
+_KEPT_LIBRARIES = 8
+_KEPT_OBJECTS = 256
+
+
 class BuildError(Exception):
     """Why there are no C++ kernels on this machine, in words for the log."""
 
@@ -91,6 +97,7 @@ def build() -> Path:
     except OSError as error:
         raise BuildError(str(error)) from None
     if target.exists():
+        _note_use(target)
         return target
     with (target.parent / f"{target.stem}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -98,7 +105,27 @@ def build() -> Path:
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 finished = _compile(_compiler(), Path(folder))
                 finished.replace(target)  # whoever looks sees the whole library or none
+            _forget(target.parent)
     return target
+
+
+def _note_use(path: Path) -> None:
+    """In its time stamp. The folder may be one that this user can only read."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def _forget(folder: Path) -> None:
+    """What earlier sources and compilers have left, but the last few: the folder must not grow for ever.
+
+    Another process may do the same; a library that somebody runs lives on without its name.
+    """
+    for pattern, num_kept in (("kernels-*.so", _KEPT_LIBRARIES), ("objects/*.o", _KEPT_OBJECTS)):
+        with contextlib.suppress(OSError):
+            by_use = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+            for old in by_use[num_kept:]:
+                old.unlink(missing_ok=True)
+                old.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _compiler() -> str:
@@ -150,7 +177,9 @@ def _compile(compiler: str, folder: Path) -> Path:
         source, flags, name = command
         flags = [*flags, *_emulation()] if source in EMULATED else flags
         kept = _kept_object(version, SOURCES / source, flags)
-        if not kept.exists():
+        if kept.exists():
+            _note_use(kept)
+        else:
             _run([compiler, *FLAGS, *flags, *_sanitizer(), "-c", str(SOURCES / source), "-o", str(folder / name)])
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / name).replace(kept)

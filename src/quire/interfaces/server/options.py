@@ -1,0 +1,32 @@
+"""Every option of the server, declared once: the keyword of `run_server`, the flag of `quire serve`, the row in
+docs/options.md and the check derive from its line. Light, because the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.option import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What a user may say about the server; what is about the engine stands in EngineOptions."""
+
+    # access
+    api_keys: tuple[str, ...] = option(
+        (), "key that clients must send; QUIRE_API_KEY in the environment does the same and is not seen in the list "
+        "of processes",
+        section="access", flag="--api-key",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = option(
+        (), "web page that may call this server from a browser", section="access", flag="--allowed-origin"
+    )
+
+    # requests
+    strict: bool = option(False, "refuse requests with unknown fields", section="requests")
+
+    # life
+    shutdown_timeout: float = option(
+        0.0, "how long running requests may go on after a first signal", section="life", least=0, greatest=86400,
+        unit="seconds",
+    )  # fmt: skip
