@@ -155,3 +155,18 @@ def test_a_closed_request_leaves_nothing_behind():
     boxes.close(1)
     assert len(boxes) == 0
     assert boxes.deliver(outputs((1, 0, 1))) == []
+
+
+def test_tokens_that_nobody_reads_are_counted():
+    boxes = Mailboxes()
+    read, left = boxes.open(1, 1), boxes.open(2, 2)
+    boxes.deliver(outputs((1, 0, 5), (2, 0, 6), (2, 0, 7), (2, 1, 8)))
+    read.take()
+    boxes.close(1)
+    assert boxes.num_wasted_tokens == 0
+    boxes.close_sequence(2, 1)  # one was there and was not read
+    assert boxes.num_wasted_tokens == 1
+    boxes.close(2)  # two more
+    assert left.pending == {}
+    boxes.deliver(outputs((2, 0, 9), (2, 1, 9)))  # on their way when the client left
+    assert boxes.statistics() == {"requests_open": 0, "late_outputs_dropped": 2, "num_wasted_tokens_total": 5}

@@ -120,8 +120,7 @@ class AsyncEngineClient:
             del self._calls[call.call_id]
 
     def statistics(self) -> dict[str, float]:
-        mine = {"requests_open": len(self._mailboxes), "late_outputs_dropped": self._mailboxes.num_late_outputs}
-        return {**mine, **self._link.statistics()}
+        return {**self._mailboxes.statistics(), **self._link.statistics()}
 
     def close(self) -> None:
         """Ends the engine; what is in flight raises EngineDeadError. Blocks for as long as the core needs to end."""

@@ -49,6 +49,8 @@ class Mailboxes:
     def __init__(self) -> None:
         self._boxes: dict[int, Mailbox] = {}
         self.num_late_outputs = 0
+        # tokens that were generated, and that no reader was left for
+        self.num_wasted_tokens = 0
 
     def __len__(self) -> int:
         return len(self._boxes)
@@ -65,6 +67,7 @@ class Mailboxes:
         """The reader wants no more of this request; what it did not read is gone."""
         box = self._boxes.pop(request_id, None)
         if box is not None:
+            self.num_wasted_tokens += sum(len(delta.token_ids) for delta in box.pending.values())
             box.pending = {}
 
     def close_sequence(self, request_id: int, index: int) -> None:
@@ -72,12 +75,20 @@ class Mailboxes:
         box = self._boxes.get(request_id)
         if box is not None:
             box.open_indices.discard(index)
-            box.pending.pop(index, None)
+            unread = box.pending.pop(index, None)
+            self.num_wasted_tokens += len(unread.token_ids) if unread is not None else 0
 
     def close_if_done(self, request_id: int) -> None:
         box = self._boxes.get(request_id)
         if box is not None and box.is_done:
             del self._boxes[request_id]
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "requests_open": len(self._boxes),
+            "late_outputs_dropped": self.num_late_outputs,
+            "num_wasted_tokens_total": self.num_wasted_tokens,
+        }
 
     def boxes(self) -> list[Mailbox]:
         return list(self._boxes.values())
@@ -92,6 +103,8 @@ class Mailboxes:
         for sequence_id, token_id in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=False):
             if (delta := delta_of(sequence_id, filled)) is not None:
                 delta.token_ids.append(token_id)
+            else:
+                self.num_wasted_tokens += 1
         for entry in outputs.logprobs:
             if (delta := delta_of(entry.sequence_id, filled)) is not None:
                 delta.add_logprobs(entry.positions)

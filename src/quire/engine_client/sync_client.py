@@ -89,8 +89,7 @@ class SyncEngineClient:
         return reply.result
 
     def statistics(self) -> dict[str, float]:
-        mine = {"requests_open": len(self._mailboxes), "late_outputs_dropped": self._mailboxes.num_late_outputs}
-        return {**mine, **self._link.statistics()}
+        return {**self._mailboxes.statistics(), **self._link.statistics()}
 
     def close(self) -> None:
         self._failure = self._failure or "The engine was shut down."

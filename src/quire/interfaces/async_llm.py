@@ -368,8 +368,8 @@ class AsyncLLM:
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
-        assert self._client is not None
-        return {**core, **self._client.statistics()}
+        assert self._client is not None and self._structured is not None  # noqa: PT018 - it has started
+        return {**core, **await self.perform(self._structured.statistics()), **self._client.statistics()}
 
     async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
         """A management operation of the engine, such as reset_prefix_cache."""

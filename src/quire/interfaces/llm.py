@@ -178,8 +178,9 @@ class LLM:
 
     def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
+        grammars = self.perform(self._structured.statistics())
         with self._lock:
-            return {**self._client.control("statistics"), **self._client.statistics()}
+            return {**self._client.control("statistics"), **grammars, **self._client.statistics()}
 
     def control(self, name: str, args: Mapping[str, Any] | None = None) -> Any:
         """A management operation of the engine, such as reset_prefix_cache."""

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 # seconds between two looks at a form that is being compiled; mostly it is done at the first
 _PAUSE = 0.001
 
+_STATISTICS = (
+    "num_compiled_grammars",
+    "compiled_grammar_bytes",
+    "num_grammar_compilations_total",
+    "grammar_compile_seconds_total",
+)
+
 
 class StructuredOutputs:
     """Of one engine."""
@@ -53,6 +60,11 @@ class StructuredOutputs:
         form = msgspec.msgpack.encode(asked)
         while is_new and not (yield from control("worker.prepare_form", form=form)):
             yield Call(time.sleep, (_PAUSE,))
+
+    def statistics(self) -> Steps[dict[str, float]]:
+        """Of the grammars. The worker, which answers between two steps, is asked only when it has been given some."""
+        worker = (yield from control("worker.statistics")) if self._is_told else {}
+        return {name: worker.get(name, 0.0) for name in _STATISTICS}
 
     def close(self) -> None:
         if self._checker is not None:

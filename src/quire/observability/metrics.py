@@ -1,8 +1,9 @@
 """What a server counts, for Prometheus. One registry a server: there is no global one, so many live in one process.
 
-Names are vLLM's with `quire:` in place of `vllm:`, where the meaning is the same, so dashboards need one replacement.
-Two sources: what the front end sees itself (tokens, latencies, ends of requests), and the engine's `statistics()`,
-which are fetched when somebody asks for the metrics. No label holds a prompt, a key, a user or a request's id.
+Names are vLLM's with `quire:` in place of `vllm:`, where the meaning is the same (metric_names.py), so a dashboard that
+was made for vLLM needs one replacement, or a server with metrics_prefix=vllm:. Two sources: what the front end sees
+itself (tokens, latencies, ends of requests), and the engine's `statistics()`, which are fetched when somebody asks for
+the metrics. No label holds a prompt, a key, a user or a request's id.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from quire.observability.instruments import Counter, Histogram
+from quire.observability.metric_names import renamed
+from quire.observability.metric_prefixes import OWN_PREFIX
+from quire.observability.request_observer import RequestObserver
+from quire.observability.tracing import current_trace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5)
 _WHOLE_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_CHOICES = (1, 2, 5, 10, 20)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 
@@ -98,6 +104,19 @@ _NAMED: dict[str, tuple[str, str]] = {
     ),
     "requests_open": ("quire:num_requests_open", "Requests that the front end has not finished."),
     "late_outputs_dropped": ("quire:late_outputs_dropped", "Outputs for requests that had ended already."),
+    "num_wasted_tokens_total": (
+        "quire:wasted_tokens_total",
+        "Tokens that nobody was left to read: the client had gone, or a stop string had ended the answer.",
+    ),
+    "num_compiled_grammars": ("quire:compiled_grammars", "Compiled grammars of structured output that are kept."),
+    "compiled_grammar_bytes": ("quire:compiled_grammar_bytes", "What they take in memory, estimated."),
+    "num_grammar_compilations_total": ("quire:grammar_compilations_total", "Grammars that were compiled."),
+    "grammar_compile_seconds_total": ("quire:grammar_compile_seconds_total", "Time spent on compiling them."),
+    "trace_spans_exported_total": ("quire:trace_spans_exported_total", "Spans of traces that a collector took."),
+    "trace_spans_dropped_total": (
+        "quire:trace_spans_dropped_total",
+        "Spans that were thrown away: the collector did not take them, or too slowly.",
+    ),
 }
 # Key of the engine's statistics -> metric. A metric whose name ends in _total is a counter, any other a gauge. Keys
 # that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.
@@ -123,49 +142,18 @@ def engine_metrics(statistics: Mapping[str, float], model_name: str) -> Iterator
     yield from families.values()
 
 
-class RequestObserver:
-    """Follows one request from its arrival to its end."""
-
-    __slots__ = ("_arrived", "_last", "_metrics", "_num_generated", "is_finished")
-
-    def __init__(self, metrics: ServerMetrics, now: float) -> None:
-        self._metrics = metrics
-        self._num_generated = 0
-        self._arrived = now
-        self._last = 0.0
-        self.is_finished = False
-
-    def tokens(self, count: int, now: float) -> None:
-        """`count` tokens have arrived together; several tokens of one delivery share the time since the last."""
-        if not count:
-            return
-        metrics = self._metrics
-        if self._num_generated == 0:
-            metrics.time_to_first_token.observe(now - self._arrived)
-        else:
-            metrics.inter_token_latency.observe((now - self._last) / count)
-        self._num_generated += count
-        self._last = now
-        metrics.generation_tokens.add(count)
-
-    def finished(self, reason: str | None, now: float) -> None:
-        """The first call counts."""
-        if self.is_finished:
-            return
-        self.is_finished = True
-        metrics = self._metrics
-        metrics.request_success.add(1, reason or "unknown")
-        metrics.e2e_request_latency.observe(now - self._arrived)
-        metrics.request_generation_tokens.observe(self._num_generated)
-
-
 class ServerMetrics(Collector):
     """All instruments of one server, and their registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = OWN_PREFIX) -> None:
+        """`prefix`: of the names that vLLM has for the same thing (metric_names.py)."""
+        self._prefix = prefix
         self._model_name = ""
         self._statistics: Mapping[str, float] = {}
         self.prompt_tokens = Counter("quire:prompt_tokens_total", "Prompt tokens received.")
+        self.prompt_tokens_cached = Counter(
+            "quire:prompt_tokens_cached_total", "Prompt tokens that were computed already when their request began."
+        )
         self.generation_tokens = Counter("quire:generation_tokens_total", "Tokens generated.")
         self.request_success = Counter(
             "quire:request_success_total",
@@ -184,9 +172,33 @@ class ServerMetrics(Collector):
         self.e2e_request_latency = Histogram(
             "quire:e2e_request_latency_seconds", "From a request's arrival to its end.", _WHOLE_REQUEST
         )
+        self.request_queue_time = Histogram(
+            "quire:request_queue_time_seconds", "From a request's arrival to its first step.", _WHOLE_REQUEST
+        )
+        self.request_prefill_time = Histogram(
+            "quire:request_prefill_time_seconds", "From a request's first step to its first token.", _WHOLE_REQUEST
+        )
+        self.request_decode_time = Histogram(
+            "quire:request_decode_time_seconds", "From a request's first token to its last.", _WHOLE_REQUEST
+        )
+        self.request_inference_time = Histogram(
+            "quire:request_inference_time_seconds", "From a request's first step to its end.", _WHOLE_REQUEST
+        )
+        self.request_time_per_output_token = Histogram(
+            "quire:request_time_per_output_token_seconds",
+            "Mean of a request: time after its first token, by tokens after the first of its longest sequence.",
+            _BETWEEN_TOKENS,
+        )
         self.request_prompt_tokens = Histogram("quire:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.request_generation_tokens = Histogram(
             "quire:request_generation_tokens", "Generated tokens of a request.", _TOKENS
+        )
+        self.request_max_num_generation_tokens = Histogram(
+            "quire:request_max_num_generation_tokens", "Generated tokens of a request's longest sequence.", _TOKENS
+        )
+        self.request_params_n = Histogram("quire:request_params_n", "Sequences that a request asks for.", _CHOICES)
+        self.request_params_max_tokens = Histogram(
+            "quire:request_params_max_tokens", "Tokens that a request allows, where it says so.", _TOKENS
         )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -194,26 +206,22 @@ class ServerMetrics(Collector):
 
     @property
     def instruments(self) -> tuple[Counter | Histogram, ...]:
-        return (
-            self.prompt_tokens,
-            self.generation_tokens,
-            self.request_success,
-            self.http_responses,
-            self.time_to_first_token,
-            self.inter_token_latency,
-            self.e2e_request_latency,
-            self.request_prompt_tokens,
-            self.request_generation_tokens,
-        )
+        """In the order in which they were made."""
+        return tuple(value for value in vars(self).values() if isinstance(value, Counter | Histogram))
 
     def set_model_name(self, name: str) -> None:
         """Goes into the label `model_name` of every metric."""
         self._model_name = name
 
-    def observe_request(self, num_prompt_tokens: int, now: float) -> RequestObserver:
+    def observe_request(
+        self, num_prompt_tokens: int, now: float, *, n: int = 1, max_tokens: int | None = None
+    ) -> RequestObserver:
         self.prompt_tokens.add(num_prompt_tokens)
         self.request_prompt_tokens.observe(num_prompt_tokens)
-        return RequestObserver(self, now)
+        self.request_params_n.observe(n)
+        if max_tokens is not None:
+            self.request_params_max_tokens.observe(max_tokens)
+        return RequestObserver(self, current_trace.get(), num_prompt_tokens, now)
 
     def exposition(self, statistics: Mapping[str, float]) -> bytes:
         """The text for Prometheus. `statistics` are the engine's, fresh; empty if it does not answer."""
@@ -222,6 +230,10 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
+        for metric in self._own_metrics():
+            yield from renamed(metric, self._prefix)
+
+    def _own_metrics(self) -> Iterator[Metric]:
         yield from engine_metrics(self._statistics, self._model_name)
         for instrument in self.instruments:
             yield from instrument.collect(self._model_name)

@@ -7,6 +7,7 @@ sequence gets its row, and needed when its prompt is computed.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -36,6 +37,9 @@ class Grammars:
         self._compiler: ThreadPoolExecutor | None = None
         self._compiled: OrderedDict[bytes, Future[Any]] = OrderedDict()
         self._num_bytes = 0
+        # all that were ever compiled, and the time that took; written by the thread that compiles
+        self.num_compilations = 0
+        self.compile_seconds = 0.0
 
     @property
     def num_words(self) -> int:
@@ -88,18 +92,22 @@ class Grammars:
             self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammar")
         if key not in self._compiled:
             self._num_bytes += _size(key)
-        found = self._compiled[key] = self._compiler.submit(_compiled, params, self._tokenizer)
+        found = self._compiled[key] = self._compiler.submit(self._compile_now, params, self._tokenizer)
         while self._num_bytes > self._most_bytes and len(self._compiled) > 1:
             oldest, _ = self._compiled.popitem(last=False)
             self._num_bytes -= _size(oldest)
         return found
 
+    def _compile_now(self, params: StructuredOutputsParams, tokenizer: Any) -> Any:
+        if tokenizer is None:
+            raise GrammarError("the engine was told no vocabulary to compile for")
+        began = time.perf_counter()
+        try:
+            return compiled(params, tokenizer)
+        finally:
+            self.num_compilations += 1
+            self.compile_seconds += time.perf_counter() - began
+
 
 def _size(key: bytes) -> int:
     return _BYTES_EACH + _BYTES_PER_CHARACTER * len(key)
-
-
-def _compiled(params: StructuredOutputsParams, tokenizer: Any) -> Any:
-    if tokenizer is None:
-        raise GrammarError("the engine was told no vocabulary to compile for")
-    return compiled(params, tokenizer)

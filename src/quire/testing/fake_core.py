@@ -138,6 +138,7 @@ class FakeCore:
             "echo": lambda **args: args,
             "worker.open_vocabulary": lambda vocabulary: None,
             "worker.prepare_form": lambda form: True,
+            "worker.statistics": lambda: {"num_compiled_grammars": 1},
             "hold": self._hold,
             "fail_next_step": self._fail_next_step,
             "interrupt_next_step": self._interrupt_next_step,

@@ -132,6 +132,8 @@ class Worker:
             "swap_space_bytes": swap_bytes,
             "num_compiled_grammars": self._grammars.num_compiled,
             "compiled_grammar_bytes": self._grammars.num_bytes,
+            "num_grammar_compilations_total": self._grammars.num_compilations,
+            "grammar_compile_seconds_total": self._grammars.compile_seconds,
         }
 
     def shutdown(self) -> None:

@@ -22,7 +22,11 @@ from quire.interfaces.server import (
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of
 from quire.interfaces.server.middleware import Gate
+from quire.interfaces.server.request_traces import RequestTraces
 from quire.interfaces.server.state import ServerState
+from quire.observability.metric_prefixes import OWN_PREFIX
+from quire.observability.metrics import ServerMetrics
+from quire.observability.tracing import NoTracing, Tracing
 from quire.version import __version__
 
 # One file a family of endpoints: a new one is imported above and entered here.
@@ -45,14 +49,17 @@ def create_app(
     api_keys: Sequence[str] = (),
     allowed_origins: Sequence[str] = (),
     strict: bool = False,
+    metrics_prefix: str = OWN_PREFIX,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
 
     `api_keys`: if there are any, all endpoints but /health* and /version need one of them. `allowed_origins`: for
-    browsers (CORS), none by default. `strict`: any unknown request field is an error.
+    browsers (CORS), none by default. `strict`: any unknown request field is an error. `metrics_prefix`: of the metrics
+    that vLLM has, too. `tracing`: where traces of requests go.
     """
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    state = ServerState(strict=strict)
+    state = ServerState(strict=strict, metrics=ServerMetrics(metrics_prefix), tracing=tracing)
     app.state.server = state
     for family in _FAMILIES:
         # flat, so that `app.routes` is a list that a test can walk through
@@ -71,6 +78,8 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
+    if not isinstance(state.tracing, NoTracing):
+        app.add_middleware(RequestTraces, tracing=state.tracing)
     if engine is not None:
         state.attach(engine)
     return app

@@ -20,7 +20,9 @@ from quire.interfaces.server import beam_search
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import internal, renamed
 from quire.interfaces.server.responses import Usage, usage_of
-from quire.observability.metrics import RequestObserver, ServerMetrics
+from quire.observability.metrics import ServerMetrics
+from quire.observability.request_observer import RequestObserver
+from quire.observability.tracing import current_trace
 from quire.outputs import Logprobs, PromptLogprobs
 
 logger = logging.getLogger("quire.server")
@@ -166,10 +168,21 @@ async def deltas_of(
     engine: ServedEngine, work: Work, metrics: ServerMetrics, counts: Counts
 ) -> AsyncGenerator[PromptDelta, None]:
     """What is new, as it comes. Closing it aborts what still runs."""
+    current_trace.get().describe(_asked(engine, work.params))
     streams = [_stream_of(engine, work, number, metrics, counts) for number in range(len(work.prompts))]
     async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
         async for pair in deltas:
             yield pair
+
+
+def _asked(engine: ServedEngine, params: GenerationParams) -> dict[str, Any]:
+    """For traces."""
+    return {
+        "gen_ai.request.model": engine.config.served_model_name,
+        "gen_ai.request.choice.count": params.n,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+    }
 
 
 async def _stream_of(
@@ -177,7 +190,8 @@ async def _stream_of(
 ) -> AsyncGenerator[PromptDelta, None]:
     """One prompt's sequences."""
     num_prompt = len(work.prompts[number])
-    observer = metrics.observe_request(num_prompt, time.monotonic())
+    params = work.params
+    observer = metrics.observe_request(num_prompt, time.monotonic(), n=params.n, max_tokens=params.max_tokens)
     counts.num_prompt_tokens += num_prompt
     num_open = work.params.n
     stream = cast(AsyncGenerator[OutputDelta, None], engine.stream(work.prepared[number]))
@@ -186,9 +200,10 @@ async def _stream_of(
             async for delta in deltas:
                 if delta.num_cached_tokens is not None:
                     counts.num_cached_tokens += delta.num_cached_tokens
+                    observer.started(delta.num_cached_tokens, time.monotonic())
                 if delta.token_ids:
                     counts.num_generated_tokens += len(delta.token_ids)
-                    observer.tokens(len(delta.token_ids), time.monotonic())
+                    observer.tokens(len(delta.token_ids), time.monotonic(), delta.index)
                 if delta.finish_reason is not None:
                     counts.num_drafted_tokens += delta.num_drafted_tokens
                     counts.num_accepted_tokens += delta.num_accepted_tokens

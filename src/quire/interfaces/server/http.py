@@ -17,6 +17,7 @@ from quire.interfaces.server.errors import unavailable
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.state import Readiness, ServerState
+from quire.observability.tracing import make_tracing
 
 _KEEP_ALIVE_SECONDS = 75
 # After the last event of an interrupted stream: connections that do not close by then are dropped.
@@ -41,8 +42,22 @@ class _WebSockets(WebSocketsSansIOProtocol):
 class HttpServer:
     """Serves from `start` to `close`; answers requests from `attach` on."""
 
-    def __init__(self, *, api_keys: Sequence[str], allowed_origins: Sequence[str], strict: bool) -> None:
-        app = create_app(api_keys=api_keys, allowed_origins=allowed_origins, strict=strict)
+    def __init__(
+        self,
+        *,
+        api_keys: Sequence[str],
+        allowed_origins: Sequence[str],
+        strict: bool,
+        metrics_prefix: str,
+        otlp_endpoint: str | None,
+    ) -> None:
+        app = create_app(
+            api_keys=api_keys,
+            allowed_origins=allowed_origins,
+            strict=strict,
+            metrics_prefix=metrics_prefix,
+            tracing=make_tracing(otlp_endpoint),
+        )
         self._state: ServerState = app.state.server
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -96,3 +111,4 @@ class HttpServer:
         self._uvicorn.should_exit = True
         if self._task is not None:
             await self._task
+        await asyncio.to_thread(self._state.tracing.close)

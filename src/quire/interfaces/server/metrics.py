@@ -25,11 +25,12 @@ async def metrics(request: Request) -> Response:
 
 
 async def _statistics(state: ServerState) -> dict[str, float]:
+    traces = state.tracing.statistics()
     if state.readiness is not Readiness.READY:
-        return {}
+        return {**traces}
     try:
         async with asyncio.timeout(_ENGINE_SECONDS):
-            return await state.engine.statistics()
+            return {**traces, **await state.engine.statistics()}
     except (TimeoutError, QuireError) as error:
         logger.warning("the engine's statistics are missing from /metrics: %s", str(error) or "no answer in time")
-        return {}
+        return {**traces}

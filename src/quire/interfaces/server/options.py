@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.option import option
+from quire.observability.metric_prefixes import OWN_PREFIX, PREFIXES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,16 @@ class ServerOptions:
 
     # requests
     strict: bool = option(False, "refuse requests with unknown fields", section="requests")
+
+    # seeing what goes on
+    metrics_prefix: str = option(
+        OWN_PREFIX, "of the names of metrics; vllm: gives those that mean the same the names of vLLM",
+        section="observability", choices=PREFIXES,
+    )  # fmt: skip
+    otlp_endpoint: str | None = option(
+        None, "address of an OpenTelemetry collector that takes traces over HTTP, such as http://127.0.0.1:4318",
+        section="observability",
+    )  # fmt: skip
 
     # life
     shutdown_timeout: float = option(

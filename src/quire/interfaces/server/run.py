@@ -165,4 +165,10 @@ class _Server:
 def _make_http(options: ServerOptions) -> HttpServer:
     from quire.interfaces.server.http import HttpServer
 
-    return HttpServer(api_keys=options.api_keys, allowed_origins=options.allowed_origins, strict=options.strict)
+    return HttpServer(
+        api_keys=options.api_keys,
+        allowed_origins=options.allowed_origins,
+        strict=options.strict,
+        metrics_prefix=options.metrics_prefix,
+        otlp_endpoint=options.otlp_endpoint,
+    )

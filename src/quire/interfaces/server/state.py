@@ -14,6 +14,7 @@ from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.sampling import generation_defaults
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
+from quire.observability.tracing import NoTracing, Tracing
 
 
 class Readiness(enum.Enum):
@@ -28,10 +29,13 @@ class Readiness(enum.Enum):
 class ServerState:
     """The engine, whether it serves, and what is under way."""
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(
+        self, *, strict: bool = False, metrics: ServerMetrics | None = None, tracing: Tracing | None = None
+    ) -> None:
         self.readiness = Readiness.STARTING
         self.in_flight = InFlight()
-        self.metrics = ServerMetrics()
+        self.metrics = metrics or ServerMetrics()
+        self.tracing = tracing or NoTracing()
         self.text_threads = TextThreads()
         self.strict = strict
         self.created = int(time.time())

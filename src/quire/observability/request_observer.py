@@ -1,0 +1,102 @@
+"""One request under the eyes of the front end: it arrives, computes, brings tokens, ends.
+
+    arrived ........ started ........ first token ........ last token
+            queue            prefill              decode
+                     |------------- inference -------------|
+
+Owns the times of one request; what they add up to is in the metrics, and in the trace of the request if there is one.
+The four times are the front end's: the engine's own, and what lies between the two (a socket, a busy event loop).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.observability.tracing import RequestTrace
+
+if TYPE_CHECKING:
+    from quire.observability.metrics import ServerMetrics
+
+
+class RequestObserver:
+    """Follows one request from its arrival to its end."""
+
+    __slots__ = (
+        "_arrived",
+        "_first",
+        "_last",
+        "_metrics",
+        "_num_by_sequence",
+        "_num_generated",
+        "_num_prompt",
+        "_started",
+        "_trace",
+        "is_finished",
+    )
+
+    def __init__(self, metrics: ServerMetrics, trace: RequestTrace, num_prompt_tokens: int, now: float) -> None:
+        self._metrics = metrics
+        self._trace = trace
+        self._num_prompt = num_prompt_tokens
+        self._num_generated = 0
+        self._num_by_sequence: dict[int, int] = {}
+        self._arrived = now
+        self._started: float | None = None
+        self._first: float | None = None
+        self._last = now
+        self.is_finished = False
+
+    def started(self, num_cached_tokens: int, now: float) -> None:
+        """It has left the queue: a first sequence of it computes, behind so many tokens that were there."""
+        self._metrics.prompt_tokens_cached.add(num_cached_tokens)
+        if self._started is None:
+            self._started = now
+            self._metrics.request_queue_time.observe(now - self._arrived)
+
+    def tokens(self, count: int, now: float, index: int = 0) -> None:
+        """`count` tokens have arrived together; several tokens of one delivery share the time since the last."""
+        if not count:
+            return
+        metrics = self._metrics
+        if self._first is None:
+            self._first = now
+            metrics.time_to_first_token.observe(now - self._arrived)
+            if self._started is not None:
+                metrics.request_prefill_time.observe(now - self._started)
+        else:
+            metrics.inter_token_latency.observe((now - self._last) / count)
+        self._num_generated += count
+        self._num_by_sequence[index] = self._num_by_sequence.get(index, 0) + count
+        self._last = now
+        metrics.generation_tokens.add(count)
+
+    def finished(self, reason: str | None, now: float) -> None:
+        """The first call counts."""
+        if self.is_finished:
+            return
+        self.is_finished = True
+        metrics = self._metrics
+        metrics.request_success.add(1, reason or "unknown")
+        metrics.e2e_request_latency.observe(now - self._arrived)
+        metrics.request_generation_tokens.observe(self._num_generated)
+        metrics.request_max_num_generation_tokens.observe(max(self._num_by_sequence.values(), default=0))
+        if self._started is not None:
+            metrics.request_inference_time.observe(now - self._started)
+        if self._first is not None:
+            self._observe_tokens_after_the_first(self._last - self._first)
+        self._tell_trace(reason, now)
+
+    def _observe_tokens_after_the_first(self, seconds: float) -> None:
+        self._metrics.request_decode_time.observe(seconds)
+        most = max(self._num_by_sequence.values())
+        if most > 1:
+            self._metrics.request_time_per_output_token.observe(seconds / (most - 1))
+
+    def _tell_trace(self, reason: str | None, now: float) -> None:
+        started, first = self._started, self._first
+        self._trace.stage("queue", self._arrived, now if started is None else started)
+        if started is not None:
+            self._trace.stage("first token", started, now if first is None else first)
+        if first is not None:
+            self._trace.stage("generation", first, now)
+        self._trace.count(self._num_prompt, self._num_generated, reason or "unknown")

@@ -1,0 +1,87 @@
+"""The trace of a request: what the server asks of it, and the null objects that stand there when nobody traces.
+
+Nothing here knows OpenTelemetry: otel.py does, and is imported when an endpoint for traces is given. No trace holds a
+prompt, an answer, a key or a user.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+Headers = Iterable[tuple[bytes, bytes]]
+# Standard names: whoever sets one wants traces.
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class RequestTrace(Protocol):
+    """One HTTP request. Times are of time.monotonic."""
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """What the request asks for, by the names of OpenTelemetry's conventions for generative AI."""
+
+    def stage(self, name: str, start: float, end: float) -> None:
+        """A part of the way of one prompt through the engine."""
+
+    def count(self, num_prompt_tokens: int, num_generated_tokens: int, finish_reason: str) -> None:
+        """The end of one prompt; those of a request add up."""
+
+    def end(self, route: str, status: int) -> None: ...
+
+
+class Tracing(Protocol):
+    """Where traces go."""
+
+    def begin(self, method: str, headers: Headers) -> RequestTrace:
+        """A request has come; it goes on with the trace of its client, if that has sent one."""
+
+    def statistics(self) -> Mapping[str, float]: ...
+
+    def close(self) -> None:
+        """Sends what is left, within two seconds."""
+
+
+class NoTrace:
+    """A request that nobody follows."""
+
+    def describe(self, attributes: Mapping[str, Any]) -> None: ...
+
+    def stage(self, name: str, start: float, end: float) -> None: ...
+
+    def count(self, num_prompt_tokens: int, num_generated_tokens: int, finish_reason: str) -> None: ...
+
+    def end(self, route: str, status: int) -> None: ...
+
+
+class NoTracing:
+    """Nobody asked for traces."""
+
+    def begin(self, method: str, headers: Headers) -> RequestTrace:
+        return NO_TRACE
+
+    def statistics(self) -> Mapping[str, float]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+NO_TRACE = NoTrace()
+# That of the HTTP request that this task answers, and of the tasks that it starts.
+current_trace: ContextVar[RequestTrace] = ContextVar("quire_request_trace", default=NO_TRACE)
+
+
+def make_tracing(endpoint: str | None) -> Tracing:
+    """To the endpoint of the option, else of the environment, else nowhere.
+
+    An option needs the extra `otel`; where only the environment asks, which may be that of many programs, a missing
+    package is a warning.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return NoTracing()
+    if endpoint is None and not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+        return NoTracing()
+    from quire.observability.otel import open_tracing
+
+    return open_tracing(endpoint)
