@@ -23,7 +23,7 @@ from quire.structured_outputs_params import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
-_BOUNDS: tuple[Bounds, ...] = (
+BOUNDS: tuple[Bounds, ...] = (
     ("n", 1, MAX_N),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
@@ -81,7 +81,7 @@ class SamplingParams(
         self.stop_token_ids = list_of("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = list_of("allowed_token_ids", self.allowed_token_ids)
-        check_bounds(self, _BOUNDS, optional=_OPTIONAL)
+        check_bounds(self, BOUNDS, optional=_OPTIONAL)
         check_flags(self, _FLAGS)
         self._check_open_ranges()
         self._check_lists()

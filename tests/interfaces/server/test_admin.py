@@ -127,8 +127,10 @@ def test_the_key_is_needed_here_too(run):
 def test_the_schema_describes_them(run):
     async def main():
         async with keeping() as http:
-            paths = (await http.get("/openapi.json")).json()["paths"]
-            fields = paths[PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+            whole = (await http.get("/openapi.json")).json()
+            paths, schemas = whole["paths"], whole["components"]["schemas"]
+            body = paths[PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            fields = schemas[body["$ref"].rpartition("/")[2]]["properties"]
             assert fields["messages"]["description"] == "the prefix as the first messages of chats"
             assert set(paths[PATH]) == {"get", "post"}
             assert set(paths[PATH + "/{name}"]) == {"delete"}

@@ -65,19 +65,6 @@ def test_health_while_loading(run):
     run(main())
 
 
-def test_the_schema_describes_the_requests(run, served):
-    async def main():
-        async with served() as server:
-            schema = (await server.http.get("/openapi.json")).json()
-            chat = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"][
-                "schema"
-            ]
-            assert chat["required"] == ["messages"]
-            assert chat["properties"]["temperature"]["description"] == "0 is greedy"
-
-    run(main())
-
-
 ODD_IDS = ["a b", "x" * 129, "\u00e9".encode(), b"a\xf0\x9f\x98\x80", "a;b", ""]
 
 

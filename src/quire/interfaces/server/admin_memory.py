@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.server.api_description import described
 from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.responses import only
 from quire.interfaces.server.state import state_of
 
 router = APIRouter()
 
 
-@router.get("/v1/admin/memory")
+class Memory(msgspec.Struct, kw_only=True):
+    """GET /v1/admin/memory: a MemoryAccount."""
+
+    object: Annotated[str, only("memory")] = "memory"
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    slots: dict[str, int]
+    host_slots: dict[str, int]
+    num_blocks_saved_by_sharing: int
+
+
+@router.get("/v1/admin/memory", openapi_extra=described(answer=Memory))
 async def memory(request: Request) -> Response:
     """Slots by what they hold; they add up to the KV cache."""
     account = await state_of(request).engine.memory()
-    return json_answer({"object": "memory", **asdict(account)})
+    return json_answer(Memory(**asdict(account)))

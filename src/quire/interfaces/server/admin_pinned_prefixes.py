@@ -12,10 +12,12 @@ from msgspec import Meta
 from quire.errors import RequestError
 from quire.interfaces.pinned_prefixes import NAME_IS_TAKEN, NOT_FOUND, PinnedPrefix
 from quire.interfaces.prefix_file import prompt_of
+from quire.interfaces.server.api_description import described
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.field_rules import FieldRules
-from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.responses import only
 from quire.interfaces.server.state import state_of
 
 router = APIRouter()
@@ -35,17 +37,43 @@ class PinPrefixRequest(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str | None, Meta(description="only requests of the same salt use it")] = None
 
 
+class ShownPrefix(msgspec.Struct, kw_only=True):
+    """A PinnedPrefix."""
+
+    object: Annotated[str, only("pinned_prefix")] = "pinned_prefix"
+    name: str
+    num_tokens: int
+    num_blocks: int
+    num_hits: int
+    num_hit_tokens: int
+
+
+class PrefixList(msgspec.Struct, kw_only=True):
+    """All that are pinned."""
+
+    object: Annotated[str, only("list")] = "list"
+    data: list[ShownPrefix]
+
+
+class UnpinnedPrefix(msgspec.Struct, kw_only=True):
+    """One that is no longer pinned."""
+
+    name: str
+    object: Annotated[str, only("pinned_prefix.deleted")] = "pinned_prefix.deleted"
+    deleted: bool = True
+
+
 _RULES = FieldRules(PinPrefixRequest, {})
 
 
-@router.get(_PATH)
+@router.get(_PATH, openapi_extra=described(answer=PrefixList))
 async def list_prefixes(request: Request) -> Response:
     """All pinned prefixes, with their memory and their use."""
     prefixes = await state_of(request).engine.pinned_prefixes()
-    return json_answer({"object": "list", "data": [_shown(prefix) for prefix in prefixes]})
+    return json_answer(PrefixList(data=[_shown(prefix) for prefix in prefixes]))
 
 
-@router.post(_PATH, openapi_extra=json_schema_of(PinPrefixRequest))
+@router.post(_PATH, openapi_extra=described(request=PinPrefixRequest, answer=ShownPrefix, status=201, errors=(409,)))
 async def pin_prefix(request: Request) -> Response:
     """Computes a prefix and pins it; answers when it is there."""
     state = state_of(request)
@@ -58,18 +86,18 @@ async def pin_prefix(request: Request) -> Response:
     return json_answer(_shown(prefix), status=201)
 
 
-@router.delete(_PATH + "/{name}")
+@router.delete(_PATH + "/{name}", openapi_extra=described(answer=UnpinnedPrefix))
 async def unpin_prefix(request: Request, name: str) -> Response:
     """Lets its memory be used for others again."""
     try:
         await state_of(request).engine.unpin_prefix(name)
     except RequestError as error:
         raise _answered(error) from error
-    return json_answer({"name": name, "object": "pinned_prefix.deleted", "deleted": True})
+    return json_answer(UnpinnedPrefix(name=name))
 
 
-def _shown(prefix: PinnedPrefix) -> dict[str, Any]:
-    return {"object": "pinned_prefix", **asdict(prefix)}
+def _shown(prefix: PinnedPrefix) -> ShownPrefix:
+    return ShownPrefix(**asdict(prefix))
 
 
 def _answered(error: RequestError) -> ApiError:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from quire.errors import QuireError
 from quire.interfaces.server import (
@@ -16,11 +19,12 @@ from quire.interfaces.server import (
     health,
     metrics,
     models,
+    openapi,
     streamed_completion,
     tokenization,
 )
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of
+from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.middleware import Gate
 from quire.interfaces.server.request_traces import RequestTraces
 from quire.interfaces.server.state import ServerState
@@ -38,6 +42,7 @@ _FAMILIES = (
     chat,
     tokenization,
     metrics,
+    openapi,
     admin_pinned_prefixes,
     admin_memory,
 )
@@ -58,15 +63,22 @@ def create_app(
     browsers (CORS), none by default. `strict`: any unknown request field is an error. `metrics_prefix`: of the metrics
     that vLLM has, too. `tracing`: where traces of requests go.
     """
-    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
+    app = FastAPI(title="Quire", version=__version__, openapi_url=None, redirect_slashes=False)
     state = ServerState(strict=strict, metrics=ServerMetrics(metrics_prefix), tracing=tracing)
+    state.needs_key = bool(api_keys)
     app.state.server = state
     for family in _FAMILIES:
         # flat, so that `app.routes` is a list that a test can walk through
         app.router.routes.extend(family.router.routes)
+    for route in app.routes:
+        if isinstance(route, APIRoute) and "GET" in route.methods:
+            # whoever may read an answer may ask for its head alone
+            route.methods.add("HEAD")
     for kind in (ApiError, ClientGoneError, QuireError):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle_routing)
+    app.add_exception_handler(RequestValidationError, _handle_parameters)
     app.add_middleware(Gate, state=state, api_keys=api_keys, allowed_origins=allowed_origins)
     if allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
@@ -96,7 +108,21 @@ async def _handle_routing(request: Request, error: Exception) -> Response:
     where = f"({request.method} {path})"
     if error.status_code == 405:
         text = f"Not allowed to {request.method[:20]} on {path}"
-        return ApiError(405, text, code="method_not_supported", headers=error.headers).response()
+        return ApiError(405, text, code="method_not_supported", headers={"allow": _allowed(request)}).response()
     if error.status_code == 404:
         return ApiError(404, f"Invalid URL {where}").response()
     return ApiError(error.status_code, str(error.detail), type=INVALID, headers=error.headers).response()
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all endpoints on this path: the router itself names those of the first one only."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in routes for method in route.methods}))
+
+
+async def _handle_parameters(request: Request, error: Exception) -> Response:
+    """A parameter of the query that is not what an endpoint declares."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])[:64]
+    return invalid(f"{name}={str(first.get('input'))[:64]!r}: {first['msg']}.", name).response()

@@ -13,25 +13,22 @@ from fastapi import APIRouter, Request, Response
 from quire.beam_search_params import GenerationParams
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.api_description import described
 from quire.interfaces.server.chat_answers import AnswerStreams, message_of
 from quire.interfaces.server.chat_tools import ToolChoice, tool_choice_of, with_call_enforced
+from quire.interfaces.server.chunks import ChatChunk, encoder_of
 from quire.interfaces.server.errors import invalid, renamed
 from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
 from quire.interfaces.server.generation import Answer, Choice, Counts, Work, collect, deltas_of
 from quire.interfaces.server.in_flight import until_disconnect
-from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.logprobs import chat_logprobs, prompt_logprobs_json
+from quire.interfaces.server.reasoning_tokens import count_reasoning_tokens
 from quire.interfaces.server.rendering import render
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.requests import ChatRequest
-from quire.interfaces.server.responses import (
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChunkEncoder,
-    new_id,
-)
+from quire.interfaces.server.requests import ChatRequest, StreamOptions
+from quire.interfaces.server.responses import ChatChoice, ChatCompletion, ChatLogprobs, new_id
 from quire.interfaces.server.sampling import check_length, check_stream_options, generation_params
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.structured_outputs import form_names
@@ -42,7 +39,10 @@ router = APIRouter()
 RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT})
 
 
-@router.post("/v1/chat/completions", openapi_extra=json_schema_of(ChatRequest))
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=described(request=ChatRequest, answer=ChatCompletion, event=ChatChunk),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answers a chat."""
     state = state_of(request)
@@ -164,17 +164,21 @@ class _Chat:
         self._formats = formats
         self._num_top = body.top_logprobs or 0
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
-        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._stream_options = body.stream_options or StreamOptions()
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
 
     async def whole(self) -> ChatCompletion:
         answer = await collect(self._engine, self._work, self._metrics)
+        choices = self._choices(answer)
+        answer.counts.num_reasoning_tokens = sum(
+            self._num_reasoning_tokens(one.token_ids, one.thoughts) for one in answer.choices
+        )
         return ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=self._choices(answer),
+            choices=choices,
             usage=answer.counts.usage(),
             prompt_logprobs=self._prompt_logprobs(answer),
         )
@@ -197,27 +201,40 @@ class _Chat:
             return None
         return chat_logprobs(self._engine.renderer, list(source.token_ids), source.logprobs or [], self._num_top)
 
+    def _num_reasoning_tokens(self, token_ids: list[int], thoughts: list[tuple[int, int]]) -> int:
+        return count_reasoning_tokens(
+            self._engine.renderer, self._work.prompts[0], self._work.params, token_ids, thoughts
+        )
+
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Encoded events, without the closing [DONE]."""
-        encoder = ChunkEncoder(
+        has_usage = bool(self._stream_options.include_usage)
+        encoder = encoder_of(is_padded=bool(self._stream_options.include_obfuscation))(
             response_id=self._id,
             object_name="chat.completion.chunk",
             created=self._created,
             model=self._model,
-            has_usage=self._has_usage,
+            has_usage=has_usage,
         )
         counts = Counts()
         streams = AnswerStreams(self._formats)
         has_role: set[int] = set()
+        # the tokens of each answer, if their thoughts are to be counted
+        tokens: dict[int, list[int]] = {}
         async with aclosing(deltas_of(self._engine, self._work, self._metrics, counts)) as deltas:
             async for _, delta in deltas:
+                if has_usage and self._formats is not None:
+                    tokens.setdefault(delta.index, []).extend(delta.token_ids)
                 events = [encoder.event(choice) for choice in self._encoded(delta, streams)]
                 if delta.index not in has_role:
                     has_role.add(delta.index)
                     events.insert(0, encoder.event(_ROLE % delta.index))
                 if events:
                     yield b"".join(events)
-        if self._has_usage:
+        if has_usage:
+            counts.num_reasoning_tokens = sum(
+                self._num_reasoning_tokens(token_ids, streams.thoughts(index)) for index, token_ids in tokens.items()
+            )
             yield encoder.usage_event(counts.usage())
 
     def _encoded(self, delta: OutputDelta, streams: AnswerStreams) -> list[bytes]:

@@ -16,7 +16,7 @@ from quire.renderer.output_parsing.parser import OutputParser
 
 
 def message_of(choice: Choice, formats: AnswerFormats | None) -> tuple[ChatMessage, str | None]:
-    """A whole answer, and why it ended."""
+    """A whole answer, and why it ended. The choice is told where its thoughts are."""
     if formats is None:
         return ChatMessage(content=choice.text), choice.finish_reason
     parser = formats.open_parser()
@@ -33,6 +33,7 @@ def message_of(choice: Choice, formats: AnswerFormats | None) -> tuple[ChatMessa
                 calls.append(ToolCall(id=parser.new_id(), function=FunctionCall(name=name, arguments="")))
             case CallArguments(_, text):
                 calls[-1].function.arguments += text
+    choice.thoughts = parser.thoughts
     text = "".join(content)
     message = ChatMessage(content=text if text or not (calls or thoughts) else None)
     if thoughts:
@@ -57,6 +58,11 @@ class AnswerStreams:
         if parser is None:
             parser = self._parser_by_index[index] = self._formats.open_parser()
         return [_encoded(piece, parser) for piece in parser.push(text, is_last=is_last)]
+
+    def thoughts(self, index: int) -> list[tuple[int, int]]:
+        """Letters of an answer that are reasoning, from and to."""
+        parser = self._parser_by_index.get(index)
+        return [] if parser is None else parser.thoughts
 
     def finish_reason(self, index: int, reason: str) -> str | None:
         parser = self._parser_by_index.get(index)

@@ -6,16 +6,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.server.api_description import described
+from quire.interfaces.server.chunks import CompletionChunk
 from quire.interfaces.server.continuations import Continuations
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, FieldRules
 from quire.interfaces.server.generation import Work
 from quire.interfaces.server.in_flight import until_disconnect
-from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.rendering import render
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.requests import CompletionRequest
+from quire.interfaces.server.responses import Completion
 from quire.interfaces.server.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.streamed_completion import answer_to_lines, is_in_lines
@@ -27,7 +30,19 @@ RULES = FieldRules(CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIO
 MAX_PROMPTS = 256
 
 
-@router.post("/v1/completions", openapi_extra=json_schema_of(CompletionRequest))
+_LINES = 'the prompt in pieces: a first line with the fields, then lines that are each a piece ({"text": ...})'
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra=described(
+        request=CompletionRequest,
+        other_bodies={"application/x-ndjson": _LINES},
+        answer=Completion,
+        event=CompletionChunk,
+        errors=(408,),
+    ),
+)
 async def create_completion(request: Request) -> Response:
     """Continues prompts."""
     state = state_of(request)

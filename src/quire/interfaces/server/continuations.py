@@ -12,10 +12,11 @@ from contextlib import aclosing
 import msgspec
 
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.chunks import encoder_of
 from quire.interfaces.server.generation import Answer, Counts, PromptScores, Work, collect, deltas_of
 from quire.interfaces.server.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
-from quire.interfaces.server.requests import CompletionRequest
-from quire.interfaces.server.responses import ChunkEncoder, Completion, CompletionChoice, CompletionLogprobs, new_id
+from quire.interfaces.server.requests import CompletionRequest, StreamOptions
+from quire.interfaces.server.responses import Completion, CompletionChoice, CompletionLogprobs, new_id
 from quire.interfaces.server.state import ServerState
 
 
@@ -33,7 +34,7 @@ class Continuations:
         self._has_output = body.max_tokens != 0
         self._num_top = body.logprobs
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
-        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._stream_options = body.stream_options or StreamOptions()
         self._id = new_id("cmpl")
         self._created = int(time.time())
 
@@ -77,12 +78,13 @@ class Continuations:
 
     async def events(self, opening: bytes = b"data: ", closing: bytes = b"\n\n") -> AsyncGenerator[bytes, None]:
         """Encoded events, without the closing [DONE]; several that are ready together come as one."""
-        encoder = ChunkEncoder(
+        has_usage = bool(self._stream_options.include_usage)
+        encoder = encoder_of(is_padded=bool(self._stream_options.include_obfuscation))(
             response_id=self._id,
             object_name="text_completion",
             created=self._created,
             model=self._model,
-            has_usage=self._has_usage,
+            has_usage=has_usage,
             opening=opening,
             closing=closing,
         )
@@ -103,7 +105,7 @@ class Continuations:
                 choices += self._encoded(number, delta, builder)
                 if choices:
                     yield b"".join([encoder.event(choice) for choice in choices])
-        if self._has_usage:
+        if has_usage:
             if not self._has_output:
                 counts.num_generated_tokens = 0
             yield encoder.usage_event(counts.usage())

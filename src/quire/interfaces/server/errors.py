@@ -23,6 +23,21 @@ _MAX_MESSAGE = 400
 RETRY_SOON = {"retry-after": "1"}
 
 
+class ErrorObject(msgspec.Struct):
+    """What went wrong, as clients read it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of every error."""
+
+    error: ErrorObject
+
+
 class ApiError(Exception):
     """An answer that is an error."""
 
@@ -46,8 +61,7 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The error object as JSON."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode(ErrorAnswer(ErrorObject(self.message, self.type, self.param, self.code)))
 
     def response(self) -> Response:
         return Response(self.body(), self.status, self.headers, media_type="application/json")
@@ -68,6 +82,11 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
         return error
     name = names[error.param]
     return RequestError(re.sub(rf"\b{error.param}\b", name, str(error)), param=name, code=error.code)
+
+
+def forbidden(message: str) -> ApiError:
+    """403: known, and not allowed to."""
+    return ApiError(403, message, type="permission_error")
 
 
 def unavailable(message: str) -> ApiError:

@@ -100,10 +100,12 @@ class Counts:
     num_generated_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_reasoning_tokens: int = 0
 
     def usage(self) -> Usage:
         drafts = self.num_drafted_tokens, self.num_accepted_tokens
-        return usage_of(self.num_prompt_tokens, self.num_generated_tokens, self.num_cached_tokens, *drafts)
+        generated = self.num_generated_tokens, self.num_cached_tokens
+        return usage_of(self.num_prompt_tokens, *generated, *drafts, self.num_reasoning_tokens)
 
 
 @dataclass(slots=True)
@@ -115,6 +117,8 @@ class Choice:
     logprobs: Logprobs = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    # letters of the text that are reasoning, from and to: whoever takes the text apart says so here
+    thoughts: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
 
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from quire.interfaces.server.api_description import described
 from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.state import Readiness, state_of
 from quire.version import __version__
@@ -13,25 +18,34 @@ router = APIRouter()
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/version"})
 
 
-@router.head("/health", include_in_schema=False)
-@router.head("/health/ready", include_in_schema=False)
-@router.get("/health")
-@router.get("/health/ready")
+class Health(msgspec.Struct):
+    """An answer of a server that is well."""
+
+    status: Annotated[str, Meta(extra_json_schema={"enum": ["ready", "alive"]})]
+
+
+class Version(msgspec.Struct):
+    """GET /version."""
+
+    version: str
+
+
+@router.get("/health", name="health", openapi_extra=described(answer=Health))
+@router.get("/health/ready", openapi_extra=described(answer=Health))
 async def ready(request: Request) -> Response:
     """200 if requests are answered; 503 while loading, stopping, or after the engine has died."""
     state = state_of(request)
     state.check_ready()
-    return json_answer({"status": Readiness.READY.value})
+    return json_answer(Health(Readiness.READY.value))
 
 
-@router.head("/health/live", include_in_schema=False)
-@router.get("/health/live")
+@router.get("/health/live", openapi_extra=described(answer=Health))
 async def live() -> Response:
     """200 as long as the process answers at all."""
-    return json_answer({"status": "alive"})
+    return json_answer(Health("alive"))
 
 
-@router.get("/version")
+@router.get("/version", openapi_extra=described(answer=Version))
 async def version() -> Response:
     """Quire's version."""
-    return json_answer({"version": __version__})
+    return json_answer(Version(__version__))

@@ -14,6 +14,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import unavailable
+from quire.interfaces.server.http_protocol import OpenAIProtocol
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.state import Readiness, ServerState
@@ -62,7 +63,7 @@ class HttpServer:
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=OpenAIProtocol,
                 ws=_WebSockets,
                 ws_max_size=MAX_PIECE_BYTES,
                 # a compressed message could be a thousand times its size

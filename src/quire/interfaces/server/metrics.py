@@ -8,6 +8,7 @@ import logging
 from fastapi import APIRouter, Request, Response
 
 from quire.errors import QuireError
+from quire.interfaces.server.api_description import described
 from quire.interfaces.server.state import Readiness, ServerState, state_of
 from quire.observability.metrics import CONTENT_TYPE
 
@@ -17,7 +18,7 @@ router = APIRouter()
 _ENGINE_SECONDS = 2.0
 
 
-@router.get("/metrics")
+@router.get("/metrics", openapi_extra=described(media_type="text/plain"))
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms."""
     state = state_of(request)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from quire.interfaces.server.errors import ApiError, api_error_of
+from quire.interfaces.server.errors import ApiError, api_error_of, forbidden
 from quire.interfaces.server.health import PUBLIC_PATHS
 from quire.interfaces.server.in_flight import Receive
 from quire.interfaces.server.state import ServerState
@@ -62,7 +62,7 @@ class Gate:
     def _check(self, scope: Scope) -> None:
         headers = scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-            raise ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
+            raise headers_too_large()
         if scope["type"] == "websocket":
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
         if self._keys and scope["path"] not in PUBLIC_PATHS:
@@ -73,7 +73,7 @@ class Gate:
     def _check_origin(self, origins: list[str]) -> None:
         """Browsers let any page open a WebSocket to any host, and ask nobody before."""
         if "*" not in self._allowed_origins and not self._allowed_origins.issuperset(origins):
-            raise ApiError(403, f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
+            raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
 
     def _check_key(self, values: list[bytes]) -> None:
         challenge = {"www-authenticate": "Bearer"}
@@ -142,11 +142,19 @@ class _SocketResponse(_Response):
         await self._send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
 
 
+def headers_too_large() -> ApiError:
+    return ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
+
+
 def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """The client's own, if it can stand in a log line; it names nothing inside the engine."""
     for name, value in headers:
         if name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
             return value
+    return new_request_id()
+
+
+def new_request_id() -> bytes:
     return b"req_" + secrets.token_hex(12).encode()
 
 

@@ -37,7 +37,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     ] = None
     stream: Annotated[bool | None, Meta(description="server-sent events")] = None
     stream_options: Annotated[
-        StreamOptions | None, Meta(description="include_usage; include_obfuscation is accepted and has no effect")
+        StreamOptions | None, Meta(description="include_usage; include_obfuscation: hide the lengths of tokens")
     ] = None
     top_k: Annotated[int | None, Meta(description="vLLM's: 0 or -1 means all tokens")] = None
     min_p: Annotated[float | None, Meta(description="vLLM's: least share of the best token's probability")] = None

@@ -38,6 +38,9 @@ class ServerState:
         self.tracing = tracing or NoTracing()
         self.text_threads = TextThreads()
         self.strict = strict
+        self.needs_key = False
+        # /openapi.json, once somebody has asked for it
+        self.openapi: bytes | None = None
         self.created = int(time.time())
         self.model_name = ""
         self.defaults: dict[str, Any] = {}

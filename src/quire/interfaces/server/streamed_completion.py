@@ -65,7 +65,13 @@ async def answer_to_lines(request: Request, state: ServerState) -> Response:
 
 @router.websocket(SOCKET_PATH)
 async def stream_completion(socket: WebSocket) -> None:
-    """One completion a socket."""
+    """One completion a socket, whose prompt arrives in pieces.
+
+    The client sends texts: a CompletionRequest (its prompt may be left out, or be the first piece), then pieces
+    {"text": string} or {"token_ids": [integer]}, and {"is_final": true} with the last one or after it. The server sends
+    CompletionChunks, the last one with the usage, and closes with 1000. After an ErrorAnswer it closes with 1008
+    (a mistake), 1009 (too large), 1011 (a failure) or 1013 (starting or stopping).
+    """
     state = state_of(socket)
     await socket.accept()
     try:

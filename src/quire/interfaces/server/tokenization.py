@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.server.api_description import described
 from quire.interfaces.server.chat_tools import tool_choice_of
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.field_rules import FieldRules
-from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.rendering import render
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.requests import DetokenizeRequest, TokenizeRequest
@@ -19,7 +21,23 @@ _TOKENIZE = FieldRules(TokenizeRequest, {})
 _DETOKENIZE = FieldRules(DetokenizeRequest, {})
 
 
-@router.post("/tokenize", openapi_extra=json_schema_of(TokenizeRequest))
+class Tokenized(msgspec.Struct):
+    """POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    # with return_token_strs
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """POST /detokenize."""
+
+    prompt: str
+
+
+@router.post("/tokenize", openapi_extra=described(request=TokenizeRequest, answer=Tokenized))
 async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or of a chat, as the model would see them."""
     state = state_of(request)
@@ -41,11 +59,10 @@ async def tokenize(request: Request) -> Response:
         )
     tokens = rendered.token_ids
     strings = [renderer.token_text(token) for token in tokens] if body.return_token_strs else None
-    limit = state.max_model_len
-    return json_answer({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": strings})
+    return json_answer(Tokenized(len(tokens), state.max_model_len, tokens, strings))
 
 
-@router.post("/detokenize", openapi_extra=json_schema_of(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=described(request=DetokenizeRequest, answer=Detokenized))
 async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included."""
     state = state_of(request)
@@ -53,4 +70,4 @@ async def detokenize(request: Request) -> Response:
     state.check_model(body.model)
     renderer = state.engine.renderer
     check_token_ids(body.tokens, renderer.vocab_size, "tokens")
-    return json_answer({"prompt": renderer.decode(body.tokens, skip_special_tokens=False)})
+    return json_answer(Detokenized(renderer.decode(body.tokens, skip_special_tokens=False)))

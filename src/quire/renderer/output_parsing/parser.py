@@ -50,6 +50,11 @@ class OutputParser:
             self._answer.finish()
         return self._answer.take()
 
+    @property
+    def thoughts(self) -> list[tuple[int, int]]:
+        """Where reasoning stands in the text so far: letters from, to."""
+        return self._reader.thoughts
+
     def finish_reason(self, reason: str | None) -> str | None:
         """An answer that ended by itself and called is one that waits for the results: every call in it is whole."""
         has_calls = self._answer.num_calls > 0 and not self._answer.has_broken_call

@@ -62,6 +62,8 @@ class Reader:
         self._answer = answer
         self._text = ""
         self._at = 0
+        # letters of the answer before `_text`
+        self._num_before = 0
         self._is_ended = False
         # what was read since an attempt began; None where nothing could be taken back
         self._record: list[str] | None = None
@@ -69,10 +71,13 @@ class Reader:
         # special tokens, which are no part of what a user reads
         self._hidden = hidden
         self._has_reasoning = has_reasoning
+        # where thoughts stand in the whole answer: from, to
+        self.thoughts: list[tuple[int, int]] = []
         self.functions: dict[str, Mapping[str, Any]] = {tool["function"]["name"]: tool["function"] for tool in tools}
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
+        self._num_before += self._at
         self._at = 0
 
     def end(self) -> None:
@@ -202,10 +207,16 @@ class Reader:
         return (yield from self.until(texts, self.content))
 
     def reasoning(self, text: str) -> None:
-        if self._has_reasoning:
-            self._answer.reasoning(text)
-        else:
+        """What was just taken."""
+        if not self._has_reasoning:
             self._answer.content(text)
+            return
+        self._answer.reasoning(text)
+        end = self._num_before + self._at
+        start = end - len(text)
+        if self.thoughts and self.thoughts[-1][1] == start:
+            start = self.thoughts.pop()[0]
+        self.thoughts.append((start, end))
 
     def end_reasoning(self) -> None:
         self._answer.end_reasoning()

@@ -1,0 +1,234 @@
+"""/openapi.json says what happens: it is well formed, and real answers, whole, streamed or errors, are as it says."""
+
+import httpx2 as httpx
+import jsonschema
+import pytest
+from fastapi.routing import APIRoute
+
+from quire.interfaces.server import create_app
+from quire.interfaces.server.api_description import description_of
+from quire.interfaces.server.openapi import document
+from quire.interfaces.server.requests import ChatRequest
+from quire.testing.fake_kept import KEEPING_CORE
+from quire.testing.fake_llm import fake_async_llm
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+PREFIXES = "/v1/admin/pinned_prefixes"
+# (method, path, path as described, body, status)
+EXCHANGES = [
+    ("GET", "/health", None, None, 200),
+    ("GET", "/health/ready", None, None, 200),
+    ("GET", "/health/live", None, None, 200),
+    ("GET", "/version", None, None, 200),
+    ("GET", "/metrics", None, None, 200),
+    ("GET", "/v1/models", None, None, 200),
+    ("GET", "/v1/models/byte-model", "/v1/models/{model_id}", None, 200),
+    ("GET", "/v1/models/a/b", "/v1/models/{model_id}", None, 404),
+    ("POST", CHAT, None, {"messages": MESSAGES}, 200),
+    ("POST", CHAT, None, {"messages": MESSAGES, "n": 2, "logprobs": True, "top_logprobs": 2}, 200),
+    ("POST", CHAT, None, {"messages": MESSAGES, "tools": TOOLS, "prompt_logprobs": 1}, 200),
+    ("POST", CHAT, None, {"messages": MESSAGES, "stream": True, "logprobs": True}, 200),
+    (
+        "POST",
+        CHAT,
+        None,
+        {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True, "include_obfuscation": True}},
+        200,
+    ),
+    ("POST", CHAT, None, {"messages": []}, 400),
+    ("POST", CHAT, None, {"messages": MESSAGES, "model": "x"}, 404),
+    ("POST", COMPLETIONS, None, {"prompt": ["a", "b"], "n": 2, "logprobs": 2, "echo": True}, 200),
+    ("POST", COMPLETIONS, None, {"prompt": "a", "prompt_logprobs": 1}, 200),
+    ("POST", COMPLETIONS, None, {"prompt": "a", "stream": True, "logprobs": 1}, 200),
+    ("POST", COMPLETIONS, None, {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}, 200),
+    ("POST", COMPLETIONS, None, {"prompt": "a" * 600}, 400),
+    ("POST", "/tokenize", None, {"prompt": "a", "return_token_strs": True}, 200),
+    ("POST", "/tokenize", None, {"messages": MESSAGES}, 200),
+    ("POST", "/tokenize", None, {}, 400),
+    ("POST", "/detokenize", None, {"tokens": [97]}, 200),
+    ("POST", "/detokenize", None, {"tokens": [-1]}, 400),
+]
+# of an engine that keeps what it is told to
+ADMIN_EXCHANGES = [
+    ("GET", PREFIXES, None, None, 200),
+    ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 201),
+    ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 409),
+    ("POST", PREFIXES, None, {}, 400),
+    ("GET", PREFIXES, None, None, 200),
+    ("DELETE", PREFIXES + "/p", PREFIXES + "/{name}", None, 200),
+    ("DELETE", PREFIXES + "/p", PREFIXES + "/{name}", None, 404),
+    ("GET", "/v1/admin/memory", None, None, 200),
+]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return document(create_app().routes)
+
+
+def references_in(value):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "$ref":
+                yield inner
+            else:
+                yield from references_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references_in(inner)
+
+
+def resolved(whole, reference):
+    found = whole
+    for part in reference.removeprefix("#/").split("/"):
+        found = found[part]
+    return found
+
+
+def operations_of(whole):
+    for path, methods in whole["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def test_the_document_is_well_formed(whole):
+    assert whole["openapi"] == "3.1.0"
+    for reference in references_in(whole):
+        assert resolved(whole, reference)
+    for schema in whole["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    names = [operation["operationId"] for _, _, operation in operations_of(whole)]
+    assert len(names) == len(set(names))
+    for method, path, operation in operations_of(whole):
+        parameters = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+        assert parameters == {part[1:-1] for part in path.split("/") if part.startswith("{")}, path
+        assert operation["summary"]
+        assert any(status.startswith("2") for status in operation["responses"]), (method, path)
+        assert all(response["description"] for response in operation["responses"].values())
+
+
+def test_every_endpoint_says_what_it_answers(served, run):
+    async def main():
+        async with served() as server:
+            shown = [route for route in server.app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+            assert [route.path for route in shown if description_of(route) is None] == []
+
+    run(main())
+
+
+def validator_of(whole, schema):
+    return jsonschema.Draft202012Validator({**schema, "components": whole["components"]})
+
+
+def check(whole, operation, response, events_of):
+    """That the description covers this answer."""
+    described = operation["responses"][str(response.status_code)]
+    media_type = response.headers["content-type"].partition(";")[0]
+    schema = described["content"][media_type]["schema"]
+    assert response.headers["x-request-id"]
+    if media_type == "text/event-stream":
+        events = events_of(response.text)
+        assert events
+        for event in events:
+            validator_of(whole, schema["x-event"]).validate(event)
+            closed(whole, schema["x-event"], event)
+    elif media_type == "application/json":
+        validator_of(whole, schema).validate(response.json())
+        closed(whole, schema, response.json())
+    else:
+        assert isinstance(response.text, str)
+
+
+def closed(whole, schema, value):
+    """And that the answer says nothing that is not described."""
+    while "$ref" in schema:
+        schema = resolved(whole, schema["$ref"])
+    for choice in schema.get("anyOf", ()):
+        if not isinstance(value, dict | list) or validator_of(whole, choice).is_valid(value):
+            return closed(whole, choice, value)
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(value) <= set(schema["properties"]), set(value) - set(schema["properties"])
+        for name, inner in value.items():
+            closed(whole, schema["properties"][name], inner)
+    if isinstance(value, list) and "items" in schema:
+        for inner in value:
+            closed(whole, schema["items"], inner)
+    return None
+
+
+async def exchange(http, exchanges, events_of):
+    """Holds the answers against their descriptions."""
+    whole = (await http.get("/openapi.json")).json()
+    for method, path, template, body, status in exchanges:
+        response = await http.request(method, path, json=body)
+        assert response.status_code == status, (method, path, response.text)
+        check(whole, whole["paths"][template or path][method.lower()], response, events_of)
+
+
+def test_real_answers_are_as_described(served, run, events_of):
+    async def main():
+        async with served() as server:
+            await exchange(server.http, EXCHANGES, events_of)
+
+    run(main())
+
+
+def test_answers_to_whoever_runs_the_server_are_as_described(run, events_of):
+    async def main():
+        async with fake_async_llm(core=KEEPING_CORE) as engine:
+            transport = httpx.ASGITransport(app=create_app(engine), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as http:
+                await exchange(http, ADMIN_EXCHANGES, events_of)
+
+    run(main())
+
+
+def test_every_endpoint_has_an_exchange(whole):
+    seen = {(method, template or path) for method, path, template, *_ in (*EXCHANGES, *ADMIN_EXCHANGES)}
+    assert {(method, path) for method, path, _ in operations_of(whole)} - seen - ELSEWHERE == set()
+
+
+# endpoints whose answers are held against their description in a test of their own
+ELSEWHERE: set[tuple[str, str]] = set()
+
+
+def test_a_wrong_answer_would_be_found(whole):
+    operation = whole["paths"][CHAT]["post"]
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    with pytest.raises(jsonschema.ValidationError):
+        validator_of(whole, schema).validate({"id": "x"})
+    with pytest.raises(AssertionError):
+        closed(whole, {"properties": {"a": {}}}, {"a": 1, "b": 2})
+
+
+def test_keys_are_described_where_they_are_needed(served, run):
+    async def main():
+        async with served(api_keys=["secret"]) as server:
+            key = {"authorization": "Bearer secret"}
+            whole = (await server.http.get("/openapi.json", headers=key)).json()
+            assert whole["security"] == [{"key": []}]
+            assert whole["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+            assert whole["paths"]["/health"]["get"]["security"] == []
+            assert "401" in whole["paths"][CHAT]["post"]["responses"]
+            assert "401" not in whole["paths"]["/health"]["get"]["responses"]
+        async with served() as server:
+            whole = (await server.http.get("/openapi.json")).json()
+            assert "security" not in whole
+            assert "401" not in whole["paths"][CHAT]["post"]["responses"]
+
+    run(main())
+
+
+def test_fields_are_described_with_their_bounds(whole):
+    schema = whole["components"]["schemas"]["ChatRequest"]
+    assert schema["required"] == ["messages"]
+    assert set(schema["properties"]) == set(ChatRequest.__struct_fields__)
+    temperature = schema["properties"]["temperature"]
+    assert temperature["description"] == "0 is greedy"
+    assert {"type": "number", "minimum": 0.0, "maximum": 100.0} in temperature["anyOf"]
+
+
+def test_the_socket_is_described_in_words(whole):
+    assert "WebSocket /v1/completions/stream" in whole["info"]["description"]
