@@ -6,6 +6,7 @@ PORT ?= 8000##           serve: the port
 MODEL ?=##                serve: a folder or a name on the hub; empty: the model that ships with Quire
 ARGS ?=##                 serve, test: further options, passed on as they are
 STEPS ?= 20000000##       nightly: random steps in all
+CASES ?= 300##            fuzz-api: cases an operation
 PYTHON ?=##               setup: the Python to use (3.11 to 3.13); empty: the first that fits
 TORCH_INDEX ?=##          setup: an index of CPU wheels of torch; empty: pip's own choice
 
@@ -35,7 +36,7 @@ $(kernels): $(ready) $(shell find src/quire/csrc -type f 2>/dev/null)
 	fi
 	@touch $@
 
-.PHONY: setup serve test nightly lint format clean help
+.PHONY: setup serve test nightly conformance fuzz-api lint format clean help
 
 setup: $(ready) $(kernels) ## create .venv and install everything; does nothing the second time
 
@@ -55,6 +56,13 @@ nightly: setup ## 20 million random steps on the simulator, then the nightly tes
 	@$(venv)/bin/python -m quire.testing.soak --steps $(STEPS) --state build/soak.json
 	@$(venv)/bin/python -m pytest -m nightly $(ARGS)
 
+# The clients are installed into build/clients at first use.
+conformance: setup ## every check of OpenAI's API, then the clients that people use (ARGS="--url http://host:8000 --api-key K")
+	@$(venv)/bin/python -m conformance --clients $(ARGS)
+
+fuzz-api: setup ## Schemathesis against the real server, CASES an operation; goes on where it was (ARGS="--operation 'GET /health'")
+	@$(venv)/bin/python -m conformance.fuzz --cases $(CASES) $(ARGS)
+
 lint: setup ## ruff and mypy
 	@$(venv)/bin/ruff check .
 	@$(venv)/bin/ruff format --check .
@@ -70,6 +78,6 @@ clean: ## remove .venv, caches and build results
 
 help: ## this list
 	@echo "make <target> [VARIABLE=value]"; echo
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
 	@echo
 	@sed -nE 's/^([A-Z_]+) \?= ?([^#]*)## *(.*)/  \1|\3|\2/p' Makefile | awk -F'|' '{printf "%-14s %s%s\n", $$1, $$2, ($$3 == "" ? "" : " [" $$3 "]")}'
