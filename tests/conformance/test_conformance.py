@@ -1,10 +1,10 @@
 """The checks of `conformance/`, each a test, on a real server with the embedded model."""
 
 import pytest
-
 from conformance.registry import Check, Skip, all_checks
 from conformance.run import FAILED, PASSED, SKIPPED, run_checks, score, table
 from conformance.target import Target
+
 from quire.testing.server_process import ServerProcess
 
 KEY = "key-of-the-tests"

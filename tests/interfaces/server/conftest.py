@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 
 from quire.interfaces.server import create_app
+from quire.interfaces.server.http_protocol import OpenAIProtocol
 from quire.testing.fake_engine import FakeAsyncLLM, fake_engine
 
 
@@ -79,7 +80,9 @@ def served(tmp_path: Path):
 @contextlib.asynccontextmanager
 async def on_a_socket(server: Server):
     """Serves the application with uvicorn; yields the base URL."""
-    config = uvicorn.Config(server.app, http="httptools", lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        server.app, http=OpenAIProtocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1
+    )
     uv = uvicorn.Server(config)
     uv.capture_signals = contextlib.nullcontext  # the test runner's signals stay as they are
     with socket.create_server(("127.0.0.1", 0)) as listener:

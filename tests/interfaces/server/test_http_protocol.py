@@ -2,12 +2,11 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from quire.interfaces.server import create_app
-from quire.interfaces.server.http import HttpServer
-from quire.interfaces.server.listener import listen
 
 
 async def exchange(server_port: int, *parts: bytes) -> bytes:
@@ -24,18 +23,13 @@ async def exchange(server_port: int, *parts: bytes) -> bytes:
 
 
 @pytest.fixture
-def on_http(run):
+def on_http(run, on_a_socket):
     """Runs `main(port)` beside a server on a socket, which has no engine."""
 
     def start(main):
         async def whole():
-            with listen("127.0.0.1", 0) as listener:
-                server = HttpServer(api_keys=(), allowed_origins=(), strict=False)
-                server.start(listener)
-                try:
-                    await main(listener.getsockname()[1])
-                finally:
-                    await server.close()
+            async with on_a_socket(SimpleNamespace(app=create_app())) as url:
+                await main(int(url.rpartition(":")[2]))
 
         run(whole())
 

@@ -12,7 +12,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.middleware import MAX_HEADER_BYTES, headers_too_large, new_request_id
 
-
 # A client that is still sending is listened to for so long after an error.
 _LISTEN_SECONDS = 1.0
 
