@@ -184,6 +184,8 @@ class EngineReady(Message):
     num_blocks: int
     block_size: int
     report: list[str] = []
+    # what computing a token took when the model was measured: how long a step may take before somebody worries
+    seconds_per_token: float = 0.0
 
 
 class EngineFailed(Message):

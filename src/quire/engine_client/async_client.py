@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from quire.engine_client.deltas import TokenDelta
+from quire.engine_client.engine_process import EngineProcess
 from quire.engine_client.link import Link, error_of
 from quire.engine_client.mailbox import Mailbox, Mailboxes
 from quire.errors import EngineDeadError, EngineError
@@ -53,6 +54,11 @@ class AsyncEngineClient:
     def failure(self) -> str | None:
         """Why the engine is dead; None while it lives."""
         return self._failure.error if self._failure is not None else None
+
+    @property
+    def process(self) -> EngineProcess | None:
+        """The engine's process, if it has one of its own."""
+        return self._link.process
 
     @property
     def num_open(self) -> int:
@@ -121,6 +127,12 @@ class AsyncEngineClient:
 
     def statistics(self) -> dict[str, float]:
         return {**self._mailboxes.statistics(), **self._link.statistics()}
+
+    def kill(self, reason: str) -> None:
+        """Ends an engine's process by force. What is in flight raises EngineDeadError with this reason, at once."""
+        if self._link.process is not None:
+            self._link.process.kill()
+        self._die(EngineFailed(kind=EngineDeadError.__name__, error=reason))
 
     def close(self) -> None:
         """Ends the engine; what is in flight raises EngineDeadError. Blocks for as long as the core needs to end."""

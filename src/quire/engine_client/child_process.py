@@ -6,6 +6,8 @@ the child has ended, the keeper closes a pipe: `end_descriptor` becomes readable
 
 The child's standard input stays open as long as the parent lives: its end is how the child learns of the parent's
 death on any system.
+
+The child leads a group of processes. Whatever it has started (a compiler, a worker) ends with it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
     "from quire.engine_core.process import main; main()"
 )
-_TERMINATE_SECONDS = 2.0
+_TERMINATE_SECONDS = 1.0
 _KILL_SECONDS = 1.0
 _STDERR = 2
 
@@ -31,13 +33,14 @@ _STDERR = 2
 class ChildProcess:
     """Runs quire.engine_core.process with a document for it to read."""
 
-    def __init__(self, document: bytes, arguments: list[str]) -> None:
+    def __init__(self, document: bytes, arguments: list[str], descriptors: tuple[int, ...] = ()) -> None:
+        """`descriptors` are open in the child too, under the same numbers."""
         self._process: subprocess.Popen[bytes] | None = None
         self._start_error: OSError | None = None
         self._end_read, self._end_write = os.pipe()
         started = threading.Event()
         self._keeper = threading.Thread(
-            target=self._keep, args=(document, arguments, started), name="quire-engine-keeper", daemon=True
+            target=self._keep, args=(document, arguments, descriptors, started), name="quire-engine-keeper", daemon=True
         )
         self._keeper.start()
         started.wait()
@@ -73,14 +76,16 @@ class ChildProcess:
         process = self._process
         assert process is not None
         if not self.has_ended:
-            process.terminate()
+            _signal(process.pid, signal.SIGTERM)
             self._keeper.join(_TERMINATE_SECONDS)
         if not self.has_ended:
-            process.kill()
+            _signal(process.pid, signal.SIGKILL)
             self._keeper.join(_KILL_SECONDS)
         self._release()
 
-    def _keep(self, document: bytes, arguments: list[str], started: threading.Event) -> None:
+    def _keep(
+        self, document: bytes, arguments: list[str], descriptors: tuple[int, ...], started: threading.Event
+    ) -> None:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP, *arguments],
@@ -89,6 +94,7 @@ class ChildProcess:
                 stdout=_STDERR,
                 # Ctrl-C is for the parent, which decides what it means for its requests.
                 start_new_session=True,
+                pass_fds=descriptors,
             )
         except OSError as error:
             self._start_error = error
@@ -102,6 +108,8 @@ class ChildProcess:
         except OSError:
             # It died before it could read; its end is reported as any other.
             pass
+        _wait_for_the_end(self._process.pid)
+        _kill_group(self._process.pid)
         self._process.wait()
         os.close(self._end_write)
 
@@ -113,3 +121,21 @@ class ChildProcess:
         if self._start_error is not None:
             os.close(self._end_write)
         os.close(self._end_read)
+
+
+def _signal(pid: int, number: int) -> None:
+    """Not by Popen: it would look whether the process has ended, and let its number go if so."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _wait_for_the_end(pid: int) -> None:
+    """The process stays a zombie, so that nobody else can get its number."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def _kill_group(pid: int) -> None:
+    """What a process has started and not ended. Its number must still be its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

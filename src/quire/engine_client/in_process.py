@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class InProcessLink:
     """Nothing is encoded and nothing is copied: both sides share the messages."""
 
+    process = None
+
     def __init__(self, driver: CoreDriver) -> None:
         self._driver: CoreDriver | None = driver
         # At the end of the interpreter too, and before its threads are gone: a core may wait for one of its own.

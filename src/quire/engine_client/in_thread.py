@@ -24,6 +24,8 @@ _CLOSE_SECONDS = 10.0
 
 
 class InThreadLink:
+    process = None
+
     def __init__(self, build: Callable[[], CoreDriver]) -> None:
         self._build = build
         self._inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()

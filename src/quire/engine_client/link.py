@@ -17,10 +17,15 @@ from quire.messages import EngineFailed, ToClient, ToCore
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
+    from quire.engine_client.engine_process import EngineProcess
 
 
 class Link(Protocol):
     """Used by one thread at a time."""
+
+    @property
+    def process(self) -> EngineProcess | None:
+        """The core's process, if it has one of its own."""
 
     def send(self, message: ToCore) -> None:
         """Never blocks and never raises because of the other side; its death is reported by `receive`."""

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 import zmq
 
 from quire.engine_client.child_process import ChildProcess
+from quire.engine_client.engine_process import WatchedProcess
 from quire.errors import EngineDeadError, EngineError
 from quire.messages import EngineFailed, ToClient, ToCore, decode_to_client, encode
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
+    from quire.engine_core.pulse import PulsePage
 
 logger = logging.getLogger(__name__)
 # After its death a core's last words may still be on their way through the socket.
@@ -34,7 +36,8 @@ _LONGEST_PATH = 100
 class SocketResources:
     """Everything that must be given back, however the link is lost: closed, forgotten, or at the interpreter's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: PulsePage) -> None:
+        self.page = page
         self.owner = os.getpid()
         self.folder: str | None = _fresh_folder()
         self.context = zmq.Context()
@@ -54,14 +57,17 @@ class SocketResources:
             child.close()
         self.socket.close()
         self.context.term()
+        self.page.close()
         self.remove_folder()
 
 
 class SocketLink:
     def __init__(self, config: EngineConfig, *, core: str | None = None) -> None:
         from quire.engine_core.launch_document import LaunchDocument
+        from quire.engine_core.pulse import PulsePage
 
-        self._resources = SocketResources()
+        page = PulsePage()
+        self._resources = SocketResources(page)
         self._close = weakref.finalize(self, self._resources.close)
         self._socket = self._resources.socket
         self._num_garbage_frames = 0
@@ -74,8 +80,10 @@ class SocketLink:
             self._socket.set_hwm(0)
             self._socket.linger = 0
             self._socket.bind(endpoint)
-            document = LaunchDocument(config=config, endpoint=endpoint, folder=folder)
-            self._resources.child = ChildProcess(document.encode(), ["--core", core] if core else [])
+            document = LaunchDocument(config=config, endpoint=endpoint, folder=folder, pulse_descriptor=page.descriptor)
+            child = ChildProcess(document.encode(), ["--core", core] if core else [], (page.descriptor,))
+            self._resources.child = child
+            self.process = WatchedProcess(child.pid, page)
         except BaseException:
             self.close()
             raise
@@ -97,6 +105,7 @@ class SocketLink:
         # EAGAIN: there is no peer any more. `receive` is about to say so.
         with contextlib.suppress(zmq.Again):
             self._socket.send(encode(message), zmq.NOBLOCK)
+            self.process.num_sent += 1
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         if self._is_over:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.errors import EngineDeadError, QuireError
@@ -65,6 +66,12 @@ class CoreDriver:
     @property
     def has_work(self) -> bool:
         return not self.is_dead and self._core.has_work
+
+    def watch_steps(self, on_step: Callable[[int], None]) -> None:
+        """Has `on_step` called with the number of tokens of each step that begins, by a core that can tell."""
+        watch = getattr(self._core, "watch_steps", None)
+        if watch is not None:
+            watch(on_step)
 
     def handle(self, message: ToCore) -> None:
         if self.is_dead:

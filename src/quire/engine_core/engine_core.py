@@ -41,6 +41,7 @@ class EngineCore:
         self._check_invariants = check_invariants
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
+        self._on_step: Callable[[int], None] = _tell_nobody
         self._operations: dict[str, ControlOperation] = {
             "statistics": self.statistics,
             "reset_prefix_cache": self._reset_prefix_cache,
@@ -90,6 +91,7 @@ class EngineCore:
         """
         decision = self.scheduler.schedule()
         if decision is not None:
+            self._on_step(decision.num_scheduled_tokens)
             self._in_flight.append(self.executor.execute(decision))
         if len(self._in_flight) > (self._depth if decision is not None else 0):
             outputs = self.scheduler.update_from_output(self._in_flight.popleft().result())
@@ -100,6 +102,10 @@ class EngineCore:
         if self._check_invariants:
             self._checked()
         return outputs
+
+    def watch_steps(self, on_step: Callable[[int], None]) -> None:
+        """Has `on_step` called before each step, with the number of its tokens."""
+        self._on_step = on_step
 
     def statistics(self) -> dict[str, float]:
         return self.scheduler.statistics()
@@ -114,3 +120,7 @@ class EngineCore:
     def _checked(self) -> bool:
         self.scheduler.check_invariants()
         return True
+
+
+def _tell_nobody(num_tokens: int) -> None:
+    """Nobody watches the steps."""

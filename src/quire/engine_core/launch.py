@@ -53,9 +53,11 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     is_ahead, reason = _runs_ahead(config, measured)
     if is_ahead:
         executor.run_ahead()
-    return assemble(
+    core = assemble(
         config, executor, plan, scheduler, [*phases.report(), plan.explanation, reason], depth=int(is_ahead)
     )
+    core.ready.seconds_per_token = measured.seconds_per_token
+    return core
 
 
 def make_scheduler(

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from quire.config import EngineConfig
+from quire.engine_core.pulse import NO_PAGE
 
 _LENGTH_BYTES = 8
 
@@ -17,6 +18,8 @@ class LaunchDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # the socket to connect to, and its folder, which the process removes if its parent dies before they met
     endpoint: str
     folder: str
+    # where to write the pulse (pulse.py)
+    pulse_descriptor: int = NO_PAGE
 
     def encode(self) -> bytes:
         """Its length, then MessagePack: unlike JSON it has an infinity, which config.json files may hold."""

@@ -22,6 +22,7 @@ import zmq
 
 from quire.engine_core.driver import CoreDriver, failure_at_start
 from quire.engine_core.launch_document import LaunchDocument
+from quire.engine_core.pulse import PulseWriter
 from quire.messages import (
     AbortRequests,
     ControlReply,
@@ -34,6 +35,7 @@ from quire.messages import (
     sequence_id_of,
     split_sequence_id,
 )
+from quire.observability.background_log import BackgroundHandler
 from quire.sampling_params import MAX_N
 
 _PR_SET_PDEATHSIG = 1
@@ -65,7 +67,8 @@ class Signals:
 class CoreSocket:
     """The core's end of the socket. A frame that is no message is logged, and answered if it says whom it is for."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, pulse: PulseWriter) -> None:
+        self._pulse = pulse
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
@@ -79,7 +82,10 @@ class CoreSocket:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def wait(self) -> None:
+        """Until something has arrived; this alone counts as rest."""
+        self._pulse.rests()
         self._poller.poll()
+        self._pulse.wakes()
 
     def send(self, message: Message) -> None:
         self._socket.send(encode(message))
@@ -91,12 +97,17 @@ class CoreSocket:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            try:
-                message = decode_to_core(frame)
-            except Exception as error:
-                # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
-                self._refuse(frame, error, driver)
-                continue
+            self._pulse.receives()
+            self._take(frame, driver)
+            self._pulse.has_done()
+
+    def _take(self, frame: bytes, driver: CoreDriver) -> None:
+        try:
+            message = decode_to_core(frame)
+        except Exception as error:
+            # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
+            self._refuse(frame, error, driver)
+        else:
             driver.handle(message)
 
     def _refuse(self, frame: bytes, error: Exception, driver: CoreDriver) -> None:
@@ -140,14 +151,17 @@ def _num_outputs(sampling: object) -> int:
     return count if type(count) is int and 1 <= count <= MAX_N else MAX_N
 
 
-def serve(driver: CoreDriver, link: CoreSocket, signals: Signals) -> None:
+def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWriter) -> None:
     """The loop: messages in, a step, messages out. Sleeps when there is no work."""
+    driver.watch_steps(pulse.begins)
+    pulse.serves()
     while not signals.is_end_asked and not driver.is_dead:
         _send_all(driver, link)
         if not driver.has_work:
             link.wait()
         link.hand_to(driver)
         driver.step()
+        pulse.has_done()
     _send_all(driver, link)
     driver.shutdown()
 
@@ -159,7 +173,8 @@ def _send_all(driver: CoreDriver, link: CoreSocket) -> None:
 
 def run(document: LaunchDocument, core: str | None) -> int:
     """Builds the core and serves it; the exit status."""
-    link = CoreSocket(document.endpoint)
+    pulse = PulseWriter(document.pulse_descriptor)
+    link = CoreSocket(document.endpoint, pulse)
     try:
         driver = CoreDriver.build(document.config, core)
     except Exception as error:
@@ -173,7 +188,7 @@ def run(document: LaunchDocument, core: str | None) -> int:
     link.watch(signals.descriptor)
     die_with_parent()
     try:
-        serve(driver, link, signals)
+        serve(driver, link, signals, pulse)
     except Exception as error:
         logger.exception("the loop of the engine core failed")
         link.send(EngineFailed(kind="EngineDeadError", error=f"The engine failed: {type(error).__name__}: {error}."))
@@ -189,6 +204,9 @@ def watch_parent(folder: str) -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
         shutil.rmtree(folder, ignore_errors=True)
+        if os.getpgrp() == os.getpid():
+            # with everything that this process has started: a compiler may be at work
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, name="quire-parent-watch", daemon=True).start()
@@ -205,10 +223,12 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="quire.engine_core.process", description="started by the engine client")
     parser.add_argument("--core", help='builder of the core, as "module:function"')
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log = BackgroundHandler(sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[log])
     document = LaunchDocument.read(sys.stdin.buffer)
     watch_parent(document.folder)
     status = run(document, arguments.core)
+    log.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of libraries and destructors of gigabytes have no say in how long the end takes.

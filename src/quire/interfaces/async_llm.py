@@ -10,7 +10,6 @@ Owns an engine, by default in a process of its own. A stream whose reader goes a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -18,28 +17,29 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
-from quire.engine_client import AsyncEngineClient, open_link
-from quire.errors import EngineDeadError, EngineError, RequestError, RequestFailedError
+from quire.engine_client import AsyncEngineClient
+from quire.errors import EngineError, RequestError, RequestFailedError
 from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssembly
 from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.beams import beam_search_output, check_beams
+from quire.interfaces.engine_parts import EngineParts
+from quire.interfaces.held_engine import HeldEngine
 from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
-from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
+from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.prompts import Prompt, render, text_of
 from quire.interfaces.received_request import ReceivedRequest
-from quire.interfaces.requests import PreparedRequest, RequestMaker, checked_cache_salt
-from quire.interfaces.session import Conversations
-from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
+from quire.interfaces.requests import PreparedRequest, checked_cache_salt
+from quire.interfaces.setup import configured, default_sampling_params
 from quire.interfaces.steps import Call, Control, Step, Steps, perform_async
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
-from quire.interfaces.structured_outputs import StructuredOutputs
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
 from quire.messages import EngineReady
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from quire.engine_client.engine_process import EngineProcess
     from quire.renderer import RenderedPrompt, Renderer
 
 _T = TypeVar("_T")
@@ -66,66 +66,31 @@ class AsyncLLM:
         self, config: EngineConfig, renderer: Renderer | None = None, client: AsyncEngineClient | None = None
     ) -> None:
         self.config = config
-        self._renderer = renderer
-        self._client = client
-        self._maker: RequestMaker | None = None
-        self._structured: StructuredOutputs | None = None
-        self._prefixes: PinnedPrefixes | None = None
-        self._conversations: Conversations | None = None
         self._defaults = default_sampling_params(config)
+        self._held = HeldEngine(config, self._defaults, renderer, client)
         self._labels = Labels()
-        self._start_lock = asyncio.Lock()
         self._text_threads = TextThreads()
         self._form_threads = TextThreads(1)  # a form that takes long to check must not hold up texts
-        self._is_shut_down = False
 
     # ------------------------------------------------------------------------------------------ starting, ending
 
     async def start(self) -> EngineReady:
         """Loads tokenizer and model. May be called again; everything that needs the engine calls it."""
-        if self._maker is not None and self._client is not None:
-            return self._client.ready
-        async with self._start_lock:
-            if self._is_shut_down:
-                raise EngineDeadError("The engine was shut down.")
-            try:
-                return await self._start()
-            except BaseException:
-                # a cancelled or failed start leaves no process behind
-                self._maker = None
-                if self._client is not None:
-                    self._client.close()
-                    self._client = None
-                raise
+        return await self._held.start(self.perform)
 
-    async def _start(self) -> EngineReady:
-        if self._client is None:
-            in_own_process = self.config.engine_process is not False
-            # `core`'s process starts before the tokenizer is read, so that both load at the same time
-            self._client = AsyncEngineClient(open_link(self.config, in_own_process=in_own_process, is_async=True))
-        if self._renderer is None:
-            from quire.renderer import Renderer
+    async def restart(self, reason: str = "The engine is started again.") -> EngineReady:
+        """Puts a new engine in the place of this one, which mostly is dead. What is in flight raises EngineDeadError.
+        Pinned prefixes are computed again now, sessions with their next turn."""
+        return await self._held.restart(self.perform, reason)
 
-            self._renderer = await asyncio.to_thread(Renderer.from_config, self.config)
-        ready = await self._client.wait_ready()
-        log_report(ready)
-        self._maker = request_maker(self.config, ready, self._renderer)
-        self._structured = StructuredOutputs(self._renderer, self._maker.limits.vocab_size)
-        self._prefixes = PinnedPrefixes(self.config, self._maker, self._renderer)
-        self._conversations = Conversations(self._maker, self._renderer, self._defaults, self._structured)
-        if self.config.pinned_prefixes is not None:
-            await self.perform(self._prefixes.pin_file(self.config.pinned_prefixes))
-        return ready
+    async def _started(self) -> EngineParts:
+        await self.start()
+        assert self._held.parts is not None
+        return self._held.parts
 
     def shutdown(self) -> None:
-        """Ends the engine; what is in flight raises EngineDeadError. Takes up to three seconds."""
-        self._is_shut_down = True
-        structured: StructuredOutputs | None = self.__dict__.get("_structured")
-        if structured is not None:
-            structured.close()
-        client: AsyncEngineClient | None = self.__dict__.get("_client")
-        if client is not None:
-            client.close()
+        """Ends the engine; what is in flight raises EngineDeadError. Takes up to two seconds."""
+        self._held.shutdown()
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()
@@ -139,7 +104,7 @@ class AsyncLLM:
     def __del__(self) -> None:
         # Also of an object whose constructor raised, and at the end of the interpreter, when modules may be gone.
         try:
-            if "_is_shut_down" in self.__dict__:
+            if "_held" in self.__dict__:
                 self.shutdown()
         except Exception:
             return
@@ -148,20 +113,20 @@ class AsyncLLM:
 
     @property
     def renderer(self) -> Renderer:
-        if self._renderer is None:
+        if self._held.renderer is None:
             raise EngineError("The engine was not started yet: await start() first.")
-        return self._renderer
+        return self._held.renderer
 
     @property
     def ready(self) -> EngineReady:
         """What the engine has room for, once it has started."""
-        if self._client is None:
+        if self._held.ready is None:
             raise EngineError("The engine was not started yet: await start() first.")
-        return self._client.ready
+        return self._held.ready
 
     @property
     def is_running(self) -> bool:
-        return self._maker is not None and not self._is_shut_down and not self.errored
+        return self._held.ready is not None and not self._held.is_shut_down and not self.errored
 
     @property
     def errored(self) -> bool:
@@ -170,13 +135,23 @@ class AsyncLLM:
 
     @property
     def dead_reason(self) -> str | None:
-        if self._client is None or self._is_shut_down:
+        if self._held.client is None or self._held.is_shut_down:
             return None
-        return self._client.failure
+        return self._held.client.failure
+
+    @property
+    def process(self) -> EngineProcess | None:
+        """The engine's own process, for whoever watches over it."""
+        return self._held.client.process if self._held.client is not None else None
+
+    def kill(self, reason: str) -> None:
+        """Ends the engine by force; what is in flight raises EngineDeadError with this reason."""
+        if self._held.client is not None:
+            self._held.client.kill(reason)
 
     @property
     def num_open_requests(self) -> int:
-        return self._client.num_open if self._client is not None else 0
+        return self._held.client.num_open if self._held.client is not None else 0
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend."""
@@ -193,17 +168,15 @@ class AsyncLLM:
         cache_salt: str | None = None,
     ) -> PreparedRequest:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
-        await self.start()
-        assert self._maker is not None
-        assert self._structured is not None
-        text, length = text_of(prompt), self._maker.limits.max_model_len
+        parts = await self._started()
+        text, length = text_of(prompt), parts.maker.limits.max_model_len
         if text is not None and len(text) > LONG_TEXT:
             text, token_ids, media = await self._text_threads.call(render, prompt, self.renderer, length)
         else:
             text, token_ids, media = render(prompt, self.renderer, length)
         params = sampling_params if sampling_params is not None else self._defaults
-        await self.perform(self._structured.check(params))
-        request = self._maker.make(token_ids, params, priority=priority, cache_salt=cache_salt, media=media)
+        await self.perform(parts.structured.check(params))
+        request = parts.maker.make(token_ids, params, priority=priority, cache_salt=cache_salt, media=media)
         return PreparedRequest(request, text, params.logprobs is not None)
 
     async def receive(
@@ -221,20 +194,17 @@ class AsyncLLM:
         What it returns runs already: give it to `stream` or `generate`, or close it. Both also take the pieces
         themselves.
         """
-        await self.start()
-        assert self._maker is not None
-        assert self._structured is not None
-        assert self._client is not None
+        parts = await self._started()
         params = sampling_params if sampling_params is not None else self._defaults
-        await self.perform(self._structured.check(params))
-        request = self._maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False)
+        await self.perform(parts.structured.check(params))
+        request = parts.maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False)
         feed = PromptFeed(
-            self._client,
-            self._maker,
+            self._held.running,
+            parts.maker,
             self._text_threads,
             partial(
                 self.renderer.open_text,
-                max_tokens=self._maker.limits.max_model_len,
+                max_tokens=parts.maker.limits.max_model_len,
                 add_special_tokens=add_special_tokens,
             ),
         )
@@ -299,8 +269,7 @@ class AsyncLLM:
         as one delta. A sequence that fails raises RequestFailedError, a request that the engine has no room for even
         alone RequestError; the engine's death raises EngineDeadError."""
         prepared = await self._prepared(prompt, sampling_params, request_id, priority)
-        request, client = prepared.request, self._client
-        assert client is not None
+        request, client = prepared.request, self._held.running
         deltas = prepared.start(client)
         has_started = False
         try:
@@ -329,27 +298,21 @@ class AsyncLLM:
         self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, *, cache_salt: str | None = None
     ) -> PinnedPrefix:
         """Computes the beginning of later prompts once and keeps it for good; see LLM.pin_prefix."""
-        await self.start()
-        assert self._prefixes is not None
-        token_ids = await self.in_text_thread(self._prefixes.token_ids_of, prompt)
-        return await self.perform(self._prefixes.pin(token_ids, name, checked_cache_salt(cache_salt)))
+        prefixes = (await self._started()).prefixes
+        token_ids = await self.in_text_thread(prefixes.token_ids_of, prompt)
+        return await self.perform(prefixes.pin(token_ids, name, checked_cache_salt(cache_salt)))
 
     async def unpin_prefix(self, name: str) -> None:
-        await self.start()
-        assert self._prefixes is not None
-        await self.perform(self._prefixes.unpin(name))
+        await self.perform((await self._started()).prefixes.unpin(name))
 
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         """What is pinned, with its size and its use so far."""
-        await self.start()
-        assert self._prefixes is not None
-        return await self.perform(self._prefixes.all())
+        return await self.perform((await self._started()).prefixes.all())
 
     async def open_session(self, name: str | None = None, *, cache_salt: str | None = None) -> AsyncSession:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
-        await self.start()
-        assert self._conversations is not None
-        return AsyncSession(self, self._conversations.open(name, checked_cache_salt(cache_salt)))
+        parts = await self._started()
+        return AsyncSession(self, parts.conversations.open(name, checked_cache_salt(cache_salt)))
 
     async def perform(self, steps: Steps[_T]) -> _T:
         """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""
@@ -368,14 +331,13 @@ class AsyncLLM:
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
-        assert self._client is not None and self._structured is not None  # noqa: PT018 - it has started
-        return {**core, **await self.perform(self._structured.statistics()), **self._client.statistics()}
+        statistics = self.perform((await self._started()).structured.statistics())
+        return {**core, **await statistics, **self._held.running.statistics()}
 
     async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
         """A management operation of the engine, such as reset_prefix_cache."""
         await self.start()
-        assert self._client is not None
-        return await self._client.control(name, args)
+        return await self._held.running.control(name, args)
 
     # ------------------------------------------------------------------------------------------ inside
 

@@ -70,6 +70,8 @@ class PinnedPrefixes:
         self._renderer = renderer
         # two callers may come at the same time
         self._names_under_way: set[str] = set()
+        # what a new engine has to compute again: tokens and salt by name
+        self._pinned: dict[str, tuple[list[int], str]] = {}
 
     def token_ids_of(self, prompt: Prompt | RenderedPrompt | Sequence[Mapping[str, Any]]) -> list[int]:
         """A text, token ids, or a chat. A chat ends without the assistant's opening, so that further turns fit."""
@@ -109,7 +111,9 @@ class PinnedPrefixes:
             )
         self._names_under_way.add(name)
         try:
-            return (yield from self._compute_and_pin(token_ids, name, cache_salt))
+            prefix = yield from self._compute_and_pin(token_ids, name, cache_salt)
+            self._pinned[name] = (token_ids, cache_salt)
+            return prefix
         finally:
             self._names_under_way.discard(name)
 
@@ -117,6 +121,7 @@ class PinnedPrefixes:
         """Its blocks become cached ones, which may be evicted."""
         yield from self._check_known(name)
         yield from control("release_kept", handle=PINNED + name)
+        self._pinned.pop(name, None)
 
     def all(self) -> Steps[list[PinnedPrefix]]:
         entries = yield from control("list_kept")
@@ -130,6 +135,15 @@ class PinnedPrefixes:
             except RequestError as error:
                 raise OptionError(f"pinned_prefixes={path}: prefix {spec.name!r} cannot be pinned: {error}") from error
             logger.info("pinned prefix %s: %d tokens, %d blocks", pinned.name, pinned.num_tokens, pinned.num_blocks)
+
+    def pin_again(self) -> Steps[None]:
+        """All that was pinned, in an engine that has taken the place of another. One that has no room now is lost."""
+        for name, (token_ids, cache_salt) in list(self._pinned.items()):
+            try:
+                yield from self._compute_and_pin(token_ids, name, cache_salt)
+            except RequestError as error:
+                del self._pinned[name]
+                logger.error("prefix %s cannot be pinned again: %s", name, error)
 
     def _compute_and_pin(self, token_ids: list[int], name: str, cache_salt: str) -> Steps[PinnedPrefix]:
         handle = PINNED + name

@@ -51,7 +51,13 @@ class Conversations:
         self.renderer = renderer
         self.defaults = defaults
         self.names: set[str] = set()
+        # how many engines there were before this one
+        self.generation = 0
         self._numbers = itertools.count(1)
+
+    def engine_was_replaced(self) -> None:
+        """The new one keeps nothing: each conversation is computed again with its next turn."""
+        self.generation += 1
 
     def open(self, name: str | None, cache_salt: str = "") -> Conversation:
         name = free_name("session", self.names) if name is None else checked_name(name, "session")
@@ -73,6 +79,7 @@ class Conversation:
         self.token_ids: list[int] = []
         self.is_closed = False
         self._house = house
+        self._generation = house.generation
         self._cache_salt = cache_salt
         # the core's handle holds the first so many of the tokens
         self._num_kept = 0
@@ -204,6 +211,8 @@ class Conversation:
 
     def _settle(self) -> Steps[None]:
         """Brings the core's handle to a beginning of `token_ids`, if it may be something else."""
+        if self._generation != self._house.generation:
+            self._generation, self._num_kept, self._may_hold_more = self._house.generation, 0, False
         if not self._may_hold_more:
             return
         num_held = yield from self._num_held()

@@ -40,17 +40,20 @@ def configured(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def request_maker(config: EngineConfig, ready: EngineReady, renderer: Renderer) -> RequestMaker:
-    limits = Limits(
+    return RequestMaker(
+        limits_of(config, ready),
+        eos_token_ids=renderer.eos_token_ids,
+        seed=config.seed,
+        bad_words_token_ids=renderer.bad_words_token_ids,
+    )
+
+
+def limits_of(config: EngineConfig, ready: EngineReady) -> Limits:
+    return Limits(
         vocab_size=config.facts.vocab_size,
         max_model_len=ready.max_model_len,
         max_logprobs=config.max_logprobs,
         max_num_seqs=ready.max_num_seqs,
-    )
-    return RequestMaker(
-        limits,
-        eos_token_ids=renderer.eos_token_ids,
-        seed=config.seed,
-        bad_words_token_ids=renderer.bad_words_token_ids,
     )
 
 

@@ -41,6 +41,11 @@ class StructuredOutputs:
         self._checker: Checker | None = None
         self._is_told = False
 
+    def engine_was_replaced(self) -> None:
+        """The new one knows neither the tokens nor any form."""
+        self.close()
+        self._checker, self._is_told = None, False
+
     def check(self, params: GenerationParams) -> Steps[None]:
         """Raises RequestError for a form that is none, or that this model cannot have."""
         asked = params.structured_outputs if isinstance(params, SamplingParams) else None

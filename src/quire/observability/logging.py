@@ -11,6 +11,7 @@ import os
 import sys
 
 from quire.errors import OptionError, suggestion
+from quire.observability.background_log import BackgroundHandler
 
 LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 _LEVELS = ("debug", "info", "warning", "error")
@@ -20,8 +21,11 @@ _TIME = "%H:%M:%S"
 _LIBRARIES = ("uvicorn", "asyncio")
 
 
-def configure_logging(level: str | None = None) -> None:
-    """Sends the log to standard error. Level: the argument, else QUIRE_LOG_LEVEL, else INFO. May be called again."""
+def configure_logging(level: str | None = None, *, in_background: bool = False) -> None:
+    """Sends the log to standard error. Level: the argument, else QUIRE_LOG_LEVEL, else INFO. May be called again.
+
+    `in_background`: whoever logs never waits for the log's reader; `flush_log` does, for a second at most.
+    """
     name = (level or os.environ.get(LEVEL_VARIABLE) or "INFO").upper()
     number = logging.getLevelNamesMapping().get(name)
     if number is None:
@@ -29,11 +33,17 @@ def configure_logging(level: str | None = None) -> None:
         raise OptionError(
             f"{LEVEL_VARIABLE}={name.lower()}: must be one of {known}.{suggestion(name.lower(), _LEVELS)}"
         )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BackgroundHandler(sys.stderr) if in_background else logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
     _attach(logging.getLogger("quire"), handler, number)
     for library in _LIBRARIES:
         _attach(logging.getLogger(library), handler, logging.WARNING)
+
+
+def flush_log() -> None:
+    """What was logged is written, unless nobody reads it."""
+    for handler in logging.getLogger("quire").handlers:
+        handler.flush()
 
 
 def _attach(logger: logging.Logger, handler: logging.Handler, level: int) -> None:

@@ -27,6 +27,7 @@ _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 _BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5)
 _WHOLE_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 _CHOICES = (1, 2, 5, 10, 20)
+_LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 
@@ -199,6 +200,17 @@ class ServerMetrics(Collector):
         self.request_params_n = Histogram("quire:request_params_n", "Sequences that a request asks for.", _CHOICES)
         self.request_params_max_tokens = Histogram(
             "quire:request_params_max_tokens", "Tokens that a request allows, where it says so.", _TOKENS
+        )
+        self.requests_aborted = Counter(
+            "quire:requests_aborted_total",
+            "Requests ended before their end: client_gone, slow_client, shutdown, engine_restarted.",
+            ["kind"],
+        )
+        self.engine_deaths = Counter("quire:engine_deaths_total", "Engines that died: death, stall.", ["kind"])
+        self.engine_stalls = Counter("quire:engine_stalls_total", "Engines that had work and made no progress.")
+        self.engine_restarts = Counter("quire:engine_restarts_total", "Starts of an engine in the place of a dead one.")
+        self.event_loop_lag = Histogram(
+            "quire:event_loop_lag_seconds", "How much later than asked the front end's event loop came to a task.", _LAG
         )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

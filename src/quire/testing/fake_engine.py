@@ -140,6 +140,8 @@ class ScriptedLink:
     this one brought, so what a test sees is not merged.
     """
 
+    process = None
+
     def __init__(self, config: EngineConfig) -> None:
         self.reply_to: Callable[[EngineRequest, int], str] = default_reply
         self.requests: list[EngineRequest] = []
@@ -244,6 +246,15 @@ def unstarted_engine(folder: Path, **checkpoint: Any) -> FakeAsyncLLM:
     engine = FakeAsyncLLM.from_config(config, renderer=Renderer.from_config(config), client=AsyncEngineClient(link))
     assert isinstance(engine, FakeAsyncLLM)
     engine.fake = link
+
+    def connect_again(config: EngineConfig) -> AsyncEngineClient:
+        """A new script in the place of one that has died; it says what the old one said."""
+        again = ScriptedLink(config)
+        again.reply_to = engine.fake.reply_to
+        engine.fake = again
+        return AsyncEngineClient(again)
+
+    engine._held.connect = connect_again
     return engine
 
 

@@ -99,7 +99,7 @@ def test_equal_ids_of_clients_do_not_meet(run, served):
 
 
 KEYS = ("first-key", "second-key")
-PUBLIC = {"/health", "/health/live", "/health/ready", "/version"}
+PUBLIC = {"/health", "/health/live", "/health/ready", "/health/startup", "/version"}
 BAD_AUTHORIZATIONS = [
     [],
     [("authorization", "Bearer wrong")],

@@ -384,7 +384,7 @@ def test_a_dead_engine(run, served):
             assert (await server.http.get("/health")).status_code == 200
             server.fake.die("killed")
             response = await server.chat()
-            assert (response.status_code, error_of(response)["code"]) == (503, "service_unavailable")
+            assert (response.status_code, error_of(response)["code"]) == (500, "engine_restarted")
             assert response.headers["retry-after"]
             assert (await server.http.get("/health")).status_code == 503
             assert (await server.http.get("/health/ready")).status_code == 503

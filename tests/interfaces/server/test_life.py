@@ -58,6 +58,7 @@ sys.exit(run_server({}, "127.0.0.1", port, **options))
 @pytest.fixture
 def start(tmp_path):
     def make(behaviour: str = "serves", port: int = 0, **options: object) -> ServerProcess:
+        options = {"crash_reports": str(tmp_path / "reports"), **options}
         return ServerProcess(["-c", PROGRAM, str(tmp_path), behaviour, str(port), json.dumps(options)])
 
     return make
@@ -99,7 +100,7 @@ def test_the_line_to_try_works(start):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_open_streams(start, number):
-    with start("holds") as server, httpx.Client(timeout=30) as client:
+    with start("holds", shutdown_timeout=0.0) as server, httpx.Client(timeout=30) as client:
         url = server.wait_ready()
         with client.stream("POST", url + "/v1/chat/completions", json={**BODY, "stream": True}) as response:
             lines = response.iter_lines()
@@ -137,7 +138,9 @@ def test_running_requests_may_finish(start, ending):
             while (ready := client.get(url + "/health/ready")).status_code == 200:
                 pass
             assert ready.status_code == 503
-            assert client.post(url + "/v1/chat/completions", json=BODY).status_code == 503
+            refused = client.post(url + "/v1/chat/completions", json=BODY)
+            assert refused.status_code == 503
+            assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
             assert client.get(url + "/health/live").status_code == 200
             server.signal(signal.SIGUSR1 if ending == "finished" else signal.SIGTERM)
             rest = [line for line in lines if line]
@@ -148,7 +151,7 @@ def test_running_requests_may_finish(start, ending):
 
 
 def test_a_text_that_is_tokenised_holds_neither_the_server_nor_its_end(start):
-    with start("tokenises") as server:
+    with start("tokenises", shutdown_timeout=0.0) as server:
         url = server.wait_ready()
         host, _, port = url.partition("://")[2].partition(":")
         body = json.dumps({"prompt": "a" * 3000}).encode()
@@ -164,12 +167,51 @@ def test_a_text_that_is_tokenised_holds_neither_the_server_nor_its_end(start):
         assert is_free(url)
 
 
-def test_a_dead_engine_ends_the_process_with_70(start):
+def until_ready(client: httpx.Client, url: str) -> None:
+    while (answer := client.get(url + "/health/ready")).status_code != 200:
+        assert answer.headers["retry-after"] == "1"
+
+
+def test_an_engine_that_dies_is_started_again(start, tmp_path):
     with start() as server, httpx.Client(timeout=30) as client:
         url = server.wait_ready()
+        for _ in range(2):
+            response = client.post(url + "/v1/completions", json={"prompt": "die"})
+            assert (response.status_code, response.headers["retry-after"]) == (500, "1")
+            assert response.json()["error"]["code"] == "engine_restarted"
+            assert client.get(url + "/health/live").status_code == 200
+            assert client.get(url + "/health/startup").status_code == 200
+            until_ready(client, url)
+            answer = client.post(url + "/v1/completions", json={"prompt": "x", "max_tokens": 30})
+            assert answer.json()["choices"][0]["text"].startswith("Answer 0 to 1 tokens")
+        metrics = client.get(url + "/metrics").text
+        assert 'quire:engine_restarts_total{model_name="byte-model"} 2.0' in metrics
+        assert 'quire:requests_aborted_total{kind="engine_restarted",model_name="byte-model"} 2.0' in metrics
+        server.signal()
+        assert server.wait() == 0
+        assert server.output.count("MemoryError: no more") == 2
+        assert len(list((tmp_path / "reports").iterdir())) == 2
+
+
+def test_an_engine_that_dies_too_often_ends_the_process_with_70(start):
+    with start(max_engine_restarts=1) as server, httpx.Client(timeout=30) as client:
+        url = server.wait_ready()
+        client.post(url + "/v1/completions", json={"prompt": "die"})
+        until_ready(client, url)
+        assert client.post(url + "/v1/completions", json={"prompt": "die"}).status_code == 500
+        assert server.wait() == 70
+        last = server.output.strip().splitlines()[-1]
+        assert "the engine died" in last
+        assert "MemoryError: no more" in last
+        assert is_free(url)
+
+
+def test_a_dead_engine_that_is_not_to_be_restarted_ends_the_process_with_70(start):
+    with start(max_engine_restarts=0) as server, httpx.Client(timeout=30) as client:
+        url = server.wait_ready()
         response = client.post(url + "/v1/completions", json={"prompt": "die"})
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "service_unavailable"
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "engine_restarted"
         assert server.wait() == 70
         (line,) = [line for line in server.output.splitlines() if "the engine died" in line]
         assert "MemoryError: no more" in line
@@ -177,11 +219,12 @@ def test_a_dead_engine_ends_the_process_with_70(start):
 
 
 def test_a_stream_hears_that_the_engine_died(start):
-    with start() as server, httpx.Client(timeout=30) as client:
+    with start(max_engine_restarts=0) as server, httpx.Client(timeout=30) as client:
         url = server.wait_ready()
         body = {"prompt": ["x", "die"], "stream": True, "max_tokens": 400, "ignore_eos": True}
         lines = [line for line in client.post(url + "/v1/completions", json=body).text.splitlines() if line]
         assert "error" in lines[-1] or lines[-1] == "data: [DONE]"
+        assert sum('"engine_restarted"' in line for line in lines) == 1
         assert server.wait() == 70
 
 
@@ -203,6 +246,7 @@ def test_health_while_it_loads(start):
         # the socket listens already, so the answer comes as soon as there is somebody to give it
         assert client.get(url + "/health/live").status_code == 200
         assert client.get(url + "/health").status_code == 503
+        assert client.get(url + "/health/startup").status_code == 503
         response = client.post(url + "/v1/chat/completions", json=BODY)
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
         server.signal()

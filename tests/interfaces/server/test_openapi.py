@@ -20,6 +20,7 @@ PREFIXES = "/v1/admin/pinned_prefixes"
 EXCHANGES = [
     ("GET", "/health", None, None, 200),
     ("GET", "/health/ready", None, None, 200),
+    ("GET", "/health/startup", None, None, 200),
     ("GET", "/health/live", None, None, 200),
     ("GET", "/version", None, None, 200),
     ("GET", "/metrics", None, None, 200),

@@ -21,6 +21,9 @@ INVALID = "invalid_request_error"
 # a message may quote a value; nobody wants a whole prompt back
 _MAX_MESSAGE = 400
 RETRY_SOON = {"retry-after": "1"}
+# also on 503s while the server shuts down: whoever comes again should come to another one
+CLOSE = {"connection": "close"}
+ENGINE_RESTARTED = "engine_restarted"
 
 
 class ErrorObject(msgspec.Struct):
@@ -68,7 +71,11 @@ class ApiError(Exception):
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more. 499 in logs and metrics."""
+    """Nobody waits for the answer any more. 499 in logs and metrics. `kind`: client_gone, slow_client."""
+
+    def __init__(self, kind: str = "client_gone") -> None:
+        super().__init__(kind)
+        self.kind = kind
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -89,9 +96,20 @@ def forbidden(message: str) -> ApiError:
     return ApiError(403, message, type="permission_error")
 
 
-def unavailable(message: str) -> ApiError:
+def unavailable(message: str, headers: Mapping[str, str] = RETRY_SOON) -> ApiError:
     """503: not now; a client may try again."""
-    return ApiError(503, message, type="server_error", code="service_unavailable", headers=RETRY_SOON)
+    return ApiError(503, message, type="server_error", code="service_unavailable", headers=headers)
+
+
+def engine_lost() -> ApiError:
+    """500: the engine died while it computed this request. Another one computes it if it is sent again."""
+    return ApiError(
+        500,
+        "The engine was lost while it computed this request. Send it again: the engine is started anew.",
+        type="server_error",
+        code=ENGINE_RESTARTED,
+        headers=RETRY_SOON,
+    )
 
 
 def internal(message: str = "The server had an error while processing the request.") -> ApiError:
@@ -112,8 +130,8 @@ def api_error_of(error: BaseException) -> ApiError:
         case UserError():
             return invalid(str(error))
         case EngineDeadError():
-            logger.error("engine dead: %s", error)
-            return unavailable("The engine is not running. The request may be sent again later.")
+            # why it died is said once, by whoever watches over it
+            return engine_lost()
         case EngineError():
             logger.error("request failed in the engine: %s", error)
             return internal("The request failed while it ran.")

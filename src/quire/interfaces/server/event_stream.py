@@ -98,11 +98,11 @@ class EventStream(Response):
                 if done:
                     received = asyncio.ensure_future(receive())
                 elif writer.is_sending and writer.seconds_since_progress >= WRITE_DEADLINE_SECONDS:
-                    return ticket.interrupt(ClientGoneError())
+                    return ticket.interrupt(ClientGoneError("slow_client"))
                 elif not writer.is_sending and writer.seconds_since_progress >= KEEP_ALIVE_SECONDS:
                     async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
                         await writer.write(b": keep-alive\n\n")
         except TimeoutError:
-            ticket.interrupt(ClientGoneError())
+            ticket.interrupt(ClientGoneError("slow_client"))
         finally:
             received.cancel()

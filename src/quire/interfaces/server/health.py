@@ -9,19 +9,20 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from quire.interfaces.server.api_description import described
+from quire.interfaces.server.errors import unavailable
 from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.state import Readiness, state_of
 from quire.version import __version__
 
 router = APIRouter()
 # Answered without a key, and at any time.
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/version"})
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/version"})
 
 
 class Health(msgspec.Struct):
     """An answer of a server that is well."""
 
-    status: Annotated[str, Meta(extra_json_schema={"enum": ["ready", "alive"]})]
+    status: Annotated[str, Meta(extra_json_schema={"enum": ["ready", "alive", "started"]})]
 
 
 class Version(msgspec.Struct):
@@ -33,7 +34,7 @@ class Version(msgspec.Struct):
 @router.get("/health", name="health", openapi_extra=described(answer=Health))
 @router.get("/health/ready", openapi_extra=described(answer=Health))
 async def ready(request: Request) -> Response:
-    """200 if requests are answered; 503 while loading, stopping, or after the engine has died."""
+    """200 if requests are answered; 503 while the engine loads or is started again, and while the server stops."""
     state = state_of(request)
     state.check_ready()
     return json_answer(Health(Readiness.READY.value))
@@ -43,6 +44,14 @@ async def ready(request: Request) -> Response:
 async def live() -> Response:
     """200 as long as the process answers at all."""
     return json_answer(Health("alive"))
+
+
+@router.get("/health/startup", openapi_extra=described(answer=Health))
+async def startup(request: Request) -> Response:
+    """200 once the model was loaded, whatever became of it since; 503 before."""
+    if not state_of(request).has_started:
+        raise unavailable(f"Not started: {Readiness.STARTING.value}.")
+    return json_answer(Health("started"))
 
 
 @router.get("/version", openapi_extra=described(answer=Version))

@@ -16,8 +16,10 @@ from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import unavailable
 from quire.interfaces.server.http_protocol import OpenAIProtocol
 from quire.interfaces.server.in_flight import InFlight
+from quire.interfaces.server.loop_lag import measure_loop_lag
 from quire.interfaces.server.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.state import Readiness, ServerState
+from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import make_tracing
 
 _KEEP_ALIVE_SECONDS = 75
@@ -79,16 +81,26 @@ class HttpServer:
             )
         )
         self._task: asyncio.Task[None] | None = None
+        self._lag: asyncio.Task[None] | None = None
 
     @property
     def in_flight(self) -> InFlight:
         return self._state.in_flight
 
+    @property
+    def metrics(self) -> ServerMetrics:
+        return self._state.metrics
+
     def start(self, listener: socket.socket) -> None:
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[listener]))
+        self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
 
     def attach(self, engine: ServedEngine) -> None:
         self._state.attach(engine)
+
+    def pause(self) -> None:
+        """The engine is gone, and another one is on its way."""
+        self._state.readiness = Readiness.RESTARTING
 
     def die(self) -> None:
         """The engine is gone: nothing is served any more."""
@@ -110,6 +122,8 @@ class HttpServer:
             self._state.readiness = Readiness.STOPPING
         self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
         self._uvicorn.should_exit = True
+        if self._lag is not None:
+            self._lag.cancel()
         if self._task is not None:
             await self._task
         await asyncio.to_thread(self._state.tracing.close)

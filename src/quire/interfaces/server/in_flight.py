@@ -1,4 +1,4 @@
-"""Requests that are being answered, and how one is ended from outside.
+"""Requests that are being answered, how one is ended from outside, and what ended those that did not end themselves.
 
 A request is ended for a cause: its client went away, the server stops, the engine died. The cause is raised inside the
 request's own task, so that every `finally` on the way runs and the engine is told to abort.
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from quire.errors import EngineDeadError
 from quire.interfaces.server.errors import ClientGoneError
 
 Receive = Callable[[], Awaitable[Any]]
@@ -34,7 +35,9 @@ class Ticket:
 class InFlight:
     """All tickets of a server."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_abort: Callable[[str], None] = lambda kind: None) -> None:
+        """`on_abort` hears of each request that ended before its end, and of what kind its end was."""
+        self._on_abort = on_abort
         self._tickets: dict[int, Ticket] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -56,7 +59,11 @@ class InFlight:
             if ticket.cause is None:
                 raise
             task.uncancel()
+            self._on_abort(ticket.cause.kind if isinstance(ticket.cause, ClientGoneError) else "shutdown")
             raise ticket.cause from None
+        except EngineDeadError:
+            self._on_abort("engine_restarted")
+            raise
         finally:
             del self._tickets[id(ticket)]
             if not self._tickets:

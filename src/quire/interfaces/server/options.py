@@ -38,6 +38,21 @@ class ServerOptions:
 
     # life
     shutdown_timeout: float = option(
-        0.0, "how long running requests may go on after a first signal", section="life", least=0, greatest=86400,
+        30.0, "how long running requests may go on after a first signal", section="life", least=0, greatest=86400,
         unit="seconds",
+    )  # fmt: skip
+    stall_timeout: float | None = option(
+        None, "an engine that has work and makes no progress for so long is killed and started again; by default 30 on "
+        "a CPU and 120 on a GPU; large steps have longer", section="life", least=0.1, greatest=86400, unit="seconds",
+    )  # fmt: skip
+    max_engine_restarts: int = option(
+        3, "an engine that died is started again so often within engine_restart_window; then the server ends with "
+        "status 70", section="life", least=0, greatest=1000000,
+    )  # fmt: skip
+    engine_restart_window: float = option(
+        60.0, "see max_engine_restarts", section="life", least=0.1, greatest=86400, unit="seconds"
+    )
+    crash_reports: str = option(
+        "auto", "folder for one file a death of the engine, the newest 20; auto: crash_reports in the user's cache; "
+        "none: no files", section="life",
     )  # fmt: skip

@@ -4,8 +4,8 @@ Order: the socket first (a port in use is found at once), then the configuration
 anything loads), then the engine in its own process. HTTP is served from early on: while the model loads /health and
 all requests are answered 503, /health/live 200.
 
-Ends: SIGTERM or SIGINT returns 0; the engine's death returns 70 after one line with the cause; a user's mistake
-raises UserError. Every way out ends the engine's process and frees the port.
+Ends: SIGTERM or SIGINT returns 0; an engine that died too often returns 70 after one line with the cause; a user's
+mistake raises UserError. Every way out ends the engine's process and frees the port.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from quire.config.option import checked
@@ -21,37 +22,42 @@ from quire.errors import EngineDeadError
 from quire.interfaces.server.listener import listen, url_of
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.welcome import welcome
-from quire.observability.logging import configure_logging
+from quire.observability.logging import configure_logging, flush_log
 from quire.observability.phases import PhaseTimer
 
 if TYPE_CHECKING:
     from quire.interfaces.async_llm import AsyncLLM
     from quire.interfaces.server.http import HttpServer
+    from quire.interfaces.server.supervisor import Supervisor
 
 logger = logging.getLogger("quire.server")
 
 EXIT_ENGINE_DIED = 70
-# how often the engine's pulse is felt
-_POLL_SECONDS = 0.1
 # for streams that were interrupted, to send their last event
 _LAST_WORDS_SECONDS = 0.5
+# no progress for so long means that the engine is stalled, if nobody says otherwise
+_STALL_SECONDS_ON_CPU = 30.0
+_STALL_SECONDS = 120.0
 
 
 def run_server(engine_options: dict[str, Any], host: str, port: int, **server_options: Any) -> int:
     """Serves until a signal comes. Returns the exit status; raises UserError for what can never work."""
-    configure_logging()
+    configure_logging(in_background=True)
     phases = PhaseTimer()
     options = ServerOptions(**checked(ServerOptions, server_options))
-    with listen(host, port) as listener:
-        with phases.measure("import"):
-            from quire.interfaces.async_llm import AsyncLLM
-        with phases.measure("configure"):
-            engine = AsyncLLM(**engine_options)
-        try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                return runner.run(_Server(engine, listener, options, phases).run())
-        finally:
-            engine.shutdown()
+    try:
+        with listen(host, port) as listener:
+            with phases.measure("import"):
+                from quire.interfaces.async_llm import AsyncLLM
+            with phases.measure("configure"):
+                engine = AsyncLLM(**engine_options)
+            try:
+                with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                    return runner.run(_Server(engine, listener, options, phases).run())
+            finally:
+                engine.shutdown()
+    finally:
+        flush_log()
 
 
 def _loop_factory() -> Any:
@@ -72,37 +78,55 @@ class _Server:
         self._phases = phases
         self._num_signals = 0
         self._signalled = asyncio.Event()
+        self._signalled_twice = asyncio.Event()
+        self._tasks: list[asyncio.Future[Any]] = []
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         # the engine's process loads while this one imports the HTTP server
-        starting = asyncio.ensure_future(self._start_engine())
+        starting = self._begin(self._start_engine())
         http: HttpServer | None = None
         try:
             http = await self._open_http()
-            if not await self._until_started(starting):
+            supervisor = _make_supervisor(self._engine, http, self._options)
+            self._begin(supervisor.watch())
+            if not await self._is_done_before_a_signal(starting):
                 return 0
             http.attach(self._engine)
             self._say_welcome()
-            return await self._until_over(http)
+            return await self._until_over(http, supervisor)
         except EngineDeadError as error:
             return self._died(str(error))
         finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             if http is not None:
                 await http.close()
             self._engine.shutdown()
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.append(task)
+        return task
 
     def _on_signal(self, number: int) -> None:
         self._num_signals += 1
         logger.info("%s: shutting down", signal.Signals(number).name)
         self._signalled.set()
+        if self._num_signals > 1:
+            self._signalled_twice.set()
 
-    async def _wait_signal(self) -> None:
-        await self._signalled.wait()
+    async def _is_done_before_a_signal(self, task: asyncio.Future[Any]) -> bool:
+        """False if a signal came first. Raises what the task raised."""
+        signalled = asyncio.ensure_future(self._signalled.wait())
+        await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if task.done():
+            task.result()
+        return task.done()
 
     # ------------------------------------------------------------------------------------------ starting
 
@@ -117,15 +141,6 @@ class _Server:
             http.start(self._listener)
         return http
 
-    async def _until_started(self, starting: asyncio.Future[None]) -> bool:
-        """False if a signal came first. Raises what the start raised."""
-        signalled = asyncio.ensure_future(self._wait_signal())
-        await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        signalled.cancel()
-        if starting.done():
-            starting.result()
-        return starting.done()
-
     def _say_welcome(self) -> None:
         logger.info("where the start-up time went:\n%s", self._phases.table())
         name, renderer = self._engine.config.served_model_name, self._engine.renderer
@@ -134,28 +149,22 @@ class _Server:
 
     # ------------------------------------------------------------------------------------------ serving, ending
 
-    async def _until_over(self, http: HttpServer) -> int:
-        while not self._signalled.is_set():
-            try:
-                async with asyncio.timeout(_POLL_SECONDS):
-                    await self._signalled.wait()
-            except TimeoutError:
-                pass
-            if self._engine.dead_reason is not None:
-                # its client has told every request in flight; they say so to their clients now
-                http.die()
-                await http.wait_idle(_LAST_WORDS_SECONDS)
-                return self._died(self._engine.dead_reason)
+    async def _until_over(self, http: HttpServer, supervisor: Supervisor) -> int:
+        supervising = self._begin(supervisor.run(http.pause, lambda: http.attach(self._engine)))
+        if await self._is_done_before_a_signal(supervising):
+            http.die()
+            # those that were in flight have heard of it, and say so to their clients now
+            await http.wait_idle(_LAST_WORDS_SECONDS)
+            return self._died(supervising.result())
         http.drain()
         await self._wait_drained(http)
         return 0
 
     async def _wait_drained(self, http: HttpServer) -> None:
         """Until nothing runs, the time is over, or a second signal comes."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._options.shutdown_timeout
-        while len(http.in_flight) and loop.time() < deadline and self._num_signals < 2:
-            await http.wait_idle(min(_POLL_SECONDS, max(0.0, deadline - loop.time())))
+        idle = self._begin(http.wait_idle(self._options.shutdown_timeout))
+        hurried = self._begin(self._signalled_twice.wait())
+        await asyncio.wait({idle, hurried}, return_when=asyncio.FIRST_COMPLETED)
 
     def _died(self, reason: str) -> int:
         logger.critical("the engine died: %s", reason.strip().splitlines()[-1] if reason.strip() else "no reason given")
@@ -171,4 +180,21 @@ def _make_http(options: ServerOptions) -> HttpServer:
         strict=options.strict,
         metrics_prefix=options.metrics_prefix,
         otlp_endpoint=options.otlp_endpoint,
+    )
+
+
+def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions) -> Supervisor:
+    from quire.interfaces.server.crash_reports import CrashReports, folder_of
+    from quire.interfaces.server.restart_policy import RestartPolicy
+    from quire.interfaces.server.supervisor import Supervisor
+
+    timeout = options.stall_timeout
+    if timeout is None:
+        timeout = _STALL_SECONDS_ON_CPU if engine.config.worker.device == "cpu" else _STALL_SECONDS
+    return Supervisor(
+        engine,
+        RestartPolicy(options.max_engine_restarts, options.engine_restart_window),
+        CrashReports(folder_of(options.crash_reports)),
+        http.metrics,
+        stall_timeout=timeout,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import ApiError, unavailable
+from quire.interfaces.server.errors import CLOSE, RETRY_SOON, ApiError, unavailable
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.sampling import generation_defaults
 from quire.interfaces.text_threads import TextThreads
@@ -22,6 +22,7 @@ class Readiness(enum.Enum):
 
     STARTING = "the model is still loading"
     READY = "ready"
+    RESTARTING = "the engine died and is being started again"
     STOPPING = "the server is shutting down"
     DEAD = "the engine has died"
 
@@ -33,9 +34,11 @@ class ServerState:
         self, *, strict: bool = False, metrics: ServerMetrics | None = None, tracing: Tracing | None = None
     ) -> None:
         self.readiness = Readiness.STARTING
-        self.in_flight = InFlight()
         self.metrics = metrics or ServerMetrics()
         self.tracing = tracing or NoTracing()
+        self.in_flight = InFlight(lambda kind: self.metrics.requests_aborted.add(1, kind))
+        # it was ready once
+        self.has_started = False
         self.text_threads = TextThreads()
         self.strict = strict
         self.needs_key = False
@@ -59,6 +62,7 @@ class ServerState:
         self.defaults = generation_defaults(engine.config)
         self.metrics.set_model_name(self.model_name)
         self.readiness = Readiness.READY
+        self.has_started = True
 
     @property
     def max_model_len(self) -> int:
@@ -70,7 +74,8 @@ class ServerState:
         if self.readiness is Readiness.READY and self.engine.dead_reason is not None:
             self.readiness = Readiness.DEAD
         if self.readiness is not Readiness.READY:
-            raise unavailable(f"Not ready: {self.readiness.value}.")
+            is_ending = self.readiness is Readiness.STOPPING
+            raise unavailable(f"Not ready: {self.readiness.value}.", {**RETRY_SOON, **(CLOSE if is_ending else {})})
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name:

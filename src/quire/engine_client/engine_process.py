@@ -1,0 +1,86 @@
+"""The core's process as a supervisor sees it: its pulse, its stacks, its end by force."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from quire.engine_core.pulse import Pulse, PulsePage
+
+# for the stacks of all threads; a process that cannot write them by then never will
+_STACKS_SECONDS = 1.0
+_LOOK_SECONDS = 0.02
+
+
+class EngineProcess(Protocol):
+    """What a link offers whose core has a process of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def num_sent(self) -> int:
+        """Messages that were handed to the process."""
+
+    def pulse(self) -> Pulse: ...
+
+    def stacks(self) -> str:
+        """What its threads did when it crashed or was asked; empty if it was neither."""
+
+    def ask_for_stacks(self) -> str:
+        """The same after asking. Blocks for up to a second."""
+
+    def kill(self) -> None:
+        """At once, and all that it has started."""
+
+
+class WatchedProcess:
+    """An EngineProcess of a process and its page. Knows the process by its number only."""
+
+    def __init__(self, pid: int, page: PulsePage) -> None:
+        self.pid = pid
+        self.num_sent = 0
+        self._page = page
+
+    def pulse(self) -> Pulse:
+        return self._page.read()
+
+    def stacks(self) -> str:
+        return self._page.stacks()
+
+    def ask_for_stacks(self) -> str:
+        before, state = len(self._page.stacks()), _state_of(self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self._page.ask_for_stacks(self.pid)
+            # one that was stopped writes nothing until it goes on
+            os.kill(self.pid, signal.SIGCONT)
+        end, length = time.monotonic() + _STACKS_SECONDS, before
+        while time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+            now = len(self._page.stacks())
+            if now > before and now == length:
+                break
+            length = now
+        return f"state of the process: {state}\n{self._page.stacks()[before:]}"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            # it leads a group of its own, in which everything is that it started
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _state_of(pid: int) -> str:
+    """The kernel's word for what a process does."""
+    if sys.platform != "linux":
+        return "unknown"
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "gone"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("State:")), "unknown")

@@ -1,0 +1,60 @@
+"""Is an engine stalled? It is judged by progress: work, and nothing got done for too long.
+
+An engine that has nothing to do is never stalled. One that loads is judged by its beats, which only a process that was
+stopped fails to give. Time is counted in looks: whoever was stopped himself, or a whole machine that slept, has missed
+looks and blames nobody for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.engine_core.pulse import Pulse
+
+# a look counts for no more than this
+_MOST_SECONDS_A_LOOK = 1.0
+# a step may take so many times as long as its tokens took when they were measured
+_PATIENCE_WITH_TOKENS = 4.0
+# Reading gigabytes may hold the interpreter for a while.
+_PATIENCE_WITH_LOADING = 4.0
+
+
+class StallJudge:
+    """Follows one engine. `timeout` is in seconds; `seconds_per_token` is what its start has measured."""
+
+    def __init__(self, timeout: float, seconds_per_token: float = 0.0) -> None:
+        self._timeout = timeout
+        self.seconds_per_token = seconds_per_token
+        self._progress: tuple[int, ...] = ()
+        self._still = 0.0
+        self._last: float | None = None
+
+    def look(self, now: float, pulse: Pulse, num_sent: int) -> str | None:
+        """Why the engine is taken for stalled, or None. To be called several times a second."""
+        passed = 0.0 if self._last is None else min(now - self._last, _MOST_SECONDS_A_LOOK)
+        self._last = now
+        progress = (1, pulse.num_done) if pulse.is_serving else (0, pulse.beats)
+        has_work = not pulse.is_serving or pulse.is_busy or num_sent > pulse.num_received
+        if progress != self._progress or not has_work:
+            self._progress, self._still = progress, 0.0
+            return None
+        self._still += passed
+        if self._still < self._allowed(pulse):
+            return None
+        return self._reason(pulse, num_sent)
+
+    def _allowed(self, pulse: Pulse) -> float:
+        if not pulse.is_serving:
+            return self._timeout * _PATIENCE_WITH_LOADING
+        return self._timeout + _PATIENCE_WITH_TOKENS * pulse.num_tokens * self.seconds_per_token
+
+    def _reason(self, pulse: Pulse, num_sent: int) -> str:
+        still = f"no progress for {self._still:.1f} s"
+        if not pulse.is_serving:
+            return f"The engine stalled while it loaded: {still}."
+        if num_sent > pulse.num_received:
+            unread = num_sent - pulse.num_received
+            return f"The engine stalled: {still}, {unread} messages wait to be read."
+        last = f"the step that began last has {pulse.num_tokens} tokens"
+        return f"The engine stalled: {still}, after {pulse.num_done} messages and steps; {last}."

@@ -1,0 +1,143 @@
+"""The pulse of an engine's process: a page of numbers that the process writes and its parent reads.
+
+Whether an engine lives is judged by what it gets done, never by a flag that says so. The page is memory that both
+processes share, so reading it needs nothing of the engine: neither its loop nor its interpreter's lock. Behind the page
+lie the stacks of the engine's threads: Python's faulthandler writes them there when the process crashes, or when its
+parent asks for them. The file behind all this has no name; it is gone with the last process that has it open.
+
+    [ beats | is_serving | is_busy | num_done | num_received | num_tokens | step_began ] ... 4096 [ stacks ]
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from typing import NamedTuple
+
+BEAT_SECONDS = 0.25
+STACKS_SIGNAL = signal.SIGUSR2
+# a descriptor that stands for no page: the numbers are written where nobody reads them
+NO_PAGE = -1
+_PAGE_BYTES = 4096
+_MOST_STACK_BYTES = 256 * 1024
+_BEATS, _IS_SERVING, _IS_BUSY, _NUM_DONE, _NUM_RECEIVED, _NUM_TOKENS, _STEP_BEGAN = range(7)
+
+
+class Pulse(NamedTuple):
+    """The numbers at one moment."""
+
+    # of a thread of the process that does nothing else, four in a second
+    beats: int = 0
+    # the core is built
+    is_serving: bool = False
+    # the loop is not waiting for messages
+    is_busy: bool = False
+    # messages that were dealt with, and steps that have ended
+    num_done: int = 0
+    # messages that were taken from the socket
+    num_received: int = 0
+    # of the step that was begun last: its tokens, and when, in nanoseconds of the system's monotonic clock
+    num_tokens: int = 0
+    step_began: int = 0
+
+
+class PulsePage:
+    """The parent's side: makes the file, reads it, closes it."""
+
+    def __init__(self) -> None:
+        self.descriptor = _nameless_file()
+        # faulthandler writes where the file stands, which both processes share
+        os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
+        self._page = mmap.mmap(self.descriptor, _PAGE_BYTES)
+        self._numbers = memoryview(self._page).cast("q")
+
+    def read(self) -> Pulse:
+        """The numbers now; those of a process whose page was closed are all zero."""
+        if self.descriptor == NO_PAGE:
+            return Pulse()
+        values = self._numbers
+        return Pulse(
+            beats=values[_BEATS],
+            is_serving=bool(values[_IS_SERVING]),
+            is_busy=bool(values[_IS_BUSY]),
+            num_done=values[_NUM_DONE],
+            num_received=values[_NUM_RECEIVED],
+            num_tokens=values[_NUM_TOKENS],
+            step_began=values[_STEP_BEGAN],
+        )
+
+    def ask_for_stacks(self, pid: int) -> None:
+        """They come a little later; not from a process that was stopped, until it goes on."""
+        os.kill(pid, STACKS_SIGNAL)
+
+    def stacks(self) -> str:
+        """What faulthandler has written so far."""
+        if self.descriptor == NO_PAGE:
+            return ""
+        return os.pread(self.descriptor, _MOST_STACK_BYTES, _PAGE_BYTES).decode(errors="replace")
+
+    def close(self) -> None:
+        if self.descriptor == NO_PAGE:
+            return
+        descriptor, self.descriptor = self.descriptor, NO_PAGE
+        self._numbers.release()
+        self._page.close()
+        os.close(descriptor)
+
+
+class PulseWriter:
+    """The engine's side. All but the beats is written by the thread of the loop."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._page = mmap.mmap(descriptor, _PAGE_BYTES)
+        self._numbers = memoryview(self._page).cast("q")
+        self._numbers[_IS_BUSY] = 1
+        if descriptor != NO_PAGE:
+            faulthandler.enable(file=descriptor, all_threads=True)
+            faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+            threading.Thread(target=self._beat, name="quire-pulse", daemon=True).start()
+
+    def serves(self) -> None:
+        """The core is built, the loop begins."""
+        self._numbers[_IS_SERVING] = 1
+
+    def rests(self) -> None:
+        """There is nothing to do until a message comes."""
+        self._numbers[_IS_BUSY] = 0
+
+    def wakes(self) -> None:
+        self._numbers[_IS_BUSY] = 1
+
+    def receives(self) -> None:
+        """One more message, which is dealt with now."""
+        self._numbers[_NUM_RECEIVED] += 1
+
+    def begins(self, num_tokens: int) -> None:
+        """A step of so many tokens."""
+        self._numbers[_NUM_TOKENS] = num_tokens
+        self._numbers[_STEP_BEGAN] = time.monotonic_ns()
+
+    def has_done(self) -> None:
+        """A message or a step is behind us."""
+        self._numbers[_NUM_DONE] += 1
+
+    def _beat(self) -> None:
+        while True:
+            self._numbers[_BEATS] += 1
+            time.sleep(BEAT_SECONDS)
+
+
+def _nameless_file() -> int:
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("quire-pulse")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, _PAGE_BYTES)
+    return descriptor

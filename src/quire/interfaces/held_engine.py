@@ -1,0 +1,114 @@
+"""The engine that an AsyncLLM holds: started at first need, replaced when it has died, ended once.
+
+Owns the client, the tokenizer and the parts (engine_parts.py). The parts outlive the client: a new engine is brought to
+where the old one was. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from quire.config import EngineConfig
+from quire.engine_client import AsyncEngineClient, open_link
+from quire.errors import EngineDeadError
+from quire.interfaces.engine_parts import EngineParts
+from quire.interfaces.setup import log_report
+from quire.interfaces.steps import Steps
+from quire.messages import EngineReady
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.renderer import Renderer
+
+Perform = Callable[[Steps[None]], Awaitable[None]]
+Connect = Callable[[EngineConfig], AsyncEngineClient]
+
+
+def connect(config: EngineConfig) -> AsyncEngineClient:
+    """Starts an engine where the configuration wants it: by default in a process of its own."""
+    in_own_process = config.engine_process is not False
+    return AsyncEngineClient(open_link(config, in_own_process=in_own_process, is_async=True))
+
+
+class HeldEngine:
+    def __init__(
+        self,
+        config: EngineConfig,
+        defaults: SamplingParams,
+        renderer: Renderer | None,
+        client: AsyncEngineClient | None,
+    ) -> None:
+        self.config = config
+        self.connect: Connect = connect
+        self.renderer = renderer
+        self.client = client
+        self.parts: EngineParts | None = None
+        # while there is an engine that has started
+        self.ready: EngineReady | None = None
+        self.is_shut_down = False
+        self._defaults = defaults
+        self._lock = asyncio.Lock()
+
+    @property
+    def running(self) -> AsyncEngineClient:
+        """The client, for a request that was prepared; its engine may be gone since."""
+        if self.client is None:
+            raise EngineDeadError("The engine is gone, and another one has not started yet.")
+        return self.client
+
+    async def start(self, perform: Perform) -> EngineReady:
+        """Loads tokenizer and model, unless that is done."""
+        if self.ready is not None:
+            return self.ready
+        async with self._lock:
+            return self.ready if self.ready is not None else await self._start(perform)
+
+    async def restart(self, perform: Perform, reason: str) -> EngineReady:
+        """Ends what is there, and starts anew."""
+        async with self._lock:
+            client, self.client, self.ready = self.client, None, None
+            if client is not None:
+                client.kill(reason)
+                await asyncio.to_thread(client.close)
+            return await self._start(perform)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+        if self.parts is not None:
+            self.parts.close()
+        if self.client is not None:
+            self.client.close()
+
+    async def _start(self, perform: Perform) -> EngineReady:
+        if self.is_shut_down:
+            raise EngineDeadError("The engine was shut down.")
+        try:
+            self.ready = await self._open()
+            assert self.parts is not None
+            await perform(self.parts.furnish())
+        except BaseException:
+            # a cancelled or failed start leaves no process behind
+            self.ready = None
+            if self.client is not None:
+                self.client.close()
+                self.client = None
+            raise
+        return self.ready
+
+    async def _open(self) -> EngineReady:
+        if self.client is None:
+            # the core's process starts before the tokenizer is read, so that both load at the same time
+            self.client = self.connect(self.config)
+        if self.renderer is None:
+            from quire.renderer import Renderer
+
+            self.renderer = await asyncio.to_thread(Renderer.from_config, self.config)
+        ready = await self.client.wait_ready()
+        log_report(ready)
+        if self.parts is None:
+            self.parts = EngineParts(self.config, ready, self.renderer, self._defaults)
+        else:
+            self.parts.engine_was_replaced(ready)
+        return ready

@@ -1,0 +1,54 @@
+"""A log handler that never waits for its reader.
+
+Whoever reads a program's log may stop reading: the pipe fills up, and the next line written to it blocks. A thread
+writes here, so it alone is blocked; what does not fit into its queue is counted, and the count is written when there is
+room again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from typing import TextIO
+
+_MOST_LINES = 10_000
+_FLUSH_SECONDS = 1.0
+
+
+class BackgroundHandler(logging.Handler):
+    """Lines to a stream, in their order, or not at all."""
+
+    def __init__(self, stream: TextIO, most_lines: int = _MOST_LINES) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(most_lines)
+        self.num_lost = 0
+        threading.Thread(target=self._write, name="quire-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self.num_lost += 1
+        except Exception:  # as every handler: a line that cannot be formatted ends nothing
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Until everything is written; at most a second, if nobody reads."""
+        done = self._lines.all_tasks_done
+        with done:
+            done.wait_for(lambda: not self._lines.unfinished_tasks, _FLUSH_SECONDS)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            lost, self.num_lost = self.num_lost, 0
+            if lost:
+                line = f"{line}\n({lost} lines of the log were lost, because nobody read it)"
+            # a closed stream: nobody is left to be told
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            self._lines.task_done()

@@ -1,0 +1,67 @@
+"""Stalled is who has work and gets nothing done. Time is handed in."""
+
+from quire.engine_client.stall_judge import StallJudge
+from quire.engine_core.pulse import Pulse
+
+SERVING = Pulse(is_serving=True, is_busy=True)
+
+
+def verdicts(judge: StallJudge, seconds: float, pulse: Pulse, num_sent: int = 0, begin: float = 0.0) -> list[str]:
+    """What it says in looks of a quarter of a second."""
+    looks = [judge.look(begin + 0.25 * number, pulse, num_sent) for number in range(int(seconds / 0.25) + 1)]
+    return [reason for reason in looks if reason is not None]
+
+
+def test_work_without_progress():
+    judge = StallJudge(10.0)
+    assert not verdicts(judge, 9.75, SERVING)
+    [reason] = verdicts(judge, 0, SERVING, begin=10.0)
+    assert "no progress for 10.0 s" in reason
+
+
+def test_progress_begins_the_count_again():
+    judge = StallJudge(10.0)
+    assert not verdicts(judge, 9.75, SERVING)
+    assert not verdicts(judge, 9.75, SERVING._replace(num_done=1), begin=10.0)
+    assert verdicts(judge, 1.0, SERVING._replace(num_done=1), begin=20.0)
+
+
+def test_an_idle_engine_is_never_stalled():
+    judge = StallJudge(1.0)
+    idle = SERVING._replace(is_busy=False, num_received=5)
+    assert not verdicts(judge, 100.0, idle, num_sent=5)
+    # and what it did not do meanwhile is not held against it when work comes
+    assert judge.look(100.25, idle._replace(is_busy=True), 6) is None
+    # one that was stopped while it was idle does not take what it is sent
+    assert "1 messages wait to be read" in verdicts(judge, 2.0, idle, num_sent=6, begin=101.0)[0]
+
+
+def test_a_long_step_has_longer():
+    judge = StallJudge(10.0, seconds_per_token=0.01)
+    long_step = SERVING._replace(num_tokens=1000)
+    assert not verdicts(judge, 49.0, long_step)
+    assert verdicts(judge, 2.0, long_step, begin=49.25)
+
+
+def test_who_was_stopped_himself_blames_nobody():
+    judge = StallJudge(10.0)
+    assert not verdicts(judge, 5.0, SERVING)
+    # an hour later: the machine slept, or this process did
+    assert judge.look(3600.0, SERVING, 0) is None
+    assert not verdicts(judge, 3.0, SERVING, begin=3600.25)
+
+
+def test_a_clock_that_goes_on_by_an_hour_is_one_look():
+    judge = StallJudge(2.0)
+    assert judge.look(0.0, SERVING, 0) is None
+    assert judge.look(3600.0, SERVING, 0) is None
+    assert judge.look(7200.0, SERVING, 0) is not None
+
+
+def test_loading_is_judged_by_beats():
+    judge = StallJudge(10.0)
+    loading = Pulse(is_busy=True)
+    for second in range(200):
+        assert judge.look(float(second), loading._replace(beats=second), 0) is None
+    assert not verdicts(judge, 38.0, loading._replace(beats=199), begin=200.0)
+    assert "while it loaded" in verdicts(judge, 3.0, loading._replace(beats=199), begin=238.25)[0]
