@@ -17,6 +17,8 @@ from conformance.registry import all_checks
 from conformance.run import FAILED, Result, run_checks, score, table
 from conformance.target import Target
 
+_EMBEDDED = Path(__file__).parents[1] / "src" / "quire" / "embedded"
+
 
 def main() -> int:
     arguments = _parser().parse_args()
@@ -35,8 +37,9 @@ def main() -> int:
         else:
             results = []
         has_failed = any(result.outcome == FAILED for result in results)
+        tokenizer = arguments.tokenizer or ("" if arguments.url else str(_EMBEDDED))
         if arguments.clients or arguments.only_clients:
-            has_failed |= not run_clients(url, key, arguments.model)
+            has_failed |= not run_clients(url, key, arguments.model, tokenizer)
     return int(has_failed)
 
 
@@ -47,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="", help="its name; by default the first that the server lists")
     parser.add_argument("--match", default="", help="only checks whose group.name holds this")
     parser.add_argument("--json", help="a file for the results")
+    parser.add_argument("--tokenizer", default="", help="folder or name of the model's tokenizer, for --clients")
     parser.add_argument(
         "--clients", action="store_true", help="also the clients in conformance/clients (installs them)"
     )

@@ -151,10 +151,12 @@ def no_key(target: Target) -> None:
 
 @check
 def a_wrong_key(target: Target) -> None:
-    """401 invalid_api_key for a wrong key, which is not repeated."""
+    """401 invalid_api_key for a wrong key, with OpenAI's text; the key is not repeated."""
     with_key(target)
     reply = target.get("/v1/models", Authorization="Bearer sk-wrong-key")
-    expect(reply, 401, code="invalid_api_key")
+    error = expect(reply, 401, code="invalid_api_key")
+    # LiteLLM tells it from other mistakes by these words
+    assert "Incorrect API key provided" in str(error["message"]), error
     assert reply.headers["www-authenticate"] == "Bearer"
     assert b"sk-wrong-key" not in reply.body
 

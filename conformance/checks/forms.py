@@ -74,7 +74,7 @@ def a_class(target: Target) -> None:
     class Answer(pydantic.BaseModel):
         number: int = pydantic.Field(ge=0, le=99)
 
-    fields = {"model": target.model, "messages": MESSAGES, "max_completion_tokens": 100}
+    fields = {"model": target.model, "messages": MESSAGES, "max_completion_tokens": 200, "temperature": 0}
     parsed = target.client.chat.completions.parse(**fields, response_format=Answer).choices[0].message.parsed
     assert isinstance(parsed, Answer)
 

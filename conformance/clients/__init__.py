@@ -30,7 +30,8 @@ class Client:
     version_of: str
 
 
-_LLM = ("litellm", "langchain-openai", "lm_eval[api]", "instructor")
+# mcp: LiteLLM imports it for calls of tools; transformers: the harness counts tokens with it
+_LLM = ("litellm", "mcp", "langchain-openai", "lm_eval[api]", "transformers", "instructor", "anthropic")
 CLIENTS = (
     Client("openai for Node", "openai_node.mjs", "npm", ("openai",), "openai"),
     Client("LangChain", "langchain_client.py", "python", _LLM, "langchain-openai"),
@@ -40,8 +41,8 @@ CLIENTS = (
 )
 
 
-def run_clients(url: str, key: str, model: str) -> bool:
-    """True if every client that can be run here passed."""
+def run_clients(url: str, key: str, model: str, tokenizer: str) -> bool:
+    """True if every client that can be run here passed. `tokenizer`: its folder or name, for those that need it."""
     if not model:
         from conformance.target import Target
 
@@ -50,16 +51,18 @@ def run_clients(url: str, key: str, model: str) -> bool:
         target.close()
     print()
     # all are run, also after one that failed
-    return sum(not _run(client, url, key, model) for client in CLIENTS) == 0
+    return sum(not _run(client, url, key, model, tokenizer) for client in CLIENTS) == 0
 
 
-def _run(client: Client, url: str, key: str, model: str) -> bool:
+def _run(client: Client, url: str, key: str, model: str, tokenizer: str) -> bool:
     made = _environment(client)
     if isinstance(made, str):
         print(f"skip  {client.name}: {made}")
         return True
     environment = {**os.environ, "URL": f"{url}/v1", "KEY": key, "MODEL": model, "OPENAI_API_KEY": key}
     environment.pop("PYTHONPATH", None)
+    if tokenizer:
+        environment["TOKENIZER"] = tokenizer
     done = subprocess.run(made, capture_output=True, text=True, env=environment, check=False, cwd=BUILD)
     lines = done.stdout.splitlines()
     passed = [line for line in lines if line.startswith("ok ")]

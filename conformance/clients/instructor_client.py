@@ -5,6 +5,8 @@ import openai
 from pydantic import BaseModel, Field
 from reporting import KEY, MODEL, URL, run
 
+FIELDS = {"model": MODEL, "max_tokens": 200, "temperature": 0}
+
 
 class Answer(BaseModel):
     """An answer."""
@@ -15,7 +17,7 @@ class Answer(BaseModel):
 def ask(mode: instructor.Mode) -> None:
     client = instructor.from_openai(openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0), mode=mode)
     messages = [{"role": "user", "content": "What is seven plus five?"}]
-    answer = client.chat.completions.create(model=MODEL, messages=messages, response_model=Answer, max_tokens=100)
+    answer = client.chat.completions.create(messages=messages, response_model=Answer, **FIELDS)
     assert isinstance(answer, Answer)
 
 

@@ -16,8 +16,8 @@ WEATHER = {"name": "get_weather", "description": "Get the weather of a city.", "
 
 def run(*checks: Callable[[], None]) -> int:
     num_failed = 0
-    # as a user would see them, and each time
-    warnings.simplefilter("always")
+    # of classes of the client itself, before anything was asked
+    warnings.filterwarnings("ignore", message="Item .* on TypedDict class")
     for check in checks:
         try:
             check()

@@ -72,7 +72,7 @@ def create_app(
         # flat, so that `app.routes` is a list that a test can walk through
         app.router.routes.extend(family.router.routes)
     for route in app.routes:
-        if isinstance(route, APIRoute) and "GET" in route.methods:
+        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
             # whoever may read an answer may ask for its head alone
             route.methods.add("HEAD")
     for kind in (ApiError, ClientGoneError, QuireError):

@@ -84,7 +84,7 @@ class Gate:
         # all keys are compared, in constant time
         matches = [secrets.compare_digest(digest, known) for known in self._keys]
         if len(values) > 1 or scheme.lower() != b"bearer" or not any(matches):
-            raise ApiError(401, "The API key is not valid.", code="invalid_api_key", headers=challenge)
+            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
 
     def _account(self, scope: Scope, response: _Response, request_id: bytes, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")

@@ -54,11 +54,11 @@ def document(routes: Sequence[BaseRoute], *, needs_key: bool = False) -> dict[st
     for route in shown:
         operation = _operation(route, schemas, needs_key=needs_key)
         path = re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
-        for method in sorted(route.methods - {"HEAD"}):
+        for method in sorted((route.methods or set()) - {"HEAD"}):
             paths.setdefault(path, {})[method.lower()] = operation
     components: dict[str, Any] = {"schemas": schemas.components, "headers": {"x-request-id": _REQUEST_ID}}
     info = {"title": "Quire", "version": __version__, "description": "\n\n".join(_sockets(routes))}
-    whole = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
+    whole: dict[str, Any] = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
     if needs_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         whole["security"] = [{"key": []}]
