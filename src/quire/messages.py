@@ -284,6 +284,11 @@ class Candidates(msgspec.Struct, array_like=True):
     logprobs: list[float]
 
 
+# What a worker counts in a step and the core adds up: rows whose logits were not finite, steps that failed as a whole
+# and were divided, those among them that were short of memory, and prompts that a connector could not store.
+STEP_COUNTS = ("num_nan_rows", "num_divided_steps", "num_out_of_memory", "num_failed_stores")
+
+
 class StepOutput(msgspec.Struct, kw_only=True):
     """token_ids[i] was sampled for rows[i]; a row may occur more than once, in order (speculation)."""
 
@@ -300,6 +305,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
     # after the step, new drafts included, of every row that had drafts before it or was asked for some
     speculated: np.ndarray = msgspec.field(default_factory=lambda: np.empty((5, 0), dtype=np.int64))
+    # of STEP_COUNTS, what was not 0
+    counts: dict[str, int] = {}
 
 
 # Names of the layers of a model that drafts begin with this.

@@ -154,7 +154,7 @@ def test_blocks_come_back_into_other_blocks() -> None:
         tensor.zero_()
     found = store.find("a")
     assert found is not None
-    second.load([BlockLoad(source=store.lend(found), first_block=1, blocks=[[5, 6], [4, 0]])])
+    second.load([BlockLoad(row=0, source=store.lend(found), first_block=1, blocks=[[5, 6], [4, 0]])])
     for before, after in zip(kept, target, strict=True):
         assert torch.equal(after[[5, 6, 4, 0]], before[[8, 1, 2, 7]])
         assert not after[[1, 2, 3, 7, 8]].any()

@@ -48,7 +48,7 @@ ROOMS = {
         "quire.parameter_checks",
     ),
     "config": ("quire.config",),
-    "ground": ("quire.errors", "quire.version", "quire.embedded"),
+    "ground": ("quire.errors", "quire.version", "quire.embedded", "quire.failpoints"),
 }
 
 # From the top down. A room may import its own modules and every floor below it. Rooms that stand on one floor are

@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import EngineDeadError, QuireError, one_line
+from quire.failpoints import failpoint
 from quire.messages import (
     AbortRequests,
     ControlCall,
@@ -24,6 +25,7 @@ from quire.messages import (
     ExtendRequest,
     ToClient,
     ToCore,
+    split_sequence_id,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Core(Protocol):
     def add(self, request: EngineRequest) -> None: ...
     def extend(self, extension: ExtendRequest) -> None: ...
     def abort(self, aborts: AbortRequests) -> None: ...
+    def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None: ...
     def control(self, name: str, args: dict[str, Any]) -> Any: ...
     def step(self) -> EngineOutputs: ...
     def shutdown(self) -> None: ...
@@ -79,7 +82,7 @@ class CoreDriver:
         try:
             self._dispatch(message)
         except Exception as error:
-            self._die(error, f"while it took a {type(message).__name__}")
+            self._contain(message, error)
 
     def step(self) -> None:
         """One step of the core. An exception in it ends this engine, with a last message that says why."""
@@ -105,6 +108,7 @@ class CoreDriver:
     def _dispatch(self, message: ToCore) -> None:
         match message:
             case EngineRequest():
+                failpoint("receive_request", (message.request_id,))
                 self._core.add(message)
             case ExtendRequest():
                 self._core.extend(message)
@@ -123,6 +127,18 @@ class CoreDriver:
             logger.exception("control call %s failed", call.name)
             return ControlReply(call_id=call.call_id, error=f"{call.name} failed: {type(error).__name__}: {error}")
 
+    def _contain(self, message: ToCore, error: Exception) -> None:
+        """What the core stumbles over ends the requests that the message is about. If the core contradicts itself
+        afterwards, everybody's answers would be in doubt, and it ends itself."""
+        kind = type(message).__name__
+        logger.error("the engine core could not take a %s; its requests end", kind, exc_info=error)
+        reason = f"The engine could not take this {kind}: {type(error).__name__}: {one_line(error)}"
+        try:
+            for request_id, num_outputs in _requests_of(message).items():
+                self._core.fail(request_id, reason, num_outputs)
+        except Exception as second:
+            self._die(second, f"while it took a {kind}")
+
     def _die(self, error: Exception, where: str) -> None:
         logger.error("the engine core failed %s", where, exc_info=error)
         self.is_dead = True
@@ -132,6 +148,20 @@ class CoreDriver:
                 error=f"The engine failed {where}: {type(error).__name__}: {error}. Requests in flight are lost.",
             )
         )
+
+
+def _requests_of(message: ToCore) -> dict[int, int]:
+    """The requests that a message is about, and how many outputs its sender waits for if the core knows nothing yet."""
+    match message:
+        case EngineRequest():
+            return {message.request_id: message.sampling.n}
+        case ExtendRequest():
+            return {message.request_id: 0}
+        case AbortRequests():
+            of_sequences = (split_sequence_id(sequence_id)[0] for sequence_id in message.sequence_ids)
+            return dict.fromkeys([*message.request_ids, *of_sequences], 0)
+        case _:
+            return {}
 
 
 def failure_at_start(error: BaseException) -> EngineFailed:

@@ -13,6 +13,7 @@ from typing import Any
 from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError, suggestion
+from quire.failpoints import failpoint
 from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest
 
 ControlOperation = Callable[..., Any]
@@ -68,6 +69,13 @@ class EngineCore:
         self.scheduler.abort(message.request_ids, message.sequence_ids)
         self._is_idle = False
 
+    def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None:
+        """A request that cannot go on ends alone; one that is not known yet has so many outputs. Raises if the core
+        contradicts itself: then more is broken than this request."""
+        self.scheduler.lifecycle.fail(request_id, reason, num_outputs)
+        self._checked()
+        self._is_idle = False
+
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """A management operation of the core, or else of the workers (`worker.NAME`)."""
         if name.startswith("worker."):
@@ -89,9 +97,11 @@ class EngineCore:
 
         Requests that ended without running (refused, aborted) are reported here as well.
         """
+        failpoint("before_schedule")
         decision = self.scheduler.schedule()
         if decision is not None:
             self._on_step(decision.num_scheduled_tokens)
+            failpoint("before_execute")
             self._in_flight.append(self.executor.execute(decision))
         if len(self._in_flight) > (self._depth if decision is not None else 0):
             outputs = self.scheduler.update_from_output(self._in_flight.popleft().result())
@@ -99,7 +109,7 @@ class EngineCore:
             self._is_idle = not self._in_flight
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
-        if self._check_invariants:
+        if self._check_invariants or self.scheduler.lifecycle.take_doubt():
             self._checked()
         return outputs
 
@@ -111,6 +121,7 @@ class EngineCore:
         return self.scheduler.statistics()
 
     def shutdown(self) -> None:
+        failpoint("end_worker")
         self.executor.shutdown()
 
     def _reset_prefix_cache(self) -> bool:

@@ -17,6 +17,7 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
+from quire.failpoints import failpoint
 from quire.kv_connectors import make_scheduler_half
 from quire.kv_connectors.connector import CacheLayout, SchedulerHalf
 from quire.messages import EngineReady, WorkerCapacity
@@ -32,11 +33,14 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     """The whole core in this process. A user's mistake raises a UserError."""
     phases = PhaseTimer()
     policy = _policy(config)  # a wrong name is found before anything is loaded
+    failpoint("start_load")
     with phases.measure("load model"):
         executor = InProcessExecutor(config.worker)
+    failpoint("start_measure")
     with phases.measure("measure memory"):
         measured = executor.measure_capacity()
         plan = plan_cache(measured, _asked(config))
+    failpoint("start_allocate")
     with phases.measure("allocate KV cache"):
         groups = [list(group.layer_names) for group in plan.groups]
         executor.initialize_cache(groups, plan.num_blocks, plan.num_host_blocks)
@@ -53,6 +57,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     is_ahead, reason = _runs_ahead(config, measured)
     if is_ahead:
         executor.run_ahead()
+    failpoint("start_ready")
     core = assemble(
         config, executor, plan, scheduler, [*phases.report(), plan.explanation, reason], depth=int(is_ahead)
     )

@@ -23,6 +23,7 @@ import zmq
 from quire.engine_core.driver import CoreDriver, failure_at_start
 from quire.engine_core.launch_document import LaunchDocument
 from quire.engine_core.pulse import PulseWriter
+from quire.failpoints import failpoint
 from quire.messages import (
     AbortRequests,
     ControlReply,
@@ -162,12 +163,15 @@ def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWr
         link.hand_to(driver)
         driver.step()
         pulse.has_done()
+    failpoint("end_asked")
     _send_all(driver, link)
+    failpoint("end_last_messages")
     driver.shutdown()
 
 
 def _send_all(driver: CoreDriver, link: CoreSocket) -> None:
     for message in driver.take():
+        failpoint("before_send")
         link.send(message)
 
 
@@ -176,6 +180,7 @@ def run(document: LaunchDocument, core: str | None) -> int:
     pulse = PulseWriter(document.pulse_descriptor)
     link = CoreSocket(document.endpoint, pulse)
     try:
+        failpoint("start_process")
         driver = CoreDriver.build(document.config, core)
     except Exception as error:
         failure = failure_at_start(error)
@@ -231,6 +236,7 @@ def main() -> NoReturn:
     log.flush()
     sys.stdout.flush()
     sys.stderr.flush()
+    failpoint("end_exit")
     # Threads of libraries and destructors of gigabytes have no say in how long the end takes.
     os._exit(status)
 

@@ -57,6 +57,9 @@ class CacheLayout:
 class BlockLoad(msgspec.Struct, kw_only=True):
     """Blocks to fill before anything of the step is computed."""
 
+    # the sequence that begins behind them
+    row: int
+
     # what the scheduler half says about it
     source: Any
     # the first of the prefix' blocks that is needed
@@ -105,7 +108,8 @@ class SchedulerHalf(Protocol):
 
 
 class WorkerHalf(Protocol):
-    """Called by the worker in each step. An exception here ends the engine: what was found is expected to be there."""
+    """Called by the worker in each step that moves something, with one entry at a time. An exception in `load` ends the
+    request whose blocks it was about, one in `store` loses what was to be stored."""
 
     def open(self, layout: CacheLayout, tensors: Sequence[Any]) -> None:
         """Once, when the cache is there: tensors whose first dimension is the block."""

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from quire.failpoints import failpoint
 from quire.renderer.stop_strings import StopMatcher
 from quire.renderer.text_decoder import TextDecoder
 
@@ -46,6 +47,7 @@ class TextStream:
         self._is_finished = False
 
     def push(self, token_ids: list[int], *, is_last: bool) -> TextDelta:
+        failpoint("in_detokenise", token_ids)
         if self._is_finished:
             return TextDelta("", None, 0)
         num_tokens = len(token_ids)

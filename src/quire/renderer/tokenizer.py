@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import ContextLengthError, ModelError, RequestError
+from quire.failpoints import failpoint
 from quire.renderer import gguf_tokenizer
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.text_decoder import (
@@ -76,6 +77,7 @@ class Tokenizer:
         """Special-token strings in the text become special tokens, as in Transformers."""
         if not isinstance(text, str):
             raise RequestError(f"text: {type(text).__name__} given, must be one text.", param="text")
+        failpoint("in_tokenise")
         try:
             if len(text) > _SHORT_CHARACTERS:
                 return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
@@ -86,6 +88,7 @@ class Tokenizer:
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens without special ones around them, and the characters from which to which each goes."""
+        failpoint("in_tokenise")
         try:
             encoding = self._backend.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:

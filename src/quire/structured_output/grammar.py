@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from quire.errors import one_line
+from quire.failpoints import failpoint
 from quire.structured_outputs_params import StructuredOutputsParams
 
 # Of a lexer's states, each 1 to 2 kB: what one grammar may hold in memory while it is followed.
@@ -25,6 +26,7 @@ class GrammarError(Exception):
 
 def compiled(params: StructuredOutputsParams, tokenizer: Any) -> Any:
     """An LLMatcher at the beginning of an output."""
+    failpoint("in_grammar_compile")
     return matcher_of(grammar_of(params), tokenizer)
 
 

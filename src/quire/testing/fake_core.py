@@ -188,6 +188,12 @@ class FakeCore:
                 self._num_aborted += len(beams.sequence_ids)
                 self._events.ends += [SequenceEnd(sequence_id, "abort") for sequence_id in beams.sequence_ids]
 
+    def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None:
+        known = [one for one in self._sequences if split_sequence_id(one)[0] == request_id]
+        for sequence_id in known or [sequence_id_of(request_id, index) for index in range(num_outputs)]:
+            self._sequences.pop(sequence_id, None)
+            self._events.ends.append(SequenceEnd(sequence_id, "error", error=reason))
+
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name not in self._operations:
             raise UserError(f"control {name!r}: there is no such operation.")

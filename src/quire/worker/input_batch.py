@@ -62,7 +62,7 @@ class BatchBuilder:
 
     def __init__(self, table: RowTable, block_size: int, device: torch.device) -> None:
         self._table = table
-        self._block_size = block_size
+        self.block_size = block_size
         self._device = device
 
     def build(self, rows_S: IntArray, num_tokens_S: IntArray, num_computed_S: IntArray | None = None) -> InputBatch:
@@ -132,9 +132,9 @@ class BatchBuilder:
     ) -> list[npt.NDArray[np.int32] | IntArray]:
         """For each group: block tables, trimmed to the longest sequence, and the slot of each token."""
         arrays: list[npt.NDArray[np.int32] | IntArray] = []
-        index_T, offset_T = np.divmod(position_T, self._block_size)
-        longest = -(-max_seq_len // self._block_size)
+        index_T, offset_T = np.divmod(position_T, self.block_size)
+        longest = -(-max_seq_len // self.block_size)
         for block_table in self._table.block_tables:
             arrays.append(block_table[rows_S, :longest])
-            arrays.append(block_table[row_T, index_T] * np.int64(self._block_size) + offset_T)
+            arrays.append(block_table[row_T, index_T] * np.int64(self.block_size) + offset_T)
         return arrays

@@ -1,26 +1,46 @@
 """One step of the model: apply what changed, gather the inputs, run the model, sample.
 
 Owns the order of a step. Must never name a feature: what differs between requests lives in the row table, in the
-sampler and its processors, in the proposer of drafts, or in the attention backend. If the model raises, nothing is
-counted as computed: the core may repeat the step with fewer rows (and without the differences, which are applied).
+sampler and its processors, in the proposer of drafts, or in the attention backend. If something raises before `commit`,
+nothing is counted as computed, and Walls runs the same rows in parts; the differences are applied by then, once.
 Called by Worker.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+import logging
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quire.failpoints import failpoint
 from quire.kv_connectors.connector import STEP_DATA, StepTransfers, WorkerHalf
-from quire.messages import SchedulerOutput, StepOutput, int_array
+from quire.messages import IntArray, SchedulerOutput, StepOutput, int_array
 from quire.worker.attention import AttentionBackend
-from quire.worker.input_batch import BatchBuilder, attention_context
+from quire.worker.forward_context import forward_context, profiling_context
+from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.kv_cache import KVCache
+from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
-from quire.worker.sampler.sampler import Sampler
+from quire.worker.sampler.sampler import Sampled, Sampler
 from quire.worker.speculative import Drafting
+from quire.worker.transfers import Transfers
+from quire.worker.walls import NotSampledError, Walls
 
 _NOTHING = StepTransfers()
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a step computed, before any of it counts."""
+
+    batch: InputBatch
+    hidden_TE: Tensor
+    sampled: Sampled
 
 
 class ModelRunner:
@@ -36,6 +56,7 @@ class ModelRunner:
         batches: BatchBuilder,
         drafting: Drafting,
         connector: WorkerHalf,
+        platform: Platform,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -44,26 +65,45 @@ class ModelRunner:
         self.sampler = sampler
         self.batches = batches
         self.drafting = drafting
-        self.connector = connector
+        self.transfers = Transfers(connector)
+        self.platform = platform
+        self.walls = Walls(self, table, platform, batches.block_size)
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:
-        self._apply(scheduled)
-        transfers: StepTransfers = scheduled.step_data.get(STEP_DATA, _NOTHING)
-        self.connector.load(transfers.loads)
+        self.walls.open(scheduled)
+        failures = self._apply(scheduled)
+        moves: StepTransfers = scheduled.step_data.get(STEP_DATA, _NOTHING)
+        failures |= self.transfers.load(moves.loads, self.walls)
         rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
-        if len(rows) == 0:
-            return StepOutput(step=scheduled.step, speculated=self.drafting.report(scheduled))
+        if len(rows):
+            output = self.walls.run(scheduled, rows, num_tokens)
+        else:
+            output = StepOutput(step=scheduled.step, speculated=self.report(scheduled))
+        output.failures |= failures
+        self.transfers.store(moves.stores, output)
+        return output
+
+    def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
+        """These tokens of these rows, and what follows them. Changes nothing but the cache."""
         batch = self.batches.build(rows, num_tokens)
+        failpoint("in_forward", batch.input_ids_T)
         with attention_context(batch, self.backend):
             hidden_TE = self.model(batch.input_ids_T, batch.positions_T)
-        sampled = self.sampler.sample(hidden_TE, batch)
+        try:
+            failpoint("before_sample", lambda: np.concatenate([self.table.tokens_of(row) for row in rows]))
+            return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))
+        except Exception as error:
+            raise NotSampledError from error
+
+    def commit(self, scheduled: SchedulerOutput, computed: Computed) -> StepOutput:
+        """The two numbers move, and what was sampled stands in the table."""
+        batch, sampled = computed.batch, computed.sampled
         self.table.advance(batch.rows_S, batch.num_tokens_S)
         self.table.append(sampled.rows, sampled.lengths, sampled.token_ids)
         if sampled.failures:
             self.table.drop_drafts(int_array(list(sampled.failures)))
-        speculated = self.drafting.end_step(scheduled, batch, hidden_TE, sampled.rows)
-        self.connector.store([store for store in transfers.stores if store.row not in sampled.failures])
+        speculated = self.drafting.end_step(scheduled, batch, computed.hidden_TE, sampled.rows)
         return StepOutput(
             step=scheduled.step,
             rows=sampled.rows,
@@ -73,22 +113,34 @@ class ModelRunner:
             candidates=sampled.candidates,
             failures=sampled.failures,
             speculated=speculated,
+            counts=sampled.counts,
         )
 
-    def _apply(self, scheduled: SchedulerOutput) -> None:
-        """The differences, in the order of the message's fields."""
+    def report(self, scheduled: SchedulerOutput) -> IntArray:
+        """Where rows stand that computed nothing."""
+        return self.drafting.report(scheduled)
+
+    def check_model(self) -> None:
+        """One token beside all rows and without a cache; raises if not even this can be computed."""
+        failpoint("in_forward")
+        token = torch.zeros(1, dtype=torch.int64, device=self.platform.device)
+        with forward_context(profiling_context()):
+            self.model(token, token)
+        self.platform.synchronize()
+
+    def _apply(self, scheduled: SchedulerOutput) -> dict[int, str]:
+        """The differences, in the order of the message's fields. Rows that could not be made ready, with the reason."""
+        failures: dict[int, str] = {}
         for fork in scheduled.forked:
             self.table.fork(fork)
-            self.sampler.fork(fork)
-            self.drafting.fork(fork)
+            self._tell_followers("fork", fork.row, fork, failures)
         for row in scheduled.released:
             self.table.release(row)
             self.sampler.release(row)
             self.drafting.release(row)
         for sequence in scheduled.admitted:
             self.table.admit(sequence)
-            self.sampler.admit(sequence)
-            self.drafting.admit(sequence)
+            self._tell_followers("admit", sequence.row, sequence, failures)
         self.table.set_progress(scheduled.progress)
         self.drafting.set_progress(scheduled.progress)
         for appended in scheduled.appended:
@@ -96,3 +148,18 @@ class ModelRunner:
         self.table.write_blocks(scheduled.block_writes)
         self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
         self.cache.copy_blocks(scheduled.block_copies)
+        for row in failures:
+            self.walls.fail(row)
+        return failures
+
+    def _tell_followers(self, hook: str, row: int, change: Any, failures: dict[int, str]) -> None:
+        """What a request asks for is looked at here for the first time; what it breaks is its own row."""
+        failures.pop(row, None)
+        try:
+            getattr(self.sampler, hook)(change)
+            getattr(self.drafting, hook)(change)
+        except Exception as error:
+            logger.exception("row %d could not be made ready", row)
+            self.sampler.release(row)
+            self.drafting.release(row)
+            failures[row] = f"it could not be made ready ({type(error).__name__}); the engine's log says more."

@@ -141,6 +141,10 @@ class RowTable:
         """Tokens of a row that are none of its drafts; of several rows, an array."""
         return self.num_total[rows] - self.num_drafts[rows]
 
+    def tokens_of(self, row: int) -> Any:
+        """All of them, drafts included; a view."""
+        return self.token_ids[row, : self.num_total[row]]
+
     def check_invariants(self) -> None:
         used = np.flatnonzero(self.is_used)
         total = self.num_total[used]

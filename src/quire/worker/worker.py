@@ -104,7 +104,9 @@ class Worker:
         batches = BatchBuilder(table, config.block_size, device)
         self._proposer.open(ProposerContext(table, batches, sampler.settings, backend))
         drafting = Drafting(table, self._proposer)
-        self._runner = ModelRunner(model, backend, table, cache, sampler, batches, drafting, self._connector)
+        self._runner = ModelRunner(
+            model, backend, table, cache, sampler, batches, drafting, self._connector, self._platform
+        )
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)

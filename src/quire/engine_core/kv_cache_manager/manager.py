@@ -33,6 +33,7 @@ from quire.engine_core.kv_cache_manager.steady_growth import SteadyGrowth
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
+from quire.failpoints import failpoint
 from quire.messages import int_array
 
 
@@ -110,6 +111,7 @@ class KVCacheManager:
             self._grow(sequence, number, target)
         # where lookahead reaches the greatest length, nothing more will be asked for
         self._rows.writable_until[sequence.row] = target * self.block_size - (ahead - end)
+        failpoint("after_allocate", (sequence.request.request_id,))
         return True
 
     @contextmanager
@@ -122,9 +124,11 @@ class KVCacheManager:
         prefixes = [self.get_computed_blocks(one).held_blocks() for one in waiting]
         for prefix in prefixes:
             self.pool.hold(prefix)
-        yield
-        for prefix in prefixes:
-            self.moves.release(prefix[::-1])
+        try:
+            yield
+        finally:
+            for prefix in prefixes:
+                self.moves.release(prefix[::-1])
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""

@@ -22,7 +22,7 @@ from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.running import Running
 from quire.engine_core.scheduler.speculation import Speculation
-from quire.errors import RequestError
+from quire.errors import RequestError, one_line
 from quire.messages import (
     AppendedTokens,
     Candidates,
@@ -52,6 +52,8 @@ class Lifecycle:
         self.events = ClientEvents()
         self._methods: dict[int, DecodingMethod] = {}
         self._blamed: dict[int, str] = {}
+        self.num_failed = 0
+        self.is_in_doubt = False
         self._manager = manager
         self._rows = rows
         self._admission = admission
@@ -66,12 +68,12 @@ class Lifecycle:
             return  # a client that repeats an id gets the outputs of the first
         refusal = self._admission.bad_ids(_all_ids(message)) or self._admission.bad_handle(message)
         if refusal is not None:
-            self._refuse_unseen(message, refusal)
+            self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return
         try:
             method = make_method(message)
         except RequestError as error:
-            self._refuse_unseen(message, str(error))
+            self._refuse_unseen(message.request_id, message.sampling.n, str(error))
             return
         prompt = self._prompt_of(message)
         is_private = not self._manager.pool.keeps_contents
@@ -193,7 +195,7 @@ class Lifecycle:
         for row in rows[self._rows.is_watched[rows]]:
             sequence = self.running.sequence_at(row)
             method = self._methods[sequence.request.request_id]
-            with self._blaming(sequence.request):
+            with self.blaming(sequence.request, "its decoding method failed"):
                 self._watch(sequence, method.after_token(sequence, self))
 
     def answers_of(self, candidates: dict[int, Candidates]) -> dict[int, dict[int, Candidates]]:
@@ -209,23 +211,23 @@ class Lifecycle:
         """Decoding methods choose what the worker does not."""
         for request_id, by_index in answers.items():
             request = self.requests[request_id]
-            with self._blaming(request):
+            with self.blaming(request, "its decoding method failed"):
                 self._methods[request_id].after_candidates(request, by_index, self)
 
     @contextmanager
-    def _blaming(self, request: Request) -> Iterator[None]:
-        """A method that raises ends its own request, once the step has been looked through."""
+    def blaming(self, request: Request, what: str) -> Iterator[None]:
+        """What is done for one request and raises ends that one, once the step has been looked through."""
         try:
             yield
         except Exception as error:
-            logger.exception("the decoding method of request %d failed", request.request_id)
-            self._blamed[request.request_id] = f"its decoding method failed: {type(error).__name__}: {error}"
+            logger.exception("request %d: %s", request.request_id, what)
+            self._blamed[request.request_id] = f"{what}: {type(error).__name__}: {one_line(error)}"
 
     def end_blamed(self) -> None:
-        for request_id, reason in self._blamed.items():
-            if request_id in self.requests:
-                self.end_request(self.requests[request_id], "error", reason)
-        self._blamed.clear()
+        if self._blamed:
+            blamed, self._blamed = self._blamed, {}
+            for request_id, reason in blamed.items():
+                self.fail(request_id, reason)
 
     def fork(self, parent: Sequence, index: int, num_total_tokens: int, num_computed_tokens: int) -> Sequence:
         """A child of the same request: shares blocks, gets a row and a seed of its own.
@@ -306,6 +308,26 @@ class Lifecycle:
         for output in sorted(request.open_outputs):
             self.finish(request, output, finish_reason, error=error)
 
+    def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None:
+        """Something went wrong while a request was attended to: it ends, and what it has computed is forgotten. Of one
+        that is not known, so many outputs end."""
+        self.num_failed += 1
+        self.is_in_doubt = True
+        request = self.requests.get(request_id)
+        if request is None:
+            self._refuse_unseen(request_id, num_outputs, reason)
+            return
+        for sequence in request.sequences.values():
+            self._manager.forget(sequence)
+        self.end_request(request, "error", reason)
+        if request_id in self.requests:  # its outputs had ended, and the failure came in between
+            self._close(request)
+
+    def take_doubt(self) -> bool:
+        """Whether a request has failed so since the last call."""
+        is_in_doubt, self.is_in_doubt = self.is_in_doubt, False
+        return is_in_doubt
+
     def _remove(self, sequence: Sequence) -> None:
         """The sequence lets go of its blocks and of its row."""
         del sequence.request.sequences[sequence.index]
@@ -336,9 +358,9 @@ class Lifecycle:
         if request.holds_rows:
             self.running.num_reserved_rows += num_rows
 
-    def _refuse_unseen(self, message: EngineRequest, reason: str) -> None:
-        for index in range(message.sampling.n):
-            self.events.ends.append(SequenceEnd(sequence_id_of(message.request_id, index), "error", None, reason))
+    def _refuse_unseen(self, request_id: int, num_outputs: int, reason: str) -> None:
+        for index in range(num_outputs):
+            self.events.ends.append(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
 
     def _refuse_if_impossible(self, request: Request) -> bool:
         refusal = self._admission.reason_to_refuse(request)

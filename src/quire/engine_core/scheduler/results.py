@@ -7,7 +7,7 @@ back to be computed again. Called by the scheduler alone.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,16 @@ from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.changes import ClientEvents
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.speculation import Speculation
-from quire.messages import EngineOutputs, IntArray, SequenceLogprobs, StepOutput, TokenLogprobs, int_array, no_ints
+from quire.messages import (
+    STEP_COUNTS,
+    EngineOutputs,
+    IntArray,
+    SequenceLogprobs,
+    StepOutput,
+    TokenLogprobs,
+    int_array,
+    no_ints,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,11 @@ class Results:
     def __init__(self, manager: KVCacheManager, rows: Rows, lifecycle: Lifecycle, speculation: Speculation) -> None:
         self.in_flight: deque[StepInFlight] = deque()
         self.num_dropped_tokens = 0
+        self.num_dropped_outputs = 0
+        # outputs that came before it was their turn, by step
+        self._early: dict[int, StepOutput] = {}
+        # what the workers counted, over all steps
+        self.counts = Counter(dict.fromkeys(STEP_COUNTS, 0))
         self._manager = manager
         self._rows = rows
         self._lifecycle = lifecycle
@@ -47,8 +61,17 @@ class Results:
 
     def settle(self, output: StepOutput) -> EngineOutputs:
         """The messages to the client that follow from one step."""
+        if not self.in_flight or self.in_flight[0].step != output.step:
+            return self._out_of_turn(output)
+        result = self._settle(output)
+        if self._early:
+            self._settle_early(result)
+        self.take_events(result)
+        return result
+
+    def _settle(self, output: StepOutput) -> EngineOutputs:
         decided = self.in_flight.popleft()
-        assert decided.step == output.step, "results come in the order of the steps"
+        self.counts.update(output.counts)
         result = EngineOutputs(step=output.step, prompt_logprobs=self._by_sequence(output.prompt_logprobs, decided))
         for row, positions in output.prompt_logprobs.items():
             if self._is_as_decided(row, decided):
@@ -70,8 +93,27 @@ class Results:
         for row, token, is_stop in ends:
             self._end(row, token, is_stop)
         self._lifecycle.end_blamed()
+        return result
+
+    def _out_of_turn(self, output: StepOutput) -> EngineOutputs:
+        """One that comes early waits for its turn; one that nobody waits for (twice, late, unknown) is dropped."""
+        is_early = any(decided.step == output.step for decided in self.in_flight) and output.step not in self._early
+        if is_early:
+            self._early[output.step] = output
+        else:
+            self.num_dropped_outputs += 1
+        result = EngineOutputs(step=0)
         self.take_events(result)
         return result
+
+    def _settle_early(self, result: EngineOutputs) -> None:
+        """Those whose turn has come by now, added to what came before them."""
+        while self.in_flight and (output := self._early.pop(self.in_flight[0].step, None)) is not None:
+            found = self._settle(output)
+            result.sequence_ids = np.concatenate([result.sequence_ids, found.sequence_ids])
+            result.token_ids = np.concatenate([result.token_ids, found.token_ids])
+            result.logprobs = [*result.logprobs, *found.logprobs]
+            result.prompt_logprobs = [*result.prompt_logprobs, *found.prompt_logprobs]
 
     def take_events(self, outputs: EngineOutputs) -> None:
         """Begins, chosen tokens and ends since the last call, put into a message to the client."""
@@ -98,6 +140,11 @@ class Results:
     ) -> tuple[IntArray, IntArray, list[tuple[int, int, bool]]]:
         """(rows, tokens, ends): the tokens that are new, cut behind the first that ends a sequence."""
         rows, token_ids = output.rows, output.token_ids
+        if len(rows) != len(decided.rows) or (rows != decided.rows).any():
+            was_decided = self._was_decided(rows, decided)
+            if not was_decided.all():  # nobody would know whose tokens these are
+                self.num_dropped_tokens += len(rows) - int(was_decided.sum())
+                rows, token_ids = rows[was_decided], token_ids[was_decided]
         if self._rows.num_changes != decided.num_changes:
             is_there = (self._rows.left_at[rows] <= decided.num_changes) & (self._rows.sequence_id[rows] >= 0)
             self.num_dropped_tokens += len(rows) - int(is_there.sum())
@@ -107,6 +154,14 @@ class Results:
             ends = self._ends_of(rows, token_ids, self._rows.num_known[rows])
             return rows, token_ids, [(int(rows[i]), int(token_ids[i]), is_stop) for i, is_stop in ends]
         return self._learn_several(rows, token_ids)
+
+    def _was_decided(self, rows: IntArray, decided: StepInFlight) -> npt.NDArray[np.bool_]:
+        """Which of these rows the step was about."""
+        # one place more than there are rows: what is out of range finds False there
+        was_decided = np.zeros(self._rows.num_rows + 1, dtype=np.bool_)
+        was_decided[decided.rows] = True
+        found: npt.NDArray[np.bool_] = was_decided[np.where((rows >= 0) & (rows < self._rows.num_rows), rows, -1)]
+        return found
 
     def _learn_several(
         self, rows: IntArray, token_ids: IntArray
@@ -134,12 +189,15 @@ class Results:
         return [(int(i), bool(is_stop[i])) for i in np.flatnonzero(is_end)] if is_end.any() else []
 
     def _end(self, row: int, token: int, is_stop: bool) -> None:
-        sequence = self._running.sequence_at(row)
-        if not is_stop:
-            self._lifecycle.end_output(sequence, "length")
-            return
-        asked_for = token in sequence.request.asked_for_ids
-        self._lifecycle.end_output(sequence, "stop", stop_reason=token if asked_for else None)
+        sequence = self._running.find(row)
+        if sequence is None:
+            return  # its decoding method has dropped it
+        with self._lifecycle.blaming(sequence.request, "it could not be ended"):
+            if not is_stop:
+                self._lifecycle.end_output(sequence, "length")
+                return
+            asked_for = token in sequence.request.asked_for_ids
+            self._lifecycle.end_output(sequence, "stop", stop_reason=token if asked_for else None)
 
     # ------------------------------------------------------------------------------------------ drafts (4.4.4)
 
@@ -149,6 +207,7 @@ class Results:
         computed += granted - rejected, total += drafts - rejected + 1: the sums are the worker's.
         """
         rows = self._rows
+        speculated = speculated[:, self._was_decided(speculated[0], decided)]
         is_there = (rows.left_at[speculated[0]] <= decided.num_changes) & (rows.sequence_id[speculated[0]] >= 0)
         speculated = speculated[:, is_there]
         row, computed, total = speculated[:3]
@@ -171,6 +230,7 @@ class Results:
             if self._is_as_decided(row, decided):
                 sequence = self._running.sequence_at(row)
                 self._manager.forget(sequence)
+                self._lifecycle.num_failed += 1
                 self._lifecycle.end_request(sequence.request, "error", reason)
             else:
                 # It had ended before; which blocks it wrote last is not known any more.
@@ -185,7 +245,8 @@ class Results:
         if not by_row:
             return []
         counts = np.bincount(rows, minlength=self._rows.num_rows)
-        return self._by_sequence({row: entries[: counts[row]] for row, entries in by_row.items()}, decided)
+        known = {row: entries for row, entries in by_row.items() if 0 <= row < len(counts)}
+        return self._by_sequence({row: entries[: counts[row]] for row, entries in known.items()}, decided)
 
     def _by_sequence(self, by_row: dict[int, list[TokenLogprobs]], decided: StepInFlight) -> list[SequenceLogprobs]:
         return [

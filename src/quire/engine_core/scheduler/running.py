@@ -70,7 +70,8 @@ class Running:
         return [self.sequence_at(row) for row in rows.tolist()]
 
     def find(self, row: int) -> Sequence | None:
-        return self._sequences[row]
+        """None also for a row that does not exist."""
+        return self._sequences[row] if 0 <= row < len(self._sequences) else None
 
     def living_sequences(self) -> list[Sequence]:
         return [sequence for sequence in self._sequences if sequence is not None]

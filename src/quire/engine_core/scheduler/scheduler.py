@@ -8,6 +8,7 @@ touches a clock, a socket or a tensor.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,10 +28,14 @@ from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results, StepInFlight
+from quire.engine_core.scheduler.siblings import awaited_sibling
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
+from quire.errors import one_line
 from quire.kv_connectors.connector import NoSchedulerHalf, SchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, SchedulerOutput, StepOutput
+
+logger = logging.getLogger("quire.scheduler")
 
 
 class Scheduler:
@@ -163,7 +168,10 @@ class Scheduler:
         reached = np.minimum(self.rows.num_computed[rows] + self._granted[rows], self.rows.num_known[rows])
         fills_block = rows[(reached >= self.rows.next_block_end[rows]) & (self._granted[rows] > 0)]
         for sequence in self._after_steady_ones(fills_block, self.manager.steady.name):
-            self._name_granted(sequence)
+            try:
+                self._name_granted(sequence)
+            except Exception as error:
+                self._fail(sequence.request, error)
         return self._gave_way
 
     def _after_steady_ones(
@@ -207,28 +215,29 @@ class Scheduler:
                 self._granted[awaited.row] = self._most(awaited, int(self._granted[awaited.row]) + num_tokens)
 
     def _awaited(self, sequence: TokenSequence) -> TokenSequence | None:
-        """The earlier sibling that has still to compute what this one, which holds nothing, is to find.
-
-        Estimates count on it, and else several would compute the same, each into blocks of its own.
-        """
-        awaited, num_shared, num_there = None, 0, 0
-        for sibling in sequence.request.sequences.values():
-            if sibling is sequence:
-                break
-            num_tokens = self.manager.estimates.num_shared(sequence, [sibling]) * self.manager.block_size
-            reached = sibling.num_computed_tokens + int(self._granted[sibling.row])
-            num_there = max(num_there, min(num_tokens, reached))
-            if num_tokens > num_shared:
-                awaited, num_shared = sibling, num_tokens
-        return awaited if num_there < num_shared else None
+        return awaited_sibling(sequence, self.manager.estimates, self._granted, self.manager.block_size)
 
     def _make_room(self, sequence: TokenSequence) -> None:
         """Blocks for a running sequence; if there are none, others give way until there are, or it gives way itself."""
-        while not self._has_blocks(sequence):
+        while not self._tried_for_blocks(sequence):
             victim = self._victim()
             self._preempt(victim, f"request {sequence.request.request_id} needs a block and none is free")
             if victim is sequence.request:
                 return
+
+    def _tried_for_blocks(self, sequence: TokenSequence) -> bool:
+        """Whether no room need be made: it has its blocks, or its request has failed and needs none any more."""
+        try:
+            return self._has_blocks(sequence)
+        except Exception as error:
+            self._fail(sequence.request, error)
+            return True
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """What was decided for the others stands."""
+        logger.error("request %d failed while it was scheduled", request.request_id, exc_info=error)
+        self._granted[[sequence.row for sequence in request.sequences.values() if sequence.row >= 0]] = 0
+        self.lifecycle.fail(request.request_id, f"It could not be scheduled: {type(error).__name__}: {one_line(error)}")
 
     def _has_blocks(self, sequence: TokenSequence) -> bool:
         if sequence.is_begun:
@@ -287,7 +296,10 @@ class Scheduler:
             if request is None:
                 return
             self.queues.remove(request)
-            budget = self._start(request, budget)
+            try:
+                budget = self._start(request, budget)
+            except Exception as error:
+                self._fail(request, error)
 
     def _let_somebody_in(self) -> bool:
         """Nothing was granted though somebody waits: whoever only waits for input gives way."""
@@ -360,6 +372,9 @@ class Scheduler:
             "num_requests_preempted": self.queues.num_preempted,
             "num_steps_total": self._num_steps,
             "num_dropped_tokens_total": self._results.num_dropped_tokens,
+            "num_dropped_outputs_total": self._results.num_dropped_outputs,
+            "num_failed_requests_total": self.lifecycle.num_failed,
+            **{f"{name}_total": count for name, count in self._results.counts.items()},
             **self.manager.statistics(),
             **self.recovery.statistics(),
             **self.speculation.statistics(),

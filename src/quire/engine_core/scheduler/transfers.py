@@ -103,7 +103,12 @@ class Transfers(Constraint):
         blocks = _blocks_of(fetch.sequence, fetch.first, fetch.last)
         self._num_fetched_blocks += sum(map(len, blocks))
         self._num_fetched_tokens += fetch.num_tokens
-        return BlockLoad(source=self._connector.load(fetch.found), first_block=fetch.first, blocks=blocks)
+        return BlockLoad(
+            row=fetch.sequence.row,
+            source=self._connector.load(fetch.found),
+            first_block=fetch.first,
+            blocks=blocks,
+        )
 
     def _take_computed(self) -> list[Sequence]:
         """Those whose prompt is complete after the step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,3 +65,9 @@ class CpuPlatform:
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
+
+    def is_beyond_repair(self, error: BaseException) -> bool:
+        return False
+
+    def release_memory(self) -> None:
+        gc.collect()

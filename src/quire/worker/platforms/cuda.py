@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -51,3 +52,11 @@ class CudaPlatform:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
+
+    def is_beyond_repair(self, error: BaseException) -> bool:
+        """After a device-side assert or a fault of the device every later call of this process fails as well."""
+        return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+
+    def release_memory(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -56,6 +56,14 @@ class Platform(Protocol):
         """Wait until the device has done what was asked."""
         ...
 
+    def is_beyond_repair(self, error: BaseException) -> bool:
+        """Whether nothing can be computed in this process any more after such an error."""
+        ...
+
+    def release_memory(self) -> None:
+        """Gives back what is kept in reserve, because something did not fit."""
+        ...
+
 
 def dtype_by_name(name: str, supported: tuple[torch.dtype, ...], where: str) -> torch.dtype:
     """The type of this name, if it is among the supported ones."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogprobs
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogprobs, no_ints
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.logprobs import LogprobReader
@@ -49,7 +49,7 @@ class PromptLogprobs:
         """What this step can report; its tensors go to the host together with the sampled tokens."""
         if not self._asking:
             return _NOTHING_TO_READ
-        reading = PromptReading()
+        reading = PromptReading(self._next_position)
         for s in np.flatnonzero(self._counts[batch.rows_S] >= 0).tolist():
             self._add_row(reading, s, batch)
         if reading.rows:
@@ -72,7 +72,7 @@ class PromptLogprobs:
             reading.indices.append(np.arange(place + first, place + end))
             reading.tokens.append(self._table.token_ids[row, first + 1 : end + 1].astype(np.int64))
             reading.counts.append(np.full(end - first, self._counts[row]))
-            self._next_position[row] = end
+            reading.ends[row] = end
 
     def _read(self, reading: PromptReading, hidden_TE: Tensor) -> None:
         indices, tokens, counts = map(np.concatenate, (reading.indices, reading.tokens, reading.counts))
@@ -89,7 +89,10 @@ class PromptLogprobs:
 class PromptReading:
     """Prompt positions of one step on their way to the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, next_position: IntArray) -> None:
+        self._next_position = next_position
+        # positions below these are reported once `by_row` has been called: until then a step may be repeated
+        self.ends: dict[int, int] = {}
         self.rows: list[tuple[int, int]] = []
         self.indices: list[IntArray] = []
         self.tokens: list[IntArray] = []
@@ -111,7 +114,9 @@ class PromptReading:
         by_row: dict[int, list[TokenLogprobs]] = {}
         for row, count in self.rows:
             by_row[row], entries = entries[:count], entries[count:]
+        for row, end in self.ends.items():
+            self._next_position[row] = end
         return by_row
 
 
-_NOTHING_TO_READ = PromptReading()
+_NOTHING_TO_READ = PromptReading(no_ints())

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.failpoints import is_armed
 from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, no_ints
 from quire.structured_output.grammars import Grammars
 from quire.worker.input_batch import InputBatch
@@ -28,6 +29,7 @@ from quire.worker.sampler.plan import Positions, SamplingPlan
 from quire.worker.sampler.processors import RowFollower, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.settings import RowSettings
+from quire.worker.sampler.spoiled import spoil
 from quire.worker.sampler.verify import kept_draws
 from quire.worker.staging import Array, to_host
 
@@ -52,6 +54,12 @@ class Sampled:
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     candidates: dict[int, Candidates]
     failures: dict[int, str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """As StepOutput has them."""
+        num_nan_rows = sum(reason == NOT_FINITE for reason in self.failures.values()) if self.failures else 0
+        return {"num_nan_rows": num_nan_rows} if num_nan_rows else {}
 
 
 class Sampler:
@@ -97,6 +105,8 @@ class Sampler:
         # In a step of decoding every token asks, and nothing need be picked out.
         is_whole = hidden_TE.shape[0] == len(batch.sampling_rows_N)
         logits_NV = self._compute_logits(hidden_TE if is_whole else hidden_TE[batch.logits_indices_N])
+        if is_armed("nan_row"):
+            spoil(logits_NV, batch.sampling_rows_N, self._table)
         plan = self._plan_for(batch.sampling_rows_N, logits_NV)
         rows_N, lengths_N = plan.rows_N, plan.sampled.of(batch.lengths_N)
         reading, logits_NV = self._candidates(plan, logits_NV), plan.sampled.rows_of(logits_NV)

@@ -1,0 +1,243 @@
+"""Walls inside a step: what one row cannot do to the others.
+
+A step that raises has changed nothing but the cache, and what it wrote there it writes again. So its rows are run again
+in halves, and a row that is alone by its tokens in halves, until those that cannot be computed stand alone; they fail,
+and the others have what they would have had. Rows run in the order of num_computed: one that reads blocks which another
+one writes in the same step (a prefix found there) comes after it. What a failed row did not write is remembered for as
+long as somebody may read it, and who would read it fails too.
+
+Owns rows that failed, until the core lets go of them, and blocks that were promised and not written. Must never change
+a number of a row: ModelRunner does, when a part has been computed. Called by ModelRunner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, StepOutput, int_array
+from quire.worker.platforms import Platform
+from quire.worker.row_table import RowTable
+from quire.worker.unwritten import UnwrittenBlocks
+
+logger = logging.getLogger(__name__)
+OUT_OF_MEMORY = "there was not enough memory to compute it."
+READS_UNWRITTEN = "it shares the beginning of its prompt with a request that failed in the same step. Send it again."
+
+
+class NotSampledError(Exception):
+    """The model has computed its rows, and the cache holds their tokens; what failed is what came after."""
+
+
+class Steps(Protocol):
+    """What is divided."""
+
+    def compute(self, rows: IntArray, num_tokens: IntArray) -> Any:
+        """Changes nothing but the cache."""
+
+    def commit(self, scheduled: SchedulerOutput, computed: Any) -> StepOutput:
+        """Must not fail half-way: an exception here ends the engine."""
+
+    def report(self, scheduled: SchedulerOutput) -> IntArray:
+        """Where rows stand that had nothing to compute, as StepOutput.speculated says it."""
+
+    def check_model(self) -> None:
+        """Computes something beside all rows; raises if nothing can be computed any more."""
+
+
+class Walls:
+    """Runs the rows of a step, all at once unless something goes wrong."""
+
+    def __init__(self, steps: Steps, table: RowTable, platform: Platform, block_size: int) -> None:
+        self._steps = steps
+        self._table = table
+        self._platform = platform
+        self._unwritten = UnwrittenBlocks(table, block_size)
+        # where the core believes that each failed row stands
+        self._failed: dict[int, int] = {}
+
+    # ------------------------------------------------------------------------------------------ before a step
+
+    def open(self, scheduled: SchedulerOutput) -> None:
+        """Rows that the core has let go of, or placed elsewhere, since they failed."""
+        self._unwritten.step = scheduled.step
+        if not self._failed and not self._unwritten:
+            return
+        self._unwritten.open(scheduled)
+        gone = [*scheduled.released, *(one.row for one in scheduled.admitted), *(one.row for one in scheduled.forked)]
+        for row in gone:
+            self._failed.pop(row, None)
+        self._failed.update((row, place) for row, place in scheduled.progress if row in self._failed)
+
+    def fail(self, row: int, blocks: Iterable[int] = ()) -> None:
+        """Something about it went wrong before the step: it computes nothing, and these blocks have no content."""
+        self._unwritten.add(blocks)
+        self._failed[row] = int(self._table.num_computed[row])
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def run(self, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> StepOutput:
+        """Of `scheduled`, these rows have so many tokens to compute."""
+        if self._failed or self._unwritten:
+            return self._run_what_can_be(scheduled, rows, num_tokens)
+        try:
+            computed = self._steps.compute(rows, num_tokens)
+        except Exception as error:
+            return _Division(self, scheduled, rows, num_tokens).run(error)
+        return self._steps.commit(scheduled, computed)
+
+    def _run_what_can_be(self, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> StepOutput:
+        for row, count in zip(scheduled.rows.tolist(), scheduled.num_tokens.tolist(), strict=True):
+            if row in self._failed:  # the core does not know yet, and may have promised what it would have written
+                self._unwritten.add_span(row, self._failed[row], count)
+                self._failed[row] += count
+        is_well = ~np.isin(rows, int_array(list(self._failed)))
+        rows, num_tokens = rows[is_well], num_tokens[is_well]
+        self._unwritten.discard_written(rows, num_tokens)
+        return _Division(self, scheduled, rows, num_tokens).run()
+
+
+class _Division:
+    """One step in parts."""
+
+    def __init__(self, walls: Walls, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> None:
+        self._walls = walls
+        self._steps = walls._steps
+        self._table = walls._table
+        self._unwritten = walls._unwritten
+        self._scheduled = scheduled
+        # who writes comes before who reads
+        order = np.argsort(self._table.num_computed[rows], kind="stable")
+        self._rows, self._num_tokens = rows[order], num_tokens[order]
+        self._ends = dict(
+            zip(self._rows.tolist(), (self._table.num_computed[self._rows] + self._num_tokens).tolist(), strict=True)
+        )
+        asked = scheduled.step_data.get(NUM_DRAFTS)
+        self._asked = np.zeros(self._table.num_rows, dtype=np.int64)
+        if asked is not None:
+            self._asked[scheduled.rows] = asked
+        self._outputs: list[StepOutput] = []
+        self._failures: dict[int, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def run(self, error: Exception | None = None) -> StepOutput:
+        """`error`: what became of all rows at once."""
+        if error is None:
+            self._attempt(self._rows, self._num_tokens)
+        else:
+            logger.error(
+                "step %d failed; its %d rows run in parts", self._scheduled.step, len(self._rows), exc_info=error
+            )
+            self._divide(self._rows, self._num_tokens, error)
+        if self._failures and not self._outputs:
+            self._steps.check_model()
+        for row in self._failures:
+            self._walls._failed[row] = self._ends[row]
+        self._table.check_invariants()
+        return self._merged()
+
+    def _attempt(self, rows: IntArray, num_tokens: IntArray) -> None:
+        rows, num_tokens = self._well(rows, num_tokens)
+        readers = self._unwritten.readers(rows)
+        if readers:
+            for row in readers:
+                self._fail(row, READS_UNWRITTEN)
+            rows, num_tokens = self._well(rows, num_tokens)
+        # drafts that turned out wrong in an earlier part are tokens that are not there any more
+        rows, num_tokens = self._table.granted(rows, num_tokens)
+        if not len(rows):
+            return
+        try:
+            computed = self._steps.compute(rows, num_tokens)
+        except Exception as error:
+            self._divide(rows, num_tokens, error)
+            return
+        # drafts follow the last token of a row, not a half of its tokens
+        ends = np.minimum(self._table.num_total[rows], [self._ends[row] for row in rows.tolist()])
+        is_last = self._table.num_computed[rows] + num_tokens >= ends
+        part = self._part(rows, num_tokens, np.where(is_last, self._asked[rows], 0))
+        self._outputs.append(self._steps.commit(part, computed))
+
+    def _well(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
+        """Without those that have failed."""
+        is_well = ~np.isin(rows, int_array(list(self._failures)))
+        return rows[is_well], num_tokens[is_well]
+
+    def _divide(self, rows: IntArray, num_tokens: IntArray, error: Exception) -> None:
+        """In halves; what cannot be divided has failed."""
+        cause = error.__cause__ if isinstance(error, NotSampledError) else error
+        self._look_at(cause)
+        # Frames hold tensors, and memory may be what is short.
+        for one in (error, cause):
+            if one is not None:
+                one.__traceback__ = None
+        if len(rows) > 1:
+            middle = len(rows) // 2
+            self._attempt(rows[:middle], num_tokens[:middle])
+            self._attempt(rows[middle:], num_tokens[middle:])
+        elif num_tokens[0] > 1 and not self._table.num_drafts[rows[0]] and not isinstance(error, NotSampledError):
+            half = num_tokens // 2
+            self._attempt(rows, half)
+            self._attempt(rows, num_tokens - half)
+        else:
+            logger.error("row %d failed alone: %s: %s", rows[0], type(cause).__name__, cause)
+            is_written = isinstance(error, NotSampledError)
+            self._fail(int(rows[0]), _reason(cause), num_written=int(num_tokens[0]) if is_written else 0)
+
+    def _look_at(self, error: BaseException | None) -> None:
+        if error is not None and self._walls._platform.is_beyond_repair(error):
+            raise error
+        if is_out_of_memory(error):
+            self._counts["num_out_of_memory"] = 1
+            self._walls._platform.release_memory()
+        self._counts["num_divided_steps"] = 1
+
+    def _fail(self, row: int, reason: str, num_written: int = 0) -> None:
+        self._failures[row] = reason
+        start = int(self._table.num_computed[row]) + num_written
+        self._unwritten.add_span(row, start, self._ends[row] - start)
+
+    def _part(self, rows: IntArray, num_tokens: IntArray, asked: IntArray) -> SchedulerOutput:
+        has_speculation = NUM_DRAFTS in self._scheduled.step_data
+        return SchedulerOutput(
+            step=self._scheduled.step,
+            rows=rows,
+            num_tokens=num_tokens,
+            step_data={NUM_DRAFTS: asked} if has_speculation else {},
+        )
+
+    def _merged(self) -> StepOutput:
+        """One answer for all parts. A row may be in several: then its prompt's entries follow each other."""
+        prompt_logprobs: dict[int, list[Any]] = {}
+        for output in self._outputs:
+            for row, entries in output.prompt_logprobs.items():
+                prompt_logprobs.setdefault(row, []).extend(entries)
+            self._failures |= output.failures
+            self._counts.update(output.counts)
+        merged = StepOutput(step=self._scheduled.step, failures=self._failures, counts=dict(self._counts))
+        merged.prompt_logprobs = prompt_logprobs
+        others = np.setdiff1d(self._scheduled.rows, self._rows)
+        report = self._steps.report(self._part(others, np.zeros_like(others), self._asked[others]))
+        merged.speculated = np.concatenate([report, *(output.speculated for output in self._outputs)], axis=1)
+        if self._outputs:
+            for name in ("rows", "token_ids"):
+                setattr(merged, name, np.concatenate([getattr(output, name) for output in self._outputs]))
+            merged.logprobs = {row: entries for output in self._outputs for row, entries in output.logprobs.items()}
+            merged.candidates = {row: found for output in self._outputs for row, found in output.candidates.items()}
+        return merged
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """By name: each library has an exception of its own."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _reason(error: BaseException | None) -> str:
+    """For the one who asked: nothing that tells of the machine."""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    return f"computing it failed ({type(error).__name__}); the engine's log says more."
