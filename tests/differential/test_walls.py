@@ -1,7 +1,7 @@
 """Walls inside a step, on a model that computes: one request fails, the others say exactly what they say without it.
 
-F6 is an exception in the forward pass or in the sampler, F7 a row of NaN, F8 memory that is not there. The same requests
-run twice on one engine, with the fault and without.
+F6 is an exception in the forward pass or in the sampler, F7 a row of NaN, F8 memory that is not there. The same
+requests run twice on one engine, with the fault and without.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 
 
 def requests(first_id: int, poison: int | None) -> list[EngineRequest]:
-    """Many of one beginning, which they find in each other's blocks: greedy ones, drawn ones, several at once, a beam."""
+    """Of one beginning, which they find in each other's blocks: greedy and drawn ones, several at once, a beam."""
     made = []
     for number in range(NUM_REQUESTS):
         tail = [number + 3, (11 * number) % 190, 3, 5, 3, 5, 3]
