@@ -1,0 +1,48 @@
+"""The whole HTTP server on a core that answers at once: `python -m quire.testing.null_server [--port N]`.
+
+For measuring and loading the front end alone. Prints one line of JSON when it is ready: port, process ids, and the text
+of each token that the core says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+
+from quire.interfaces.server.http import HttpServer
+from quire.interfaces.server.listener import listen
+from quire.testing.fake_llm import fake_async_llm
+from quire.testing.null_core import FIRST, NUM
+
+
+async def serve(port: int) -> None:
+    engine = fake_async_llm(own_process=True, core="quire.testing.null_core:build", max_num_seqs=4096)
+    with listen("127.0.0.1", port) as listener:
+        http = HttpServer(api_keys=(), allowed_origins=(), strict=False)
+        http.start(listener)
+        await engine.start()
+        http.attach(engine)
+        texts = [engine.renderer.token_text(token_id) for token_id in range(FIRST, FIRST + NUM)]
+        ready = {"port": listener.getsockname()[1], "pid": os.getpid(), "texts": texts}
+        print(json.dumps(ready), flush=True)
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        await ended.wait()
+        await http.close()
+        engine.shutdown()
+
+
+def main() -> None:
+    import uvloop
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0)
+    uvloop.run(serve(parser.parse_args().port))
+
+
+if __name__ == "__main__":
+    main()
