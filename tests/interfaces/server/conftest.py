@@ -64,14 +64,15 @@ def served(tmp_path: Path):
     """`async with served(...) as server`."""
 
     @contextlib.asynccontextmanager
-    async def make(*, api_keys=(), allowed_origins=(), strict=False, **checkpoint):
+    async def make(*, api_keys=(), allowed_origins=(), strict=False, storage=None, **checkpoint):
         engine = await fake_engine(tmp_path / "model", **checkpoint)
-        app = create_app(engine, api_keys=api_keys, allowed_origins=allowed_origins, strict=strict)
+        app = create_app(engine, api_keys=api_keys, allowed_origins=allowed_origins, strict=strict, storage=storage)
         server = Server(app, engine)
         try:
             async with server.http:
                 yield server
         finally:
+            app.state.server.close_storage()
             engine.shutdown()
 
     return make

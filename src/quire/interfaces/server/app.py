@@ -23,11 +23,13 @@ from quire.interfaces.server import (
     streamed_completion,
     tokenization,
 )
+from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.middleware import Gate
+from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.request_traces import RequestTraces
-from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.state import ServerState, StorageSettings
 from quire.observability.metric_prefixes import OWN_PREFIX
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
@@ -40,6 +42,8 @@ _FAMILIES = (
     completions,
     streamed_completion,
     chat,
+    openai_responses,
+    anthropic_messages,
     tokenization,
     metrics,
     openapi,
@@ -56,16 +60,18 @@ def create_app(
     strict: bool = False,
     metrics_prefix: str = OWN_PREFIX,
     tracing: Tracing | None = None,
+    storage: StorageSettings | None = None,
 ) -> FastAPI:
     """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
 
     `api_keys`: if there are any, all endpoints but /health* and /version need one of them. `allowed_origins`: for
     browsers (CORS), none by default. `strict`: any unknown request field is an error. `metrics_prefix`: of the metrics
-    that vLLM has, too. `tracing`: where traces of requests go.
+    that vLLM has, too. `tracing`: where traces of requests go. `storage`: where responses are kept; by default in
+    memory, as long as the application lives.
     """
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
     app = FastAPI(title="Quire", version=__version__, openapi_url=None, redirect_slashes=False)
-    state = ServerState(strict=strict, metrics=ServerMetrics(metrics_prefix), tracing=tracing)
+    state = ServerState(strict=strict, metrics=ServerMetrics(metrics_prefix), tracing=tracing, storage=storage)
     state.needs_key = bool(api_keys)
     app.state.server = state
     for family in _FAMILIES:
@@ -98,20 +104,24 @@ def create_app(
 
 
 async def _handle(request: Request, error: Exception) -> Response:
-    return api_error_of(error).response()
+    return api_error_of(error).response(request.scope["path"])
 
 
 async def _handle_routing(request: Request, error: Exception) -> Response:
     """What the router itself says: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"][:200]
+    path = request.scope["path"]
+    return _routing_error(request, error, path[:200]).response(path)
+
+
+def _routing_error(request: Request, error: HTTPException, path: str) -> ApiError:
     where = f"({request.method} {path})"
     if error.status_code == 405:
         text = f"Not allowed to {request.method[:20]} on {path}"
-        return ApiError(405, text, code="method_not_supported", headers={"allow": _allowed(request)}).response()
+        return ApiError(405, text, code="method_not_supported", headers={"allow": _allowed(request)})
     if error.status_code == 404:
-        return ApiError(404, f"Invalid URL {where}").response()
-    return ApiError(error.status_code, str(error.detail), type=INVALID, headers=error.headers).response()
+        return ApiError(404, f"Invalid URL {where}")
+    return ApiError(error.status_code, str(error.detail), type=INVALID, headers=error.headers)
 
 
 def _allowed(request: Request) -> str:
@@ -125,4 +135,5 @@ async def _handle_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])[:64]
-    return invalid(f"{name}={str(first.get('input'))[:64]!r}: {first['msg']}.", name).response()
+    text = f"{name}={str(first.get('input'))[:64]!r}: {first['msg']}."
+    return invalid(text, name).response(request.scope["path"])

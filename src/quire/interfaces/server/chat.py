@@ -48,14 +48,15 @@ async def create_chat_completion(request: Request) -> Response:
     state = state_of(request)
     body = await read_request(request, ChatRequest, RULES, strict=state.strict)
     state.check_model(body.model)
-    work, formats = await _work_of(body, state)
+    work, formats = await prepare_chat(body, state)
     chat = _Chat(body, work, formats, state)
     if body.stream:
         return EventStream(state.in_flight, chat.events())
     return json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()))
 
 
-async def _work_of(body: ChatRequest, state: ServerState) -> tuple[Work, AnswerFormats | None]:
+async def prepare_chat(body: ChatRequest, state: ServerState) -> tuple[Work, AnswerFormats | None]:
+    """A chat, checked and not started, and how to read its answers. Other dialects come this way, too."""
     check_stream_options(body)
     params = _params(body, state)
     choice = tool_choice_of(body.tools, body.tool_choice)

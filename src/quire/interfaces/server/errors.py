@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object: {"error": {"message", "type", "param", "code"}}.
+"""Every failure as OpenAI's error object: {"error": {"message", "type", "param", "code"}}; in Anthropic's API as its.
 
 `code` is a string or null, never a number: the official clients show a number as the code. A body never carries a
 traceback, a path or an address; what went wrong inside goes to the log, under the request's id.
@@ -14,6 +14,7 @@ import msgspec
 from fastapi import Response
 
 from quire.errors import EngineDeadError, EngineError, RequestError, UserError
+from quire.interfaces.server.anthropic_messages.failures import failure_body, is_anthropic
 
 logger = logging.getLogger("quire.server")
 
@@ -66,8 +67,10 @@ class ApiError(Exception):
         """The error object as JSON."""
         return msgspec.json.encode(ErrorAnswer(ErrorObject(self.message, self.type, self.param, self.code)))
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+    def response(self, path: str = "") -> Response:
+        """For a client of this path, in the form that it reads."""
+        body = failure_body(self.status, self.message) if is_anthropic(path) else self.body()
+        return Response(body, self.status, self.headers, media_type="application/json")
 
 
 class ClientGoneError(Exception):

@@ -1,8 +1,8 @@
 """Server-sent events: one answer that is sent while it is made.
 
-Owns the order on the wire: real status codes until the first byte, `data: {"error": ...}` after it, `data: [DONE]` at
-the end of both. It never ends a response without one of them, unless the client is gone. Events arrive as bytes that
-are complete; several that are ready together are sent together.
+Owns the order on the wire: real status codes until the first byte, an error event after it, and at the end of both what
+the dialect ends with (`data: [DONE]`). It never ends a response without one of them, unless the client is gone. Events
+arrive as bytes that are complete; several that are ready together are sent together.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Response
 
-from quire.interfaces.server.errors import ClientGoneError, api_error_of
+from quire.interfaces.server.errors import ApiError, ClientGoneError, api_error_of
 from quire.interfaces.server.in_flight import InFlight, Receive, Ticket
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -23,7 +24,24 @@ WRITE_DEADLINE_SECONDS = 60.0
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_DONE = b"data: [DONE]\n\n"
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"data: " + error.body() + b"\n\n"
+
+
+@dataclass(frozen=True)
+class StreamDialect:
+    """What streams of one API say beside their events."""
+
+    # after a long silence
+    keep_alive: bytes = b": keep-alive\n\n"
+    # an error that comes after the first byte
+    error_event: Callable[[ApiError], bytes] = _error_event
+    closing: bytes = b"data: [DONE]\n\n"
+
+
+OPENAI = StreamDialect()
 
 
 class _Writer:
@@ -58,12 +76,15 @@ class _Writer:
 class EventStream(Response):
     """A response whose body is `events`. The generator is closed in every case, which aborts the request."""
 
-    def __init__(self, in_flight: InFlight, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, in_flight: InFlight, events: AsyncGenerator[bytes, None], dialect: StreamDialect = OPENAI
+    ) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         # the length is not known
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self._in_flight = in_flight
         self._events = events
+        self._dialect = dialect
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         writer = _Writer(send, self.status_code, self.raw_headers)
@@ -84,8 +105,8 @@ class EventStream(Response):
         except Exception as error:
             if not writer.has_started:
                 raise
-            await writer.write(b"data: " + api_error_of(error).body() + b"\n\n")
-        await writer.write(_DONE, is_last=True)
+            await writer.write(self._dialect.error_event(api_error_of(error)))
+        await writer.write(self._dialect.closing, is_last=True)
 
     async def _watch(self, receive: Receive, ticket: Ticket, writer: _Writer) -> None:
         """Notices a client that has gone or does not read, and keeps a silent connection alive."""
@@ -101,7 +122,7 @@ class EventStream(Response):
                     return ticket.interrupt(ClientGoneError("slow_client"))
                 elif not writer.is_sending and writer.seconds_since_progress >= KEEP_ALIVE_SECONDS:
                     async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
-                        await writer.write(b": keep-alive\n\n")
+                        await writer.write(self._dialect.keep_alive)
         except TimeoutError:
             ticket.interrupt(ClientGoneError("slow_client"))
         finally:

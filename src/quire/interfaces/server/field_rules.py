@@ -7,6 +7,7 @@ refused with a suggestion (a misspelt `max_token` must not pass in silence); any
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -84,10 +85,13 @@ IGNORED: dict[str, str] = {
 class FieldRules:
     """Which names one endpoint knows. `check` looks at every name of a request, before any value is converted."""
 
-    def __init__(self, request_type: type[msgspec.Struct], refused: dict[str, Refused]) -> None:
+    def __init__(
+        self, request_type: type[msgspec.Struct], refused: dict[str, Refused], ignored: Mapping[str, str] = IGNORED
+    ) -> None:
         self.implemented = request_type.__struct_fields__
         self.refused = refused
-        self._known = {*self.implemented, *refused, *IGNORED}
+        self.ignored = ignored
+        self._known = {*self.implemented, *refused, *ignored}
         self._logged: set[str] = set()
 
     def check(self, body: dict[str, Any], *, strict: bool = False) -> None:

@@ -18,7 +18,7 @@ from quire.interfaces.server.http_protocol import OpenAIProtocol
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.loop_lag import measure_loop_lag
 from quire.interfaces.server.prompt_pieces import MAX_PIECE_BYTES
-from quire.interfaces.server.state import Readiness, ServerState
+from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import make_tracing
 
@@ -53,6 +53,7 @@ class HttpServer:
         strict: bool,
         metrics_prefix: str,
         otlp_endpoint: str | None,
+        storage: StorageSettings,
     ) -> None:
         app = create_app(
             api_keys=api_keys,
@@ -60,6 +61,7 @@ class HttpServer:
             strict=strict,
             metrics_prefix=metrics_prefix,
             tracing=make_tracing(otlp_endpoint),
+            storage=storage,
         )
         self._state: ServerState = app.state.server
         self._uvicorn = _Uvicorn(
@@ -95,6 +97,10 @@ class HttpServer:
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[listener]))
         self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
 
+    async def open_storage(self) -> None:
+        """Before its first use. Raises UserError for a database that cannot be used."""
+        await self._state.storage.open()
+
     def attach(self, engine: ServedEngine) -> None:
         self._state.attach(engine)
 
@@ -127,3 +133,4 @@ class HttpServer:
         if self._task is not None:
             await self._task
         await asyncio.to_thread(self._state.tracing.close)
+        await asyncio.to_thread(self._state.close_storage)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from quire.interfaces.server.anthropic_messages.failures import is_anthropic
 from quire.interfaces.server.errors import ApiError, api_error_of, forbidden
 from quire.interfaces.server.health import PUBLIC_PATHS
 from quire.interfaces.server.in_flight import Receive
@@ -49,6 +50,9 @@ class Gate:
         request_id = _request_id(scope["headers"])
         is_socket = scope["type"] == "websocket"
         response = _SocketResponse(send, request_id) if is_socket else _Response(send, request_id)
+        if is_anthropic(scope["path"]):
+            # where its clients look
+            response.headers.append((b"request-id", request_id))
         began = time.monotonic()
         try:
             self._check(scope)
@@ -66,7 +70,7 @@ class Gate:
         if scope["type"] == "websocket":
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
         if self._keys and scope["path"] not in PUBLIC_PATHS:
-            self._check_key([value for name, value in headers if name == b"authorization"])
+            self._check_key(_keys_in(headers))
         if scope["path"] not in _ALWAYS:
             self._state.check_ready()
 
@@ -75,15 +79,14 @@ class Gate:
         if "*" not in self._allowed_origins and not self._allowed_origins.issuperset(origins):
             raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
 
-    def _check_key(self, values: list[bytes]) -> None:
+    def _check_key(self, keys: list[bytes]) -> None:
         challenge = {"www-authenticate": "Bearer"}
-        if not values:
+        if not keys:
             raise ApiError(401, "No API key: send the header Authorization: Bearer KEY.", headers=challenge)
-        scheme, _, key = values[0].partition(b" ")
-        digest = _digest(key)
+        digest = _digest(keys[0])
         # all keys are compared, in constant time
         matches = [secrets.compare_digest(digest, known) for known in self._keys]
-        if len(values) > 1 or scheme.lower() != b"bearer" or not any(matches):
+        if len(keys) > 1 or not any(matches):
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
 
     def _account(self, scope: Scope, response: _Response, request_id: bytes, seconds: float) -> None:
@@ -100,19 +103,19 @@ class _Response:
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self._send = send
-        self._header = (b"x-request-id", request_id)
+        self.headers = [(b"x-request-id", request_id)]
         self.status = 0
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], self._header]
+            message["headers"] = [*message["headers"], *self.headers]
         await self._send(message)
 
     async def end_with(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         """If nothing was sent yet."""
         if not self.status:
-            await error.response()(scope, receive, self.send)
+            await error.response(scope["path"])(scope, receive, self.send)
 
 
 class _SocketResponse(_Response):
@@ -121,7 +124,7 @@ class _SocketResponse(_Response):
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "websocket.accept":
             self.status = 101
-            message["headers"] = [*message.get("headers", []), self._header]
+            message["headers"] = [*message.get("headers", []), *self.headers]
         elif message["type"] == "websocket.close" and not self.status:
             # the router's word for a path that it does not know
             await self._refuse(ApiError(404, "No WebSocket is served on this path."))
@@ -137,13 +140,22 @@ class _SocketResponse(_Response):
     async def _refuse(self, error: ApiError) -> None:
         answer = error.response()
         self.status = answer.status_code
-        headers = [*answer.raw_headers, self._header]
+        headers = [*answer.raw_headers, *self.headers]
         await self._send({"type": "websocket.http.response.start", "status": self.status, "headers": headers})
         await self._send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
 
 
 def headers_too_large() -> ApiError:
     return ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
+
+
+def _keys_in(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """The keys that a request gives: OpenAI's clients write one into Authorization, Anthropic's into X-Api-Key. What is
+    no key is empty; one that is given both ways counts once."""
+    bearers = [value.partition(b" ") for name, value in headers if name == b"authorization"]
+    keys = [key if scheme.lower() == b"bearer" else b"" for scheme, _, key in bearers]
+    others = [value for name, value in headers if name == b"x-api-key"]
+    return others if keys == others else [*keys, *others]
 
 
 def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

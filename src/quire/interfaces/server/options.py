@@ -36,6 +36,21 @@ class ServerOptions:
         section="observability",
     )  # fmt: skip
 
+    # storage
+    storage_url: str | None = option(
+        None, "database where stored responses are kept, such as sqlite:////srv/quire/server.db or "
+        "postgresql+psycopg://user@host/name; sqlite:///:memory: forgets them at the end (default: an SQLite file in "
+        "the user's data folder, made when something is stored)",
+        section="storage",
+    )  # fmt: skip
+    storage_max_bytes: int = option(
+        2**30, "room for all that is stored; what was not used for longest is deleted first", section="storage",
+        least=1, unit="bytes",
+    )  # fmt: skip
+    storage_max_days: float = option(
+        30.0, "what nobody used for so long is deleted", section="storage", least=0, greatest=36500, unit="days"
+    )
+
     # life
     shutdown_timeout: float = option(
         30.0, "how long running requests may go on after a first signal", section="life", least=0, greatest=86400,

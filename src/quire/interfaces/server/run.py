@@ -94,6 +94,9 @@ class _Server:
             self._begin(supervisor.watch())
             if not await self._is_done_before_a_signal(starting):
                 return 0
+            if self._options.storage_url is not None:
+                # a mistake in it ends the start; the default is opened when something is stored
+                await http.open_storage()
             http.attach(self._engine)
             self._say_welcome()
             return await self._until_over(http, supervisor)
@@ -173,6 +176,7 @@ class _Server:
 
 def _make_http(options: ServerOptions) -> HttpServer:
     from quire.interfaces.server.http import HttpServer
+    from quire.interfaces.server.state import StorageSettings
 
     return HttpServer(
         api_keys=options.api_keys,
@@ -180,6 +184,7 @@ def _make_http(options: ServerOptions) -> HttpServer:
         strict=options.strict,
         metrics_prefix=options.metrics_prefix,
         otlp_endpoint=options.otlp_endpoint,
+        storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
     )
 
 

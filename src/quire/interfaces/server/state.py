@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
@@ -15,6 +16,9 @@ from quire.interfaces.server.sampling import generation_defaults
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
+
+if TYPE_CHECKING:
+    from quire.interfaces.server.storage import Storage
 
 
 class Readiness(enum.Enum):
@@ -27,11 +31,28 @@ class Readiness(enum.Enum):
     DEAD = "the engine has died"
 
 
+IN_MEMORY = "sqlite:///:memory:"
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """Where things are kept, how much and how long. url None: in a file in the user's data folder."""
+
+    url: str | None = None
+    max_bytes: int = 2**30
+    max_age_days: float = 30.0
+
+
 class ServerState:
     """The engine, whether it serves, and what is under way."""
 
     def __init__(
-        self, *, strict: bool = False, metrics: ServerMetrics | None = None, tracing: Tracing | None = None
+        self,
+        *,
+        strict: bool = False,
+        metrics: ServerMetrics | None = None,
+        tracing: Tracing | None = None,
+        storage: StorageSettings | None = None,
     ) -> None:
         self.readiness = Readiness.STARTING
         self.metrics = metrics or ServerMetrics()
@@ -48,6 +69,24 @@ class ServerState:
         self.model_name = ""
         self.defaults: dict[str, Any] = {}
         self._engine: ServedEngine | None = None
+        self._storage_settings = storage or StorageSettings(IN_MEMORY)
+        self._storage: Storage | None = None
+
+    @property
+    def storage(self) -> Storage:
+        """Where things are kept beyond a request; imported by its first use."""
+        if self._storage is None:
+            from quire.interfaces.server.storage import Storage
+
+            settings = self._storage_settings
+            max_age = settings.max_age_days * 86_400
+            self._storage = Storage(settings.url, max_bytes=settings.max_bytes, max_age_seconds=max_age)
+        return self._storage
+
+    def close_storage(self) -> None:
+        """At the end: what was handed in is written first."""
+        if self._storage is not None:
+            self._storage.close()
 
     @property
     def engine(self) -> ServedEngine:
@@ -81,6 +120,11 @@ class ServerState:
         if name is not None and name != self.model_name:
             text = f"The model `{name[:200]}` does not exist. This server has `{self.model_name}`."
             raise ApiError(404, text, param="model", code="model_not_found")
+
+
+def tenant_of(connection: HTTPConnection) -> str:
+    """Who asks, as the gate found by the key. What one tenant stores is not there for another."""
+    return str(getattr(connection.state, "tenant", ""))
 
 
 def state_of(connection: HTTPConnection) -> ServerState:

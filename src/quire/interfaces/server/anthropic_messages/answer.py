@@ -1,0 +1,153 @@
+"""One message while it is made: pieces of an answer become content blocks, and the events that tell of them.
+
+What the events say together is what the whole message says: both come from here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from quire.interfaces.server.dialect import AnswerStep, ChatRun
+from quire.interfaces.server.responses import Usage
+from quire.renderer.output_parsing.answer import CallStart, Content, Piece, Reasoning
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+class MessageInTheMaking:
+    """Takes the steps of a chat, gives bytes of events, and holds the message as it is so far."""
+
+    def __init__(self, model: str, run: ChatRun, *, max_tokens: int, hides_thinking: bool) -> None:
+        self.message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": None,
+        }
+        self._run = run
+        self._max_tokens = max_tokens
+        self._hides_thinking = hides_thinking
+        self._texts: list[str] | None = None
+
+    # ------------------------------------------------------------------------------------------ in this order
+
+    def begin(self, usage: Usage) -> bytes:
+        """With the first step, when it is known how much of the prompt was cached."""
+        self.message["usage"] = usage_of(usage)
+        return event_bytes({"type": "message_start", "message": self.message})
+
+    def step(self, step: AnswerStep) -> bytes:
+        """What the step adds."""
+        return b"".join(self._added(piece) for piece in step.pieces)
+
+    def finish(self, last: AnswerStep, usage: Usage) -> bytes:
+        events = self._closed()
+        self.message["stop_reason"] = self._stop_reason(last, usage)
+        if self.message["stop_reason"] == "stop_sequence":
+            self.message["stop_sequence"] = last.stop_reason
+        self.message["usage"] = usage_of(usage)
+        delta = {name: self.message[name] for name in ("stop_reason", "stop_sequence")}
+        events += event_bytes({"type": "message_delta", "delta": delta, "usage": self.message["usage"]})
+        return events + event_bytes({"type": "message_stop"})
+
+    def _stop_reason(self, last: AnswerStep, usage: Usage) -> str:
+        match last.finish_reason:
+            case "tool_calls":
+                return "tool_use"
+            case "length" if usage.completion_tokens < self._max_tokens:
+                return "model_context_window_exceeded"
+            case "length":
+                return "max_tokens"
+        return "stop_sequence" if isinstance(last.stop_reason, str) else "end_turn"
+
+    # ------------------------------------------------------------------------------------------ blocks
+
+    def _added(self, piece: Piece) -> bytes:
+        match piece:
+            case CallStart(_, name):
+                return self._opened({"type": "tool_use", "id": self._run.new_call_id(), "name": name, "input": {}})
+            case Content(text):
+                events = b"" if self._is_in("text") else self._opened({"type": "text", "text": ""})
+                return events + self._difference(_TEXT, text)
+            case Reasoning(text):
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+                events = b"" if self._is_in("thinking") else self._opened(block)
+                return events if self._hides_thinking else events + self._difference(_THINKING, text)
+        return self._difference(_INPUT, piece.text)
+
+    def _is_in(self, kind: str) -> bool:
+        return self._texts is not None and self.message["content"][-1]["type"] == kind
+
+    def _opened(self, block: dict[str, Any]) -> bytes:
+        events = self._closed()
+        self._texts = []
+        self.message["content"].append(block)
+        return events + event_bytes({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _difference(self, template: bytes, text: str) -> bytes:
+        assert self._texts is not None
+        self._texts.append(text)
+        return template % (self._index, msgspec.json.encode(text))
+
+    def _closed(self) -> bytes:
+        if self._texts is None:
+            return b""
+        text, self._texts = "".join(self._texts), None
+        block = self.message["content"][-1]
+        events = b""
+        match block["type"]:
+            case "text":
+                block["text"] = text
+            case "thinking":
+                block["thinking"] = text
+                # clients send it back; thoughts are not signed here, so there is nothing to check
+                events = _SIGNATURE % self._index
+            case "tool_use":
+                block["input"] = _object_in(text)
+        return events + event_bytes({"type": "content_block_stop", "index": self._index})
+
+    @property
+    def _index(self) -> int:
+        return len(self.message["content"]) - 1
+
+
+def _object_in(text: str) -> dict[str, Any]:
+    """Empty for a call that was cut or is not JSON: then the stop reason is not tool_use."""
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def event_bytes(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+
+
+def usage_of(usage: Usage) -> dict[str, int]:
+    """Anthropic counts tokens that were read from the cache apart."""
+    num_cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _delta(kind: bytes, name: bytes) -> bytes:
+    head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+    return head + b'"delta":{"type":"' + kind + b'","' + name + b'":%b}}\n\n'
+
+
+_TEXT = _delta(b"text_delta", b"text")
+_THINKING = _delta(b"thinking_delta", b"thinking")
+_INPUT = _delta(b"input_json_delta", b"partial_json")
+_SIGNATURE = _delta(b"signature_delta", b"signature").replace(b"%b", b'""')

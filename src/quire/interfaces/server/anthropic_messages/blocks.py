@@ -1,0 +1,134 @@
+"""Messages made of blocks, as the messages of a chat. Raises ApiError that names the place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.interfaces.server.errors import invalid
+
+Block = dict[str, Any]
+MAX_MESSAGES = 4096
+_OF_USER = "text, tool_result"
+_OF_ASSISTANT = "text, thinking, tool_use"
+
+
+def messages_of(system: str | list[Any] | None, messages: Sequence[Any]) -> list[dict[str, Any]]:
+    if not messages:
+        raise invalid("messages: at least one message is required.", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise invalid(f"messages: {len(messages)} messages, at most {MAX_MESSAGES} are allowed.", "messages")
+    found: list[dict[str, Any]] = []
+    if system:
+        found.append({"role": "system", "content": _text_only(system, "system")})
+    for number, message in enumerate(messages):
+        found += _of_message(message, f"messages[{number}]")
+    return found
+
+
+def _of_message(message: Any, where: str) -> list[dict[str, Any]]:
+    role = message.get("role") if isinstance(message, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    match role:
+        case "system":
+            return [{"role": "system", "content": _text_only(content, f"{where}.content")}]
+        case "user":
+            return _of_user(_blocks(content, f"{where}.content"), f"{where}.content")
+        case "assistant":
+            return [_of_assistant(_blocks(content, f"{where}.content"), f"{where}.content")]
+    text = "must be an object with a role (user or assistant) and a content"
+    raise invalid(f"{where}: {text}.", where)
+
+
+def _blocks(content: Any, where: str) -> list[Block]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise invalid(f"{where}: must be a text or a list of blocks.", where)
+    for number, block in enumerate(content):
+        if not isinstance(block, dict):
+            raise invalid(f"{where}[{number}]: must be an object with a type.", f"{where}[{number}]")
+    return content
+
+
+def _text_only(content: Any, where: str) -> str:
+    """Blocks of text, one a line."""
+    texts = []
+    for number, block in enumerate(_blocks(content, where)):
+        if block.get("type") != "text":
+            raise _unsupported(block, f"{where}[{number}]", "text")
+        texts.append(_string(block, "text", f"{where}[{number}]"))
+    return "\n".join(texts)
+
+
+def _of_user(blocks: list[Block], where: str) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own; texts between them belong together."""
+    found: list[dict[str, Any]] = []
+    for number, block in enumerate(blocks):
+        place = f"{where}[{number}]"
+        match block.get("type"):
+            case "text":
+                part = {"type": "text", "text": _string(block, "text", place)}
+                if found and found[-1]["role"] == "user":
+                    found[-1]["content"].append(part)
+                else:
+                    found.append({"role": "user", "content": [part]})
+            case "tool_result":
+                found.append(_of_result(block, place))
+            case _:
+                raise _unsupported(block, place, _OF_USER)
+    for message in found:
+        if message["role"] == "user" and len(message["content"]) == 1:
+            message["content"] = message["content"][0]["text"]
+    return found or [{"role": "user", "content": ""}]
+
+
+def _of_result(block: Block, where: str) -> dict[str, Any]:
+    content = _text_only(block.get("content", ""), f"{where}.content")
+    if block.get("is_error"):
+        # a chat has no field for it, and the model must know
+        content = f"Error: {content}"
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": content}
+
+
+def _of_assistant(blocks: list[Block], where: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for number, block in enumerate(blocks):
+        place = f"{where}[{number}]"
+        match block.get("type"):
+            case "text":
+                texts.append(_string(block, "text", place))
+            case "thinking":
+                thoughts.append(_string(block, "thinking", place))
+            case "tool_use":
+                calls.append(_of_call(block, place))
+            case _:
+                raise _unsupported(block, place, _OF_ASSISTANT)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _of_call(block: Block, where: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise invalid(f"{where}.input: must be an object.", f"{where}.input")
+    function = {"name": _string(block, "name", where), "arguments": arguments}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}
+
+
+def _string(block: Block, name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        text = "this field is required" if value is None else "must be a text"
+        raise invalid(f"{where}.{name}: {text}.", f"{where}.{name}")
+    return value
+
+
+def _unsupported(block: Block, where: str, allowed: str) -> Exception:
+    kind = str(block.get("type"))[:40]
+    text = f"not supported here: allowed are {allowed}; this model is served with text only"
+    return invalid(f"{where}.type={kind!r}: {text}.", f"{where}.type")

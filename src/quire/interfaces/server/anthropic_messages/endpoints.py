@@ -1,0 +1,97 @@
+"""The endpoints of messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from quire.errors import ContextLengthError
+from quire.interfaces.server.anthropic_messages.answer import PING, MessageInTheMaking
+from quire.interfaces.server.anthropic_messages.failures import failure_body
+from quire.interfaces.server.anthropic_messages.fields import (
+    COUNT_RULES,
+    NAMES,
+    RULES,
+    CountTokensRequest,
+    MessagesRequest,
+    chat_of,
+    hides_thinking,
+)
+from quire.interfaces.server.dialect import ChatRun, in_words_of
+from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.event_stream import EventStream, StreamDialect
+from quire.interfaces.server.in_flight import until_disconnect
+from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.requests import ChatRequest
+from quire.interfaces.server.state import ServerState, state_of
+
+router = APIRouter()
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"event: error\ndata: %b\n\n" % failure_body(error.status, error.message)
+
+
+_STREAM = StreamDialect(keep_alive=PING, closing=b"", error_event=_error_event)
+
+
+@router.post("/v1/messages", openapi_extra=json_schema_of(MessagesRequest))
+async def create_message(request: Request) -> Response:
+    """Answers a chat in Anthropic's form."""
+    state = state_of(request)
+    body = await read_request(request, MessagesRequest, RULES, strict=state.strict)
+    state.check_model(body.model)
+    with in_words_of(NAMES):
+        run = await _run_of(chat_of(body), state)
+    model = body.model or state.model_name
+    answer = MessageInTheMaking(model, run, max_tokens=body.max_tokens, hides_thinking=hides_thinking(body))
+    if body.stream:
+        return EventStream(state.in_flight, _events(run, answer), _STREAM)
+    return json_answer(await until_disconnect(state.in_flight, request.receive, _whole(run, answer)))
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=json_schema_of(CountTokensRequest))
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a message has."""
+    state = state_of(request)
+    body = await read_request(request, CountTokensRequest, COUNT_RULES, strict=state.strict)
+    state.check_model(body.model)
+    with in_words_of(NAMES):
+        run = await ChatRun.prepare(chat_of(body), state)
+    return json_answer({"input_tokens": run.num_input_tokens})
+
+
+async def _run_of(chat: ChatRequest, state: ServerState) -> ChatRun:
+    """Clients of this API ask for as many tokens as a large model writes; a smaller one writes what it can."""
+    try:
+        return await ChatRun.prepare(chat, state)
+    except ContextLengthError as error:
+        if error.param != "max_completion_tokens":
+            raise
+    return await ChatRun.prepare(msgspec.structs.replace(chat, max_completion_tokens=None), state)
+
+
+async def _events(run: ChatRun, answer: MessageInTheMaking) -> AsyncGenerator[bytes, None]:
+    has_begun = False
+    async with aclosing(run.steps()) as steps:
+        async for step in steps:
+            # only now: a request that fails before is answered with its status
+            events = b"" if has_begun else answer.begin(run.usage)
+            has_begun = True
+            events += answer.step(step)
+            if step.finish_reason is not None:
+                events += answer.finish(step, run.usage)
+            if events:
+                yield events
+
+
+async def _whole(run: ChatRun, answer: MessageInTheMaking) -> dict[str, Any]:
+    async with aclosing(_events(run, answer)) as events:
+        async for _ in events:
+            pass
+    return answer.message

@@ -1,0 +1,215 @@
+"""One response while it is made: pieces of an answer become output items, and the events that tell of them.
+
+What the events say together is what the whole response says: both come from here. Owns the order of events and their
+numbers. A difference of text costs one JSON string and one formatting; everything else is encoded once an item.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quire.interfaces.server.dialect import AnswerStep, ChatRun
+from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.openai_responses.items import Item, item_id
+from quire.interfaces.server.responses import TokenLogprob, Usage
+from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Piece, Reasoning
+
+
+class ResponseInTheMaking:
+    """Takes the steps of a chat, gives bytes of events, and holds the response as it is so far."""
+
+    def __init__(self, head: dict[str, Any], run: ChatRun) -> None:
+        """head: the response's fields that are certain from the beginning."""
+        self.response: dict[str, Any] = {**head, "status": "in_progress", "output": []}
+        self._run = run
+        self._number = 0
+        self._open: _OpenItem | None = None
+
+    # ------------------------------------------------------------------------------------------ in this order
+
+    def begin(self) -> bytes:
+        """Before anything else."""
+        return self._snapshot("response.created") + self._snapshot("response.in_progress")
+
+    def step(self, step: AnswerStep) -> bytes:
+        """What the step adds."""
+        events = []
+        logprobs = step.logprobs
+        for piece in step.pieces:
+            events.append(self._opened_for(piece))
+            if isinstance(piece, Content):
+                # they are of all tokens of this step
+                events.append(self._difference(piece.text, logprobs))
+                logprobs = ()
+            elif not isinstance(piece, CallStart):
+                events.append(self._difference(piece.text))
+        if logprobs and self._open is not None and self._open.kind == "message":
+            events.append(self._difference("", logprobs))
+        return b"".join(events)
+
+    def finish(self, finish_reason: str | None, usage: Usage) -> bytes:
+        """After the last step; the event that ends the stream is `ending`."""
+        is_cut = finish_reason == "length"
+        events = b""
+        if self._open is None and not self.response["output"]:
+            # nothing but an end: still an answer, which is empty
+            events = self._opened_for(Content(""))
+        events += self._closed("incomplete" if is_cut else "completed")
+        self.response["status"] = "incomplete" if is_cut else "completed"
+        if is_cut:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self.response["completed_at"] = time.time()
+        self.response["usage"] = usage_of(usage)
+        return events
+
+    def ending(self) -> bytes:
+        return self._snapshot(f"response.{self.response['status']}")
+
+    def fail(self, error: ApiError) -> None:
+        """Instead of `finish`, at any time."""
+        self.response["status"] = "failed"
+        code = (
+            "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
+        )
+        self.response["error"] = {"code": code, "message": error.message}
+        if self._open is not None:
+            self._open.item["status"] = "incomplete"
+            self._keep(self._open)
+
+    # ------------------------------------------------------------------------------------------ items
+
+    def _opened_for(self, piece: Piece) -> bytes:
+        """The events that end one item and begin the next, if this piece is of another."""
+        kind = _KINDS[type(piece)]
+        if self._open is not None and self._open.kind == kind and not isinstance(piece, CallStart):
+            return b""
+        events = self._closed("completed")
+        item: Item = {"id": item_id(_ID_PREFIXES[kind]), "type": kind, "status": "in_progress"}
+        if isinstance(piece, CallStart):
+            item |= {"call_id": self._run.new_call_id(), "name": piece.name, "arguments": ""}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": []}
+        else:
+            item |= {"role": "assistant", "content": []}
+        self._open = _OpenItem(kind, item, len(self.response["output"]))
+        self.response["output"].append(item)
+        events += self._event("response.output_item.added", self._open.place(), item=item)
+        if kind != "function_call":
+            self._open.delta_type = f"response.{_PART_NAMES[kind]}.delta"
+            events += self._part("added", self._open, _part_of(kind, "", ()))
+        return events
+
+    def _difference(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        one = self._open
+        assert one is not None
+        one.texts.append(text)
+        one.logprobs += logprobs
+        number, self._number = self._number, self._number + 1
+        shown = b',"logprobs":%b' % msgspec.json.encode(logprobs) if one.kind == "message" else b""
+        return one.template() % (number, msgspec.json.encode(text), shown)
+
+    def _closed(self, status: str) -> bytes:
+        one, self._open = self._open, None
+        if one is None:
+            return b""
+        text = self._keep(one)
+        one.item["status"] = status
+        place = one.place()
+        if one.kind == "function_call":
+            events = self._event(
+                "response.function_call_arguments.done", one.text_place(), arguments=text, name=one.item["name"]
+            )
+        else:
+            logprobs = {"logprobs": one.logprobs} if one.kind == "message" else {}
+            name = f"response.{_PART_NAMES[one.kind]}.done"
+            events = self._event(name, one.text_place(), text=text, **logprobs)
+            events += self._part("done", one, one.item["content"][0])
+        return events + self._event("response.output_item.done", place, item=one.item)
+
+    def _keep(self, one: _OpenItem) -> str:
+        """Writes what came into the item."""
+        text = "".join(one.texts)
+        if one.kind == "function_call":
+            one.item["arguments"] = text
+        else:
+            one.item["content"] = [_part_of(one.kind, text, one.logprobs)]
+        return text
+
+    # ------------------------------------------------------------------------------------------ events
+
+    def _part(self, what: str, one: _OpenItem, part: Item) -> bytes:
+        return self._event(f"response.content_part.{what}", one.text_place(), part=part)
+
+    def _snapshot(self, kind: str) -> bytes:
+        return self._event(kind, {}, response=self.response)
+
+    def _event(self, kind: str, place: dict[str, Any], **values: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return event_bytes({"type": kind, "sequence_number": number, **place, **values})
+
+
+class _OpenItem:
+    """The item that is being written."""
+
+    def __init__(self, kind: str, item: Item, index: int) -> None:
+        self.kind = kind
+        self.item = item
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.delta_type = "response.function_call_arguments.delta"
+        self._index = index
+        self._template = b""
+
+    def place(self) -> dict[str, Any]:
+        return {"output_index": self._index}
+
+    def text_place(self) -> dict[str, Any]:
+        place = {"item_id": self.item["id"], **self.place()}
+        return place if self.kind == "function_call" else {**place, "content_index": 0}
+
+    def template(self) -> bytes:
+        """An event with holes: number, difference, the rest."""
+        if not self._template:
+            place = msgspec.json.encode(self.text_place())[1:-1].replace(b"%", b"%%")
+            kind = self.delta_type.encode()
+            head = b'event: %b\ndata: {"type":"%b",' % (kind, kind)
+            self._template = head + b'"sequence_number":%d,' + place + b',"delta":%b%b}\n\n'
+        return self._template
+
+
+_KINDS: dict[type, str] = {
+    Content: "message",
+    Reasoning: "reasoning",
+    CallStart: "function_call",
+    CallArguments: "function_call",
+}
+_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PART_NAMES = {"message": "output_text", "reasoning": "reasoning_text"}
+
+
+def _part_of(kind: str, text: str, logprobs: Sequence[TokenLogprob]) -> Item:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def event_bytes(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }

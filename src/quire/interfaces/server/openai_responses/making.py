@@ -1,0 +1,153 @@
+"""From a request to a response: the conversation it stands in, the chat that it is, and where it is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.errors import ContextLengthError
+from quire.interfaces.server.dialect import ChatRun, in_words_of
+from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.openai_responses.answer import ResponseInTheMaking
+from quire.interfaces.server.openai_responses.fields import NAMES, ResponsesRequest, chat_of, check
+from quire.interfaces.server.openai_responses.items import Item, item_id, items_of, messages_of, turns_of
+from quire.interfaces.server.state import ServerState
+
+
+@dataclass(slots=True)
+class Making:
+    """One response that is checked and not begun."""
+
+    answer: ResponseInTheMaking
+    run: ChatRun
+    # of its own input
+    items: list[Item]
+    # None: it is not kept
+    stored: Any
+
+    @classmethod
+    async def prepare(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> Making:
+        """Raises for what is wrong, before a first byte is sent."""
+        check(body)
+        items = items_of(body.input)
+        stored = None
+        if body.store is not False or body.previous_response_id:
+            stored = stored_responses(state, tenant)
+            await state.storage.check()
+        past = await stored.conversation(body.previous_response_id) if stored and body.previous_response_id else []
+        messages = messages_of(body.instructions, [*past, *items])
+        with in_words_of(NAMES):
+            run = await _fitting_run(body, messages, state)
+        answer = ResponseInTheMaking(_head(body, run, state), run)
+        return cls(answer, run, items, stored if body.store is not False else None)
+
+    @classmethod
+    async def count_input(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> int:
+        """Tokens of the prompt that this request would have."""
+        making = await cls.prepare(msgspec.structs.replace(body, store=False), state, tenant)
+        return making.run.num_input_tokens
+
+    async def whole(self) -> dict[str, Any]:
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        return self.answer.response
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Encoded. A failure is raised, and then told by `failed`."""
+        answer, finish_reason, has_begun = self.answer, None, False
+        async with aclosing(self.run.steps()) as steps:
+            async for step in steps:
+                # only now: a request that fails before is answered with its status
+                events = b"" if has_begun else answer.begin()
+                has_begun = True
+                finish_reason = step.finish_reason
+                events += answer.step(step)
+                if events:
+                    yield events
+        last = answer.finish(finish_reason, self.run.usage)
+        if self.stored is not None:
+            # before its client can know that it is there
+            await self.stored.add(answer.response, self.items)
+        yield last + answer.ending()
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event that ends a stream which has begun."""
+        self.answer.fail(error)
+        return self.answer.ending()
+
+
+def stored_responses(state: ServerState, tenant: str) -> Any:
+    # SQLAlchemy is imported by the first who stores
+    from quire.interfaces.server.openai_responses.stored import StoredResponses
+
+    return StoredResponses(state.storage, tenant)
+
+
+async def _fitting_run(body: ResponsesRequest, messages: list[dict[str, Any]], state: ServerState) -> ChatRun:
+    """With truncation=auto: without as many of the oldest turns as it takes, found by halving."""
+    try:
+        return await ChatRun.prepare(chat_of(body, messages), state)
+    except ContextLengthError:
+        cuts = turns_of(messages) if body.truncation == "auto" else []
+        if not cuts:
+            raise
+    first = 1 if messages[0]["role"] in ("system", "developer") else 0
+    shortest = await ChatRun.prepare(chat_of(body, messages[:first] + messages[cuts[-1] :]), state)
+    fits, too_long = (len(cuts) - 1, shortest), -1
+    while fits[0] - too_long > 1:
+        middle = (fits[0] + too_long) // 2
+        try:
+            run = await ChatRun.prepare(chat_of(body, messages[:first] + messages[cuts[middle] :]), state)
+            fits = middle, run
+        except ContextLengthError:
+            too_long = middle
+    return fits[1]
+
+
+def _head(body: ResponsesRequest, run: ChatRun, state: ServerState) -> dict[str, Any]:
+    """Fields that are known before the first token. OpenAI's client wants those that say nothing, too."""
+    text = body.text
+    reasoning = body.reasoning or {}
+    return {
+        "id": item_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "model": body.model or state.model_name,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": run.temperature,
+        "text": {
+            "format": (text.format if text else None) or {"type": "text"},
+            "verbosity": text.verbosity if text else None,
+        },
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [_shown(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": run.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+    }
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    empty = {"description": None, "parameters": None, "strict": None}
+    return {**empty, **tool}

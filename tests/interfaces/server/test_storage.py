@@ -1,0 +1,353 @@
+"""Where the server keeps things: on disk and back, among tenants, within bounds, and with a disk that fails."""
+
+import asyncio
+import os
+import sqlite3
+import stat
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from quire.errors import UserError
+from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.storage import METADATA, SCHEMA_VERSION, Storage, mine, owned_table
+from quire.interfaces.server.storage_engine import default_url
+
+NOTES = owned_table("test_notes", sa.Column("text", sa.Text, nullable=False))
+KEPT = owned_table("test_kept", expires=False)
+DAY = 86_400
+SECRET = "a text that nobody may find again"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "data" / "server.db"
+
+
+@pytest.fixture
+def storage(path, clock):
+    opened = []
+
+    def make(url: str = "", **limits) -> Storage:
+        limits = {"max_bytes": 10_000, "max_age_seconds": 30 * DAY, **limits}
+        opened.append(Storage(url or f"sqlite:///{path}", clock=clock, **limits))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+async def write(storage: Storage, name: str, text: str = "text", tenant: str = "", table=NOTES) -> None:
+    now = storage.clock()
+    row = {"id": name, "tenant": tenant, "created": now, "used": now, "num_bytes": len(text)}
+    values = row | ({"text": text} if table is NOTES else {})
+    await storage.run(lambda connection: connection.execute(table.insert().values(values)), adds_bytes=len(text))
+
+
+async def read(storage: Storage, name: str, tenant: str = "") -> str | None:
+    query = sa.select(NOTES.c.text).where(mine(NOTES, tenant, name))
+    return await storage.run(lambda connection: connection.execute(query).scalar())
+
+
+async def names(storage: Storage, table=NOTES) -> list[str]:
+    query = sa.select(table.c.id).order_by(table.c.id)
+    return await storage.run(lambda connection: list(connection.execute(query).scalars()))
+
+
+async def failure(awaitable) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await awaitable
+    return caught.value
+
+
+def test_what_is_written_survives_the_process(run, storage):
+    async def main():
+        first = storage()
+        await write(first, "a", "text 😀")
+        first.close()
+        assert await read(storage(), "a") == "text 😀"
+
+    run(main())
+
+
+def test_nobody_reads_the_rows_of_another(run, storage):
+    async def main():
+        one = storage()
+        await write(one, "a", "text", tenant="red")
+        assert await read(one, "a", tenant="blue") is None
+        assert await read(one, "a", tenant="") is None
+        assert await read(one, "a", tenant="red") == "text"
+
+    run(main())
+
+
+def test_the_file_is_for_its_owner_alone(run, storage, path):
+    async def main():
+        await write(storage(), "a")
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        files = [path, *path.parent.glob("server.db-*")]
+        assert len(files) == 3
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+    run(main())
+
+
+def test_the_default_is_in_the_users_data_folder(monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert default_url() == "sqlite:////data/quire/server.db"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert default_url() == "sqlite:////home/someone/.local/share/quire/server.db"
+
+
+def test_a_mistake_of_work_changes_nothing(run, storage):
+    async def main():
+        one = storage()
+
+        def work(connection):
+            connection.execute(NOTES.insert().values(id="a", tenant="", created=0, used=0, num_bytes=1, text=""))
+            raise ApiError(404, "not there")
+
+        assert (await failure(one.run(work))).status == 404
+        assert await names(one) == []
+        # our own mistake is no failure of the disk
+        await write(one, "a")
+        with pytest.raises(sa.exc.IntegrityError):
+            await write(one, "a")
+        await one.check()
+
+    run(main())
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_used_for_long_is_deleted(run, storage, clock):
+    async def main():
+        one = storage(max_age_seconds=DAY)
+        await write(one, "old")
+        await write(one, "kept", table=KEPT)
+        clock.now += DAY / 2
+        await write(one, "new")
+        one.close()
+        clock.now += DAY * 0.6
+        again = storage(max_age_seconds=DAY)
+        await again.open()
+        assert await names(again) == ["new"]
+        assert await names(again, KEPT) == ["kept"]
+
+    run(main())
+
+
+def test_the_tenant_that_takes_most_gives_first(run, storage, clock):
+    async def main():
+        one = storage(max_bytes=1000)
+        await write(one, "small", "x" * 150, tenant="small")
+        for number in range(9):
+            clock.now += 1
+            await write(one, f"large{number}", "x" * 100, tenant="large")
+        # 1050 bytes: down to 900, the oldest of the one that has most
+        assert await names(one) == [*(f"large{number}" for number in range(2, 9)), "small"]
+
+    run(main())
+
+
+def test_what_is_deleted_is_gone_from_the_file(run, storage, path):
+    async def main():
+        one = storage(max_bytes=2**30)
+        await write(one, "a", SECRET * 5000)
+        assert SECRET.encode() in contents(path)
+        await one.run(lambda connection: connection.execute(NOTES.delete()), erases=True)
+        assert SECRET.encode() not in contents(path)
+        # and takes no room there
+        assert len(contents(path)) < 100_000 + 2 * 32_768
+
+    run(main())
+
+
+def contents(path) -> bytes:
+    return b"".join(file.read_bytes() for file in path.parent.iterdir())
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_a_503_and_nothing_else(run, storage):
+    async def main():
+        one = storage(max_bytes=2**30)
+        await write(one, "a")
+        pages = await one.run(lambda connection: connection.exec_driver_sql("PRAGMA page_count").scalar())
+        await one.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
+        error = await failure(write(one, "b", "x" * 100_000))
+        assert (error.status, error.code) == (503, "service_unavailable")
+        # the next one need not compute an answer to find out
+        assert (await failure(one.check())).status == 503
+        assert await read(one, "a") == "text"
+        await one.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 100}"))
+        await write(one, "b", "x" * 100_000)
+
+    run(main())
+
+
+def test_a_read_only_file_is_found_at_once(run, storage, path):
+    async def main():
+        first = storage()
+        await write(first, "a")
+        first.close()
+        one = storage(f"sqlite:///file:{path}?mode=ro&uri=true")
+        error = await failure(one.check())
+        assert error.status == 503
+        assert str(path) not in error.message
+        with pytest.raises(UserError, match="readonly"):
+            await one.open()
+
+    run(main())
+
+
+def test_a_file_that_is_no_database(run, storage, path):
+    async def main():
+        path.parent.mkdir()
+        path.write_bytes(b"something else " * 1000)
+        one = storage()
+        assert (await failure(one.check())).status == 503
+        with pytest.raises(UserError, match="not a database"):
+            await one.open()
+        assert path.read_bytes().startswith(b"something else")
+
+    run(main())
+
+
+def test_a_file_of_a_newer_program_is_left_alone(run, storage, path):
+    async def main():
+        first = storage()
+        await write(first, "a")
+        first.close()
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE quire_schema SET version = ?", [SCHEMA_VERSION + 1])
+        one = storage()
+        text = rf"storage_url=.*newer Quire \(version {SCHEMA_VERSION + 1}.*knows {SCHEMA_VERSION}\)\. Update"
+        with pytest.raises(UserError, match=text):
+            await one.open()
+        assert (await failure(write(one, "b"))).status == 503
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("nothing", "must be a URL"),
+        ("magic://host/name", "must be a URL"),
+        ("oracle+cx_oracle://user:secret@host/name", "cx_Oracle is needed"),
+        ("sqlite:////proc/none/server.db", "storage_url=sqlite:////proc/none"),
+    ],
+)
+def test_an_address_that_can_never_work(run, storage, url, text):
+    async def main():
+        with pytest.raises(UserError, match=text) as caught:
+            await storage(url).open()
+        assert "secret" not in str(caught.value)
+
+    run(main())
+
+
+def test_a_queue_that_is_full_refuses(run, storage, monkeypatch):
+    monkeypatch.setattr("quire.interfaces.server.storage._MOST_WAITING", 2)
+
+    async def main():
+        one = storage()
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slow(connection):
+            begun.set()
+            go_on.wait(20)
+
+        held = asyncio.ensure_future(one.run(slow))
+        await asyncio.to_thread(begun.wait, 20)
+        waiting = [asyncio.ensure_future(write(one, name)) for name in "ab"]
+        await asyncio.sleep(0)
+        assert (await failure(write(one, "c"))).status == 503
+        go_on.set()
+        await asyncio.gather(held, *waiting)
+        assert await names(one) == ["a", "b"]
+
+    run(main())
+
+
+def test_a_disk_that_says_nothing_is_given_up(run, storage, monkeypatch):
+    monkeypatch.setattr("quire.interfaces.server.storage._DEADLINE_SECONDS", 0.05)
+
+    async def main():
+        one = storage()
+        go_on = threading.Event()
+        assert (await failure(one.run(lambda connection: go_on.wait(20)))).status == 503
+        go_on.set()
+
+    run(main())
+
+
+def test_two_servers_share_a_file(run, storage):
+    async def main():
+        one, other = storage(), storage()
+        await asyncio.gather(*(write(server, f"{n}{i}") for n, server in enumerate((one, other)) for i in range(20)))
+        assert len(await names(one)) == len(await names(other)) == 40
+
+    run(main())
+
+
+# ---- what families declare ------------------------------------------------------------------------------------------
+
+
+def test_every_table_is_one_of_tenants():
+    from quire.interfaces.server.openai_responses import stored
+
+    assert stored.RESPONSES.name in METADATA.tables
+    for table in METADATA.tables.values():
+        assert table.name == "quire_schema" or {"id", "tenant", "created", "used", "num_bytes"} <= set(table.c.keys())
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif("QUIRE_TEST_POSTGRESQL" not in os.environ, reason="no QUIRE_TEST_POSTGRESQL=postgresql+psycopg://")
+def test_postgresql(run, storage, clock):
+    async def main():
+        one = storage(os.environ["QUIRE_TEST_POSTGRESQL"], max_bytes=1000)
+        await one.run(lambda connection: [connection.execute(table.delete()) for table in (NOTES, KEPT)])
+        await write(one, "a", "text 😀", tenant="red")
+        assert await read(one, "a", tenant="red") == "text 😀"
+        assert await read(one, "a", tenant="blue") is None
+        with pytest.raises(sa.exc.IntegrityError):
+            await write(one, "a", tenant="blue")
+        for number in range(12):
+            clock.now += 1
+            await write(one, f"b{number}", "x" * 100, tenant="blue")
+        assert len(await names(one)) < 12
+        await one.run(lambda connection: connection.execute(NOTES.delete()), erases=True)
+        one.close()
+        again = storage(os.environ["QUIRE_TEST_POSTGRESQL"])
+        assert await names(again) == []
+
+    run(main())
+
+
+def test_importing_the_application_imports_no_database():
+    import subprocess
+    import sys
+
+    code = "import sys, quire.interfaces.server.app; print('sqlalchemy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
