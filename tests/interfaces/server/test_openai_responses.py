@@ -111,6 +111,9 @@ def test_a_stream_says_what_the_whole_says(asked, answer):
         expected = {"": ["message"], CALL: ["function_call"], THOUGHT: ["reasoning", "message"]}
         expected[BOTH] = ["reasoning", "message", "function_call", "function_call"]
         assert kinds == expected.get(answer, ["message"])
+        # with the line breaks around it
+        num_thought = {THOUGHT: len("\nLet me see. 😀\n".encode()), BOTH: len("\nHm.\n")}.get(answer, 0)
+        assert whole.usage.output_tokens_details.reasoning_tokens == num_thought
 
     asked(test)
 

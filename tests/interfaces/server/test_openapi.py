@@ -14,6 +14,7 @@ from quire.testing.fake_llm import fake_async_llm
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 PREFIXES = "/v1/admin/pinned_prefixes"
 # (method, path, path as described, body, status)
@@ -45,6 +46,20 @@ EXCHANGES = [
     ("POST", COMPLETIONS, None, {"prompt": "a", "stream": True, "logprobs": 1}, 200),
     ("POST", COMPLETIONS, None, {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}, 200),
     ("POST", COMPLETIONS, None, {"prompt": "a" * 600}, 400),
+    ("POST", RESPONSES, None, {"input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}, 200),
+    ("POST", RESPONSES, None, {"input": "Hi", "max_output_tokens": 2, "metadata": {"a": "b"}}, 200),
+    ("POST", RESPONSES, None, {"input": []}, 400),
+    ("POST", RESPONSES + "/input_tokens", None, {"input": "Hi"}, 200),
+    ("GET", RESPONSES + "/none", RESPONSES + "/{response_id}", None, 404),
+    ("GET", RESPONSES + "/none?stream=true", RESPONSES + "/{response_id}", None, 400),
+    ("DELETE", RESPONSES + "/none", RESPONSES + "/{response_id}", None, 404),
+    ("POST", RESPONSES + "/none/cancel", RESPONSES + "/{response_id}/cancel", None, 404),
+    ("GET", RESPONSES + "/none/input_items", RESPONSES + "/{response_id}/input_items", None, 404),
+    ("GET", RESPONSES + "/none/input_items?limit=0", RESPONSES + "/{response_id}/input_items", None, 400),
+    ("POST", ANTHROPIC, None, {"messages": MESSAGES, "max_tokens": 9}, 200),
+    ("POST", ANTHROPIC, None, {"messages": MESSAGES}, 400),
+    ("POST", ANTHROPIC + "/count_tokens", None, {"messages": MESSAGES}, 200),
+    ("POST", ANTHROPIC + "/count_tokens", None, {"messages": MESSAGES, "model": "x"}, 404),
     ("POST", "/tokenize", None, {"prompt": "a", "return_token_strs": True}, 200),
     ("POST", "/tokenize", None, {"messages": MESSAGES}, 200),
     ("POST", "/tokenize", None, {}, 400),

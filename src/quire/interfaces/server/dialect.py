@@ -19,6 +19,7 @@ from quire.interfaces.server.chat import prepare_chat
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.generation import Counts, Work, deltas_of
 from quire.interfaces.server.logprobs import chat_logprobs
+from quire.interfaces.server.reasoning_tokens import count_reasoning_tokens
 from quire.interfaces.server.requests import ChatRequest
 from quire.interfaces.server.responses import TokenLogprob, Usage
 from quire.interfaces.server.state import ServerState
@@ -102,6 +103,7 @@ class ChatRun:
         self._num_top = body.top_logprobs or 0
         self._parser = None if formats is None else formats.open_parser()
         self.new_call_id = new_call_id if self._parser is None else self._parser.new_id
+        self._token_ids: list[int] = []
         self.counts = Counts()
 
     @classmethod
@@ -127,6 +129,14 @@ class ChatRun:
         """Whole when the last step was seen."""
         return self.counts.usage()
 
+    def _count_thoughts(self) -> None:
+        work, parser = self._work, self._parser
+        thoughts = () if parser is None else parser.thoughts
+        renderer = self._state.engine.renderer
+        self.counts.num_reasoning_tokens = count_reasoning_tokens(
+            renderer, work.prompts[0], work.params, self._token_ids, thoughts
+        )
+
     async def steps(self) -> AsyncGenerator[AnswerStep, None]:
         """Closing it aborts the request."""
         state = self._state
@@ -140,7 +150,10 @@ class ChatRun:
         if self._parser is None:
             pieces: list[Piece] = [Content(delta.text)] if delta.text else []
         else:
+            self._token_ids += delta.token_ids
             pieces = self._parser.push(delta.text, is_last=is_last)
+            if is_last:
+                self._count_thoughts()
             finish_reason = self._parser.finish_reason(finish_reason)
         return AnswerStep(pieces, self._logprobs(delta), finish_reason, delta.stop_reason)
 

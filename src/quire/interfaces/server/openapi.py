@@ -77,7 +77,7 @@ class _Schemas:
 
     def __init__(self, descriptions: Sequence[Description]) -> None:
         requests = [one.request for one in descriptions if one.request is not None]
-        answers = [kind for one in descriptions for kind in (one.answer, one.event) if kind is not None]
+        answers = [kind for one in descriptions for kind in (one.answer, one.event, one.error) if kind is not None]
         kinds = [*requests, *answers, ErrorAnswer]
         shown, self.components = msgspec.json.schema_components(kinds, ref_template=_REF)
         self._shown = list(zip(kinds, shown, strict=True))
@@ -145,7 +145,7 @@ def _operation(route: APIRoute, schemas: _Schemas, *, needs_key: bool) -> dict[s
         operation["requestBody"] = {"required": True, "content": _bodies(description, schemas)}
     operation["responses"] = {str(description.status): _answer(description, schemas)}
     for status in _errors_of(route, description, needs_key=needs_key and not is_public):
-        content = {"application/json": {"schema": schemas.of(ErrorAnswer)}}
+        content = {"application/json": {"schema": schemas.of(description.error or ErrorAnswer)}}
         operation["responses"][str(status)] = _response(HTTPStatus(status).phrase, content)
     if needs_key and is_public:
         operation["security"] = []
@@ -193,14 +193,13 @@ def _answer(description: Description, schemas: _Schemas) -> dict[str, Any]:
         schema = {"type": "object"} if description.answer is None else schemas.of(description.answer)
     content = {description.media_type: {"schema": schema}}
     if description.event is not None:
-        content["text/event-stream"] = {"schema": _events(schemas.of(description.event))}
+        content["text/event-stream"] = {"schema": _events(description, schemas)}
     return _response(HTTPStatus(description.status).phrase, content)
 
 
-def _events(event: dict[str, Any]) -> dict[str, Any]:
-    text = (
-        "with stream=true: events `data: JSON`, the last one `data: [DONE]`; after a failure one holds an ErrorAnswer"
-    )
+def _events(description: Description, schemas: _Schemas) -> dict[str, Any]:
+    text = f"with stream=true: {description.event_words}"
+    event = schemas.of(description.event)
     return {"type": "string", "description": text, "contentMediaType": "text/event-stream", "x-event": event}
 
 

@@ -21,11 +21,13 @@ from quire.interfaces.server.anthropic_messages.fields import (
     chat_of,
     hides_thinking,
 )
+from quire.interfaces.server.anthropic_messages.objects import FailureAnswer, MessageEvent, MessageObject, TokenCount
+from quire.interfaces.server.api_description import described
 from quire.interfaces.server.dialect import ChatRun, in_words_of
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.in_flight import until_disconnect
-from quire.interfaces.server.json_answer import json_answer, json_schema_of
+from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.requests import ChatRequest
 from quire.interfaces.server.state import ServerState, state_of
@@ -40,7 +42,16 @@ def _error_event(error: ApiError) -> bytes:
 _STREAM = StreamDialect(keep_alive=PING, closing=b"", error_event=_error_event)
 
 
-@router.post("/v1/messages", openapi_extra=json_schema_of(MessagesRequest))
+@router.post(
+    "/v1/messages",
+    openapi_extra=described(
+        request=MessagesRequest,
+        answer=MessageObject,
+        event=MessageEvent,
+        event_words="events `event: TYPE` and `data: JSON`, the last one is message_stop or error",
+        error=FailureAnswer,
+    ),
+)
 async def create_message(request: Request) -> Response:
     """Answers a chat in Anthropic's form."""
     state = state_of(request)
@@ -55,7 +66,10 @@ async def create_message(request: Request) -> Response:
     return json_answer(await until_disconnect(state.in_flight, request.receive, _whole(run, answer)))
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=json_schema_of(CountTokensRequest))
+@router.post(
+    "/v1/messages/count_tokens",
+    openapi_extra=described(request=CountTokensRequest, answer=TokenCount, error=FailureAnswer),
+)
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has."""
     state = state_of(request)
@@ -63,7 +77,7 @@ async def count_tokens(request: Request) -> Response:
     state.check_model(body.model)
     with in_words_of(NAMES):
         run = await ChatRun.prepare(chat_of(body), state)
-    return json_answer({"input_tokens": run.num_input_tokens})
+    return json_answer(TokenCount(run.num_input_tokens))
 
 
 async def _run_of(chat: ChatRequest, state: ServerState) -> ChatRun:
