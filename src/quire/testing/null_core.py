@@ -130,5 +130,3 @@ class NullCore:
 def _shift() -> int:
     """Bits of a sequence's index inside its number."""
     return sequence_id_of(1, 0).bit_length() - 1
-
-
