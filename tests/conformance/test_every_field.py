@@ -1,0 +1,224 @@
+"""No field is ignored in silence: each field of each request changes the answer, the stream or an error.
+
+A row is (field, what else is sent, the value). The same request with the value and without it, or with `None`, must not
+get the same answer. It runs on the embedded model with a tokenizer that adds a token, and a template that looks at a
+value. A new request type, or a field without a row, fails here.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import httpx2 as httpx
+import msgspec
+import pytest
+from fastapi.routing import APIRoute
+
+from quire.interfaces.server import create_app
+from quire.interfaces.server.api_description import description_of
+from quire.interfaces.server.field_rules import IGNORED
+from quire.interfaces.server.requests import PromptPiece, StreamedCompletionRequest, StreamOptions
+from quire.testing.server_process import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+EMBEDDED = ROOT / "src" / "quire" / "embedded"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PREFIXES = "/v1/admin/pinned_prefixes"
+LONG = "Once upon a time there was a little dog who lived in a house beside the sea. " * 3
+SEA = {"role": "user", "content": "Tell me about the sea. " * 8}
+WHOLE_CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 5}}, "required": ["city"],
+              "additionalProperties": False}  # fmt: skip
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": WHOLE_CITY}}]
+FREE = {"temperature": 30.0, "seed": 1}
+GOES_ON = {"max_tokens": 40, "ignore_eos": True}
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a"]}}}
+NO_END = {"logit_bias": {"0": -100, "5": -100}}
+
+# of both endpoints
+GENERATION = [
+    ("model", {}, "another"),
+    ("n", {}, 2),
+    ("temperature", {"seed": 1}, 30.0),
+    ("top_p", FREE, 0.01),
+    ("presence_penalty", GOES_ON, 2.0),
+    ("frequency_penalty", GOES_ON, 2.0),
+    ("seed", FREE, 2),
+    ("stop", GOES_ON, "e"),
+    ("logit_bias", {}, {"300": 100}),
+    ("stream", {}, True),
+    ("stream_options", {"stream": True}, {"include_usage": True}),
+    ("top_k", FREE, 1),
+    ("min_p", FREE, 1.0),
+    ("repetition_penalty", GOES_ON, 2.0),
+    ("min_tokens", {"stop": "e", "max_tokens": 40}, 20),
+    ("ignore_eos", {"logit_bias": {"5": 100}}, True),
+    ("stop_token_ids", {"allowed_token_ids": [300]}, [300]),
+    ("skip_special_tokens", {"allowed_token_ids": [2]}, False),
+    ("include_stop_str_in_output", {"stop": "e", "max_tokens": 40}, True),
+    ("bad_words", {"allowed_token_ids": [300, 301], "logit_bias": {"300": 1}}, ["{300}"]),
+    ("allowed_token_ids", {}, [300]),
+    ("response_format", {}, FORM),
+    ("structured_outputs", {}, {"choice": ["a", "b"]}),
+    ("guided_json", {}, {"enum": ["a"]}),
+    ("guided_regex", {}, "ab*c"),
+    ("guided_choice", {}, ["a", "b"]),
+    ("guided_grammar", {}, 'start: "a"'),
+    ("prompt_logprobs", {}, 1),
+    ("use_beam_search", {"n": 2}, True),
+    ("length_penalty", {"use_beam_search": True, "n": 4, "logit_bias": None}, -30.0),
+    ("early_stopping", {"use_beam_search": False}, True),
+    ("cache_salt", {"cached": True}, "mine"),
+]
+ROWS = {
+    "CompletionRequest": (COMPLETIONS, {"prompt": LONG, "max_tokens": 10, "temperature": 0}, [
+        *GENERATION,
+        ("prompt", {}, "Another"),
+        ("max_tokens", {}, 3),
+        ("echo", {}, True),
+        ("logprobs", {}, 1),
+        ("add_special_tokens", {}, False),
+    ]),
+    "ChatRequest": (CHAT, {"messages": [SEA], "max_tokens": 10, "temperature": 0}, [
+        *GENERATION,
+        ("messages", {}, [{"role": "user", "content": "x"}]),
+        ("max_completion_tokens", {"max_tokens": None}, 3),
+        ("max_tokens", {}, 3),
+        ("logprobs", {}, True),
+        ("top_logprobs", {"logprobs": True}, 2),
+        ("tools", {}, TOOLS),
+        ("tool_choice", {"tools": TOOLS, "max_tokens": 60}, "required"),
+        ("parallel_tool_calls", {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, **NO_END}, False),
+        ("add_generation_prompt", {}, False),
+        ("add_special_tokens", {}, True),
+        ("continue_final_message", {"messages": [SEA, {"role": "assistant", "content": "The"}]}, True),
+        ("chat_template_kwargs", {}, {"mood": "calm"}),
+    ]),
+    "StreamOptions": (CHAT, {"messages": [SEA], "max_tokens": 4, "stream": True}, [
+        ("include_usage", {"in": "stream_options"}, True),
+        ("include_obfuscation", {"in": "stream_options"}, True),
+    ]),
+    "TokenizeRequest": ("/tokenize", {"prompt": "dog"}, [
+        ("model", {}, "another"),
+        ("prompt", {}, "cat"),
+        ("messages", {"prompt": None, "messages": [SEA]}, [SEA, SEA]),
+        ("tools", {"prompt": None, "messages": [SEA]}, TOOLS),
+        ("add_special_tokens", {}, False),
+        ("add_generation_prompt", {"prompt": None, "messages": [SEA]}, False),
+        ("chat_template_kwargs", {"prompt": None, "messages": [SEA]}, {"mood": "calm"}),
+        ("return_token_strs", {}, True),
+    ]),
+    "DetokenizeRequest": ("/detokenize", {"tokens": [300]}, [("model", {}, "another"), ("tokens", {}, [301])]),
+    "PinPrefixRequest": (PREFIXES, {}, [
+        ("name", {"text": "abc"}, "a name that is refused"),
+        ("text", {"text": "abc"}, "a longer one"),
+        ("messages", {"messages": [SEA]}, [SEA, SEA]),
+        ("token_ids", {"token_ids": [300]}, [300, 301]),
+    ]),
+    "PromptPiece": (COMPLETIONS, {}, [
+        ("text", {"lines": True, "text": "dog"}, "cat"),
+        ("token_ids", {"lines": True, "token_ids": [300]}, [301]),
+        ("is_final", {"lines": True, "text": "dog"}, True),
+    ]),
+}  # fmt: skip
+# What cannot be seen in one answer, and the test that sees it.
+ELSEWHERE = {
+    ("CompletionRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
+    ("ChatRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
+    ("PinPrefixRequest", "cache_salt"): "interfaces/server/test_admin.py::test_three_forms_and_a_salt",
+}
+
+
+def request_types() -> dict[str, type[msgspec.Struct]]:
+    """Of all endpoints, and what their requests are made of."""
+    types = [PromptPiece, StreamOptions]
+    for route in create_app().routes:
+        description = description_of(route) if isinstance(route, APIRoute) else None
+        if description is not None and description.request is not None:
+            types.append(description.request)
+    return {kind.__name__: kind for kind in types}
+
+
+def rows():
+    for kind, (path, least, fields) in ROWS.items():
+        for name, more, value in fields:
+            yield pytest.param(path, {**least, **more}, name, value, id=f"{kind}.{name}")
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    shutil.copytree(EMBEDDED, folder, dirs_exist_ok=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    special = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [special, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = folder / "chat_template.jinja"
+    template.write_text("{%- if mood %}[{{ mood }}]{% endif -%}" + template.read_text())
+    command = ["-m", "quire.interfaces.cli", "serve", str(folder), "--port", "0"]
+    with ServerProcess(command) as server, httpx.Client(base_url=server.wait_ready(300), timeout=60) as http:
+        yield http
+
+
+def answer_to(http, path, body) -> str:
+    """What came, without what is new each time."""
+    if body.pop("cached", False):
+        http.post(path, json={**body, "cache_salt": None})
+    if body.pop("lines", False):
+        # a piece, and one more: which is a mistake if the first was the last
+        last = {"text": "s"} if "text" in body else {"token_ids": [302]}
+        pieces = ({"max_tokens": 8, "temperature": 0}, body, last)
+        lines = "\n".join(json.dumps(piece) for piece in pieces)
+        response = http.post(path, content=lines.encode(), headers={"content-type": "application/x-ndjson"})
+    else:
+        response = http.post(path, json=body)
+    assert response.status_code < 500, response.text
+    told = re.sub(r'"(id|created|obfuscation)":("[^"]*"|\d+)', r'"\1":0', response.text)
+    return f"{response.status_code} {told}"
+
+
+def with_words(http, value):
+    """`{300}` stands for the text of token 300."""
+    if value == ["{300}"]:
+        return [http.post("/detokenize", json={"tokens": [300]}).json()["prompt"]]
+    return value
+
+
+@pytest.mark.parametrize("path, body, name, value", list(rows()))
+def test_a_field_changes_something(http, path, body, name, value):
+    where = body.pop("in", None)
+    changed = {**body, where: {name: value}} if where else {**body, name: with_words(http, value)}
+    plain, other = answer_to(http, path, dict(body)), answer_to(http, path, changed)
+    assert plain != other
+    # and what makes the difference is no mistake in the row
+    assert plain.startswith("200") or path == PREFIXES, plain
+
+
+def test_every_field_of_every_request_has_a_row():
+    covered = {(kind, name) for kind, (_, _, fields) in ROWS.items() for name, *_ in fields} | set(ELSEWHERE)
+    # the same fields as CompletionRequest's, by the same code
+    assert set(StreamedCompletionRequest.__struct_fields__) == {
+        name for kind, name in covered if kind == "CompletionRequest"
+    }
+    wanted = {(kind, name) for kind, request in request_types().items() for name in request.__struct_fields__}
+    assert wanted - covered == set()
+    assert covered - wanted == set()
+
+
+@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
+def test_a_test_elsewhere_is_there(test):
+    path, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / "tests" / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(IGNORED))
+def test_an_ignored_field_changes_nothing(http, name):
+    """Else it would be no ignored one."""
+    body = {"messages": [SEA], "max_tokens": 6, "temperature": 0}
+    plain = re.sub(r'"cached_tokens":\d+', "", answer_to(http, CHAT, dict(body)))
+    assert plain == re.sub(r'"cached_tokens":\d+', "", answer_to(http, CHAT, {**body, name: "low"}))
