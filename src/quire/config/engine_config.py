@@ -102,3 +102,5 @@ class EngineConfig:
     speculation: SpeculationConfig | None = None
     # the same as the worker's: each has its half
     kv_connector: KVConnectorConfig | None = None
+    # 0: nothing is recorded
+    recorder_bytes: int = 16 * 2**20

@@ -168,3 +168,7 @@ class EngineOptions:
         None, "run the engine core in a process of its own (LLM: no, AsyncLLM and the server: yes)", section="execution"
     )
     check_invariants: bool = option(False, "verify every table after each step (slow)", section="execution")
+    recorder_bytes: int = option(
+        16 * 2**20, "memory that holds the engine's last decisions, which the page and /v1/observe show; 0 for none",
+        section="execution", least=0, unit="bytes",
+    )  # fmt: skip

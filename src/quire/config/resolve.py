@@ -113,6 +113,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         async_scheduling=options.async_scheduling,
         engine_process=options.engine_process,
         check_invariants=options.check_invariants,
+        recorder_bytes=options.recorder_bytes,
         speculation=speculation,
         kv_connector=connector,
     )

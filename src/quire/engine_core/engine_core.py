@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine_core.executor.executor import Executor, PendingStep
+from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError, suggestion
 from quire.failpoints import failpoint
@@ -53,6 +54,7 @@ class EngineCore:
             "release_kept": self.scheduler.manager.kept.release,
             "pin_kept": self.scheduler.pin,
             "check_invariants": self._checked,
+            **Observation(scheduler).operations(),
         }
 
     # ------------------------------------------------------------------------------------------ messages in

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from quire.config import EngineConfig
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.executor import Executor
@@ -22,6 +24,7 @@ from quire.kv_connectors import make_scheduler_half
 from quire.kv_connectors.connector import CacheLayout, SchedulerHalf
 from quire.messages import EngineReady, WorkerCapacity
 from quire.observability.phases import PhaseTimer
+from quire.observability.recorder import DecisionRecorder, Recorder
 
 # Steps of a tiny model are hundreds of calls of a few microseconds. A second thread that decides the next step takes
 # the interpreter's lock from it between two of them, and the step loses more than the decision gains
@@ -74,7 +77,8 @@ def make_scheduler(
     connector: SchedulerHalf | None = None,
 ) -> Scheduler:
     rows = Rows(config.max_num_seqs, plan.max_model_len)
-    pool = BlockPool(plan.num_blocks, keeps_contents=config.enable_prefix_caching)
+    recorder = _recorder(config)
+    pool = BlockPool(plan.num_blocks, keeps_contents=config.enable_prefix_caching, recorder=recorder)
     hasher = PrefixHasher(config.block_size)
     manager = KVCacheManager(
         pool,
@@ -98,6 +102,11 @@ def make_scheduler(
         connector=connector,
         constraints=_constraints(config),
     )
+
+
+def _recorder(config: EngineConfig) -> Recorder:
+    # The monotonic clock is the same in all processes of a machine, so that the server can compare times.
+    return DecisionRecorder(config.recorder_bytes, time.monotonic) if config.recorder_bytes else Recorder()
 
 
 def _policy(config: EngineConfig) -> SchedulingPolicy:

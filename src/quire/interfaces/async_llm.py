@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
@@ -29,12 +28,14 @@ from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.prompts import Prompt, render, text_of
 from quire.interfaces.received_request import ReceivedRequest
+from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest, checked_cache_salt
 from quire.interfaces.setup import configured, default_sampling_params
 from quire.interfaces.steps import Call, Control, Step, Steps, perform_async
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
 from quire.messages import EngineReady
+from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -96,9 +97,7 @@ class AsyncLLM:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.shutdown()
 
     def __del__(self) -> None:
@@ -327,6 +326,10 @@ class AsyncLLM:
     async def memory(self) -> MemoryAccount:
         """Where every slot of the KV cache is; print it."""
         return MemoryAccount.of(await self.control("memory"))
+
+    async def recording(self) -> Recording:
+        """What was decided lately and why; see LLM.recording."""
+        return await self.perform(read_recording())
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""

@@ -25,11 +25,13 @@ from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
 from quire.interfaces.progress import Progress, UseTqdm
 from quire.interfaces.prompts import Prompt, as_list, render
+from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest, checked_cache_salt
 from quire.interfaces.session import Conversations, Session
 from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
 from quire.interfaces.steps import Call, Control, Step, Steps, perform
 from quire.interfaces.structured_outputs import StructuredOutputs
+from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -175,6 +177,10 @@ class LLM:
     def memory(self) -> MemoryAccount:
         """Where every slot of the KV cache is; print it."""
         return MemoryAccount.of(self.control("memory"))
+
+    def recording(self) -> Recording:
+        """What was decided lately and why, step by step; `perfetto` makes a trace of it (docs/observability.md)."""
+        return self.perform(read_recording())
 
     def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""

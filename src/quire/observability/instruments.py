@@ -46,6 +46,15 @@ class Histogram:
     def count(self) -> int:
         return sum(self._counts)
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        return self._bounds
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """By bucket; the last one is of what lies above all bounds."""
+        return tuple(self._counts)
+
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value

@@ -25,6 +25,7 @@ from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.kv_connectors.memory.scheduler import MemoryScheduler
 from quire.kv_connectors.memory.store import PrefixStore
 from quire.messages import NUM_DRAFTS, DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
+from quire.observability.recorder import Recorder
 from quire.sampling_params import SamplingParams
 
 FULL = KVGroup(("layer",))
@@ -92,6 +93,7 @@ class CoreUnderTest:
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
         check_invariants: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
         `drafts` says how good they are. Cores with the same `store` have the memory connector and share it."""
@@ -116,7 +118,8 @@ class CoreUnderTest:
         )
         self.clock = self.executor.clock
         self.rows = Rows(max_num_seqs, max_model_len)
-        self.pool = BlockPool(num_blocks, free_order, keeps_contents=prefix_caching)
+        self.recorder = recorder or Recorder()
+        self.pool = BlockPool(num_blocks, free_order, keeps_contents=prefix_caching, recorder=self.recorder)
         hasher = PrefixHasher(block_size, key=b"a key for tests")
         self.manager = KVCacheManager(
             self.pool,

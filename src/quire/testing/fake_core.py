@@ -32,6 +32,7 @@ from quire.messages import (
     split_sequence_id,
 )
 from quire.testing.fake_beams import BeamTokens, FakeBeams
+from quire.testing.fake_observation import OBSERVING, observing_operations
 
 MAX_MODEL_LEN = 256
 
@@ -195,6 +196,8 @@ class FakeCore:
             self._events.ends.append(SequenceEnd(sequence_id, "error", error=reason))
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
+        if name in OBSERVING and name not in self._operations:
+            self._operations.update(observing_operations())
         if name not in self._operations:
             raise UserError(f"control {name!r}: there is no such operation.")
         return self._operations[name](**args)

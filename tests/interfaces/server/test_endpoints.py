@@ -5,7 +5,7 @@ import asyncio
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app
+from quire.interfaces.server import create_app, page
 from quire.version import __version__
 
 
@@ -99,7 +99,8 @@ def test_equal_ids_of_clients_do_not_meet(run, served):
 
 
 KEYS = ("first-key", "second-key")
-PUBLIC = {"/health", "/health/live", "/health/ready", "/health/startup", "/version"}
+# of the page only what every tab needs: it holds no data
+PUBLIC = {"/health", "/health/live", "/health/ready", "/health/startup", "/version", *page.PATHS}
 BAD_AUTHORIZATIONS = [
     [],
     [("authorization", "Bearer wrong")],

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.holdings import holdings_of
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Sequence
-from quire.messages import IntArray
 
 
 @dataclass(frozen=True)
@@ -42,16 +41,13 @@ def account_for(
     """Counts every block once."""
     filled = np.zeros(pool.num_blocks, dtype=np.int64)
     is_used, is_kept, is_pinned = (np.zeros(pool.num_blocks, dtype=np.bool_) for _ in range(3))
-    num_entries = 0
-    for sequence in sequences:
-        for table in sequence.block_tables:
-            _fill(filled, table, sequence.num_computed_tokens, block_size)
-            is_used[table.held()] = True
-            num_entries += len(table.held())
+    used = holdings_of(list(sequences), block_size)
+    np.maximum.at(filled, used.block, used.num_filled)
+    is_used[used.block] = True
     for one in kept:
-        for table in one.block_tables:
-            _fill(filled, table, one.num_computed_tokens, block_size)
-            (is_pinned if one.is_pinned else is_kept)[table.held()] = True
+        held = holdings_of([one], block_size)
+        np.maximum.at(filled, held.block, held.num_filled)
+        (is_pinned if one.is_pinned else is_kept)[held.block] = True
     is_held = pool.counts > 0
     is_shared = (pool.counts > 1) & is_used & ~is_pinned
     is_kept_only = is_kept & ~is_used & ~is_pinned
@@ -74,12 +70,5 @@ def account_for(
             "swapped": swap.num_used * block_size,
             "free": (swap.num_blocks - swap.num_used) * block_size,
         },
-        num_blocks_saved_by_sharing=num_entries - int(is_used.sum()),
+        num_blocks_saved_by_sharing=len(used.block) - int(is_used.sum()),
     )
-
-
-def _fill(filled: IntArray, table: BlockTable, num_computed: int, block_size: int) -> None:
-    blocks = table.blocks
-    counts = np.minimum(np.maximum(num_computed - np.arange(len(blocks)) * block_size, 0), block_size)
-    is_there = blocks != NO_BLOCK
-    filled[blocks[is_there]] = np.maximum(filled[blocks[is_there]], counts[is_there])

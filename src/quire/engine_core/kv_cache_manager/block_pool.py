@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from quire.engine_core.block_table import Blocks
+from quire.observability.recorder import Recorder
 
 # (group of layers, chain hash): the same tokens have other content in another group
 BlockKey = tuple[int, bytes]
@@ -21,7 +22,12 @@ class BlockPool:
     """Fixed-size blocks with reference counts (3.4.2, 3.4.4). With keeps_contents=False nothing is ever cached."""
 
     def __init__(
-        self, num_blocks: int, free_order: Sequence[int] | None = None, *, keeps_contents: bool = True
+        self,
+        num_blocks: int,
+        free_order: Sequence[int] | None = None,
+        *,
+        keeps_contents: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.keeps_contents = keeps_contents
@@ -33,6 +39,8 @@ class BlockPool:
         # count 0 and content known, least recently used first
         self._cached: OrderedDict[int, None] = OrderedDict()
         self.num_evictions = 0
+        # everybody who stands on this pool reports to the same one
+        self.recorder = recorder or Recorder()
 
     @property
     def num_available(self) -> int:
@@ -47,6 +55,14 @@ class BlockPool:
     def num_cached(self) -> int:
         return len(self._cached)
 
+    def cached_blocks(self) -> Blocks:
+        """In no order. Of two lists that together are all blocks that nobody holds, the shorter one is read."""
+        if len(self._cached) <= len(self._free):
+            return np.fromiter(self._cached, dtype=np.int64, count=len(self._cached))
+        is_cached = self.counts == 0
+        is_cached[self._free] = False
+        return np.flatnonzero(is_cached)
+
     @property
     def free_blocks(self) -> list[int]:
         return self._free.copy()
@@ -59,22 +75,28 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """New blocks with count 1; evicts cached ones when none is free. The caller asks `num_available` first."""
+        num_evicted = max(0, num_blocks - len(self._free))
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         self.counts[blocks] = 1
+        self.recorder.allocated(blocks, num_evicted)
         return blocks
 
     def hold(self, blocks: Blocks) -> None:
         """One more holder for each of these, which are distinct; a cached block is revived."""
         counts = self.counts[blocks]
-        for block in blocks[counts == 0].tolist():
+        revived = blocks[counts == 0].tolist()
+        for block in revived:
             del self._cached[block]
         self.counts[blocks] = counts + 1
+        if revived:
+            self.recorder.revived(revived)
 
     def release(self, blocks: Blocks) -> None:
         """One holder less for each, in this order: give the deepest block of a chain first, so it is evicted first."""
         counts = self.counts[blocks] - 1
         self.counts[blocks] = counts
-        for block in blocks[counts == 0].tolist():
+        released, num_free = blocks[counts == 0].tolist(), len(self._free)
+        for block in released:
             key = self._keys[block]
             if key is None:
                 self._free.append(block)
@@ -83,6 +105,8 @@ class BlockPool:
             else:
                 self.forget(block)
                 self._free.append(block)
+        if released:
+            self.recorder.released(released, self._free[num_free:])
 
     def find(self, key: BlockKey) -> int | None:
         """A pure look-up: takes no reference."""
@@ -116,6 +140,7 @@ class BlockPool:
             if twin in self._cached:
                 del self._cached[twin]
                 self._free.append(twin)
+                self.recorder.forgotten([twin])
         self.register(block, key)
 
     def forget(self, block: int) -> None:
@@ -127,6 +152,7 @@ class BlockPool:
 
     def forget_all(self) -> None:
         """Empties the prefix cache; held blocks keep their holders and lose their names."""
+        self.recorder.forgotten(list(self._cached))
         self._free.extend(self._cached)
         self._cached.clear()
         self._block_by_key.clear()

@@ -18,6 +18,7 @@ import numpy as np
 
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
 from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account_for
+from quire.engine_core.kv_cache_manager.block_map import BlockMap, map_of
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves, TakenMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
@@ -319,6 +320,10 @@ class KVCacheManager:
     def account(self, sequences: Iterable[Sequence]) -> MemoryAccount:
         """Where every slot is (docs/kv-cache.md)."""
         return account_for(self.pool, self.swap, self.kept, sequences, self.block_size)
+
+    def block_map(self, sequences: list[Sequence], copied: list[int]) -> BlockMap:
+        """What every block holds, and for whom; `copied` were copied on write a moment ago (docs/observability.md)."""
+        return map_of(self.pool, self.kept, sequences, self.block_size, copied)
 
     def statistics(self) -> dict[str, float]:
         return {

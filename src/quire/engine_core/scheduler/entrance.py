@@ -17,6 +17,7 @@ from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.transfers import Transfers
 from quire.messages import IntArray
+from quire.observability.recorder import Counts
 
 # steps after which a request that waits for blocks looks again what it finds computed
 _LOOK_AGAIN_AFTER = 16
@@ -42,6 +43,7 @@ class Entrance:
         self._recovery = recovery
         self._lifecycle = lifecycle
         self._transfers = transfers
+        self._recorder = lifecycle.recorder
         self._running = lifecycle.running
         self._queues = lifecycle.queues
         self._step_tokens = step_tokens
@@ -91,6 +93,8 @@ class Entrance:
             if self.may_start(head):
                 return head
             if head.status is Status.WAITING:
+                if self._turned_away is not head:
+                    self._recorder.turned_away(head.request_id, *self.lacks(head))
                 self._turned_away, self._num_arrivals_then = head, self._lifecycle.num_arrivals
             if self._policy.is_preemptive and self._is_more_important_than_others(head):
                 return None
@@ -167,6 +171,41 @@ class Entrance:
         """Its rows are free, and blocks for all its tokens: else it would be preempted half-way."""
         return self._has_rows(request) and self._has_blocks(request)
 
+    def lacks(self, request: Request) -> tuple[str, int, int]:
+        """(what, how much of it, how much is there) of one that was turned away."""
+        if not self._has_rows(request):
+            return "rows", request.num_rows, max(0, self._rows.num_free - self._running.num_reserved_rows)
+        return "memory", request.needed_blocks, self._manager.pool.num_available
+
+    def why_waits(self, request: Request) -> tuple[str, int, int]:
+        """(for what, how much, how much is there) of one that does not run; looks nothing up, so it may be old.
+
+        input: more of its prompt; rows or memory: it was turned away; order: others go first; turn: for the next step.
+        """
+        before = self._turned_away
+        if request.is_idle or not request.num_prompt_tokens:
+            return "input", 0, 0
+        if request.status is Status.PREEMPTED or request is before:
+            lacks = self.lacks(request)
+            return lacks if lacks[1] > lacks[2] else ("turn", 0, 0)
+        limit = self._queues.limit
+        is_behind = before is not None and self._queues.is_waiting(before)
+        return "order" if is_behind or (limit is not None and request.priority >= limit) else "turn", 0, 0
+
+    def counts(self) -> Counts:
+        """For the recorder."""
+        pool, queues = self._manager.pool, self._queues
+        return len(self._running.requests), len(queues), queues.num_preempted, pool.num_held, pool.num_cached
+
+    def waits(self) -> dict[str, int]:
+        """How many wait, by what those wait for who are the next: the others wait behind them."""
+        going_on = self._queues.preempted()
+        num_input = self._queues.num_silent + self._queues.num_preempted - len(going_on)
+        before = self._turned_away
+        first = before if before is not None and self._queues.is_waiting(before) else next(iter(going_on), None)
+        what = self.why_waits(first)[0] if first is not None else "turn"
+        return {what: len(self._queues) - num_input, "input": num_input}
+
     def _has_rows(self, request: Request) -> bool:
         return request.holds_rows or request.num_rows <= self._rows.num_free - self._running.num_reserved_rows
 
@@ -200,6 +239,7 @@ class Entrance:
         request.preempted_at = self._step
         request.is_parked = request.is_idle
         self._recovery.give_up(request, reason)
+        self._recorder.preempted(request.request_id, reason, is_swapped=request.is_swapped)
         self._running.leave(request)
         self._queues.add_preempted(request)
 

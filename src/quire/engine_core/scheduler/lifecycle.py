@@ -58,6 +58,7 @@ class Lifecycle:
         self._rows = rows
         self._admission = admission
         self._speculation = speculation
+        self.recorder = manager.pool.recorder
         self.num_arrivals = 0
 
     # ------------------------------------------------------------------------------------------ messages
@@ -86,7 +87,8 @@ class Lifecycle:
         if not request.is_final:
             self.streams[request.request_id] = request
         self.queues.add(request)
-        self._refuse_if_impossible(request)
+        if not self._refuse_if_impossible(request):
+            self.recorder.arrived(request.request_id, request.num_prompt_tokens, request.num_sequences)
 
     def _prompt_of(self, message: EngineRequest) -> Tokens:
         """What was sent, behind what it continues."""
@@ -171,6 +173,7 @@ class Lifecycle:
                 sequence.unplace()
                 self._give_back(row, is_known)
         self.running.leave_rows(request)
+        self.recorder.displaced(request.request_id)
 
     def _drafts_of(self, sequence: Sequence) -> tuple[int, int]:
         """(drafts, accepted ones) since it began."""
@@ -246,6 +249,7 @@ class Lifecycle:
         self._watch(child, False)
         self._rows.num_computed[child.row] = num_computed_tokens
         self._manager.fork(parent, child)
+        self.recorder.forked(child.sequence_id, len(child.block_tables[0]))
         self.changes.fork(
             ForkedSequence(
                 parent_row=parent.row,
@@ -285,6 +289,7 @@ class Lifecycle:
             request.open_outputs.discard(output)
             sequence_id = sequence_id_of(request.request_id, output)
             self.events.ends.append(SequenceEnd(sequence_id, finish_reason, stop_reason, error, *drafts))
+            self.recorder.ended(sequence_id, finish_reason, len(request.open_outputs))
             if not request.open_outputs:
                 self._close(request)
 
@@ -359,12 +364,14 @@ class Lifecycle:
             self.running.num_reserved_rows += num_rows
 
     def _refuse_unseen(self, request_id: int, num_outputs: int, reason: str) -> None:
+        self.recorder.refused(request_id, reason)
         for index in range(num_outputs):
             self.events.ends.append(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
 
     def _refuse_if_impossible(self, request: Request) -> bool:
         refusal = self._admission.reason_to_refuse(request)
         if refusal is not None:
+            self.recorder.refused(request.request_id, refusal)
             self.end_request(request, "error", refusal)
         return refusal is not None
 

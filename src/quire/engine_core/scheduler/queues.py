@@ -35,6 +35,11 @@ class WaitingQueues:
     def num_preempted(self) -> int:
         return len(self._preempted)
 
+    @property
+    def num_silent(self) -> int:
+        """Those of whose prompt nothing has come yet."""
+        return len(self._silent)
+
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
         if not request.num_prompt_tokens:
@@ -90,6 +95,12 @@ class WaitingQueues:
     def preempted(self) -> list[Request]:
         """Those that could go on."""
         return [request for request in self._preempted.values() if not request.is_idle]
+
+    def in_line(self) -> Iterator[Request]:
+        """All of them, those that gave way first, each by arrival. The policy has its own order."""
+        yield from self._preempted.values()
+        yield from self._by_arrival.values()
+        yield from self._silent.values()
 
     def all_preempted(self) -> list[Request]:
         return list(self._preempted.values())

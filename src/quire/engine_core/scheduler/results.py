@@ -72,6 +72,7 @@ class Results:
     def _settle(self, output: StepOutput) -> EngineOutputs:
         decided = self.in_flight.popleft()
         self.counts.update(output.counts)
+        self._lifecycle.recorder.settled(output.step)
         result = EngineOutputs(step=output.step, prompt_logprobs=self._by_sequence(output.prompt_logprobs, decided))
         for row, positions in output.prompt_logprobs.items():
             if self._is_as_decided(row, decided):

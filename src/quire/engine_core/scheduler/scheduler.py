@@ -73,12 +73,12 @@ class Scheduler:
         self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation)
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues
+        self.recorder = manager.pool.recorder
         self._results = Results(manager, rows, self.lifecycle, self.speculation)
         # tokens granted in the step that is being decided, by row
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
-        self._entrance = Entrance(
-            manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted
-        )
+        self.entrance = Entrance(manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted)
+        self.recorder.attach(rows.sequence_id, self.entrance.counts)
         self._gave_way = False
         self._num_steps = 0
 
@@ -102,7 +102,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """The budget goes to those who run and those who wait, in the policy's order."""
         self._granted[:] = 0
-        self._entrance.open(self._num_steps, has_results_to_come=bool(self._results.in_flight))
+        self.entrance.open(self._num_steps, has_results_to_come=bool(self._results.in_flight))
         while self._grant_running() and not self._granted.any():
             pass  # the budget was meant for somebody who gave way; every round there is one less
         if not self._gave_way or not self._granted.any():
@@ -128,7 +128,7 @@ class Scheduler:
         self._results.in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
         changes, self.lifecycle.changes = self.lifecycle.changes, WorkerChanges()
         moves = self.manager.take_moves()
-        return SchedulerOutput(
+        decision = SchedulerOutput(
             step=self._num_steps,
             forked=changes.forked,
             released=list(changes.released),
@@ -143,6 +143,8 @@ class Scheduler:
             num_tokens=num_tokens,
             step_data={**self.speculation.step_data(growth), **self._transfers.step_data()},
         )
+        self.recorder.decided(decision)
+        return decision
 
     # ------------------------------------------------------------------------------------------ granting
 
@@ -196,11 +198,11 @@ class Scheduler:
     def _set_aside(self, wanted: IntArray, keys: IntArray, num_promised: int) -> int:
         """Budget for waiting requests that go before some of those that run."""
         taken = 0
-        for request in self._entrance.waiting():
-            num_remaining = self._entrance.num_remaining(request)
+        for request in self.entrance.waiting():
+            num_remaining = self.entrance.num_remaining(request)
             num_ahead = int(wanted[keys <= self.policy.key(request.priority, num_remaining)].sum())
             left = self.max_num_batched_tokens - num_promised - num_ahead - taken
-            if left <= 0 or not self._entrance.may_start(request):
+            if left <= 0 or not self.entrance.may_start(request):
                 break
             taken += min(num_remaining, left)
         return taken
@@ -261,6 +263,7 @@ class Scheduler:
             self.rows.num_computed[sequence.row] = 0
             return False
         self.recovery.begun(sequence, num_computed)
+        self.recorder.found(sequence.sequence_id, computed.num_tokens, num_fetched, sequence.num_total_tokens)
         self.lifecycle.set_progress(sequence, num_computed)
         self._granted[sequence.row] = num_tokens
         return True
@@ -286,13 +289,13 @@ class Scheduler:
         self._gave_way = True
         for sequence in request.sequences.values():
             self._granted[sequence.row] = 0
-        self._entrance.push_out(request, reason)
+        self.entrance.push_out(request, reason)
 
     # ------------------------------------------------------------------------------------------ admission
 
     def _admit(self, budget: int) -> None:
         while budget > 0:
-            request = self._entrance.next()
+            request = self.entrance.next()
             if request is None:
                 return
             self.queues.remove(request)
@@ -303,22 +306,24 @@ class Scheduler:
 
     def _let_somebody_in(self) -> bool:
         """Nothing was granted though somebody waits: whoever only waits for input gives way."""
-        stuck = self._entrance.stuck()
+        stuck = self.entrance.stuck()
         if stuck is None:
             return False
         idle = [request for request in self.running.requests if request.is_idle]
         if idle:
             self._preempt(self.policy.victim(idle), f"it waits for input, and request {stuck.request_id} for room")
             return True
-        reason = self._entrance.reason_to_give_up(stuck)
+        reason = self.entrance.reason_to_give_up(stuck)
         if reason is not None:
             self.lifecycle.end_request(stuck, "error", reason)
         return reason is not None
 
     def _start(self, request: Request, budget: int) -> int:
         """Grants what the budget has for it; returns what is left."""
+        how = "swap" if request.is_swapped else "again" if request.was_started else "new"
         if request.is_swapped:
             self.recovery.bring_back(request)
+        self.recorder.started(request.request_id, how, len(request.sequences))
         if request.was_started:
             self.recovery.protect(request)
         with self.manager.holding_prefixes(request):

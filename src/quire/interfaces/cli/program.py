@@ -22,6 +22,7 @@ COMMANDS = {
     "chat": ("quire.interfaces.cli.chat", "talk with a model in the terminal"),
     "generate": ("quire.interfaces.cli.generate", "continue a text, or several"),
     "bench": ("quire.interfaces.cli.bench", "measure throughput and latency"),
+    "trace": ("quire.interfaces.cli.trace", "save the last decisions of a running server as a trace"),
     "plan": ("quire.interfaces.cli.plan", "say what a model needs and a machine allows, before loading"),
     "options": ("quire.interfaces.cli.options", "print the table of all engine options in Markdown"),
 }

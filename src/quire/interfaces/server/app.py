@@ -19,7 +19,9 @@ from quire.interfaces.server import (
     health,
     metrics,
     models,
+    observe,
     openapi,
+    page,
     streamed_completion,
     tokenization,
 )
@@ -49,6 +51,8 @@ _FAMILIES = (
     openapi,
     admin_pinned_prefixes,
     admin_memory,
+    observe,
+    page,
 )
 
 

@@ -11,6 +11,7 @@ from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.messages import EngineReady
+from quire.observability.recorded import Recording
 from quire.renderer import Renderer
 
 
@@ -56,3 +57,8 @@ class ServedEngine(Protocol):
     async def memory(self) -> MemoryAccount: ...
 
     async def statistics(self) -> dict[str, float]: ...
+
+    async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
+        """A management operation of the core."""
+
+    async def recording(self) -> Recording: ...

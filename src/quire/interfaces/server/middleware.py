@@ -18,6 +18,7 @@ from quire.interfaces.server.anthropic_messages.failures import is_anthropic
 from quire.interfaces.server.errors import ApiError, api_error_of, forbidden
 from quire.interfaces.server.health import PUBLIC_PATHS
 from quire.interfaces.server.in_flight import Receive
+from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.state import ServerState
 
 logger = logging.getLogger("quire.server.access")
@@ -29,8 +30,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 1024
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# Answered without a key. The page holds no data: it asks for the key itself.
+_OPEN = PUBLIC_PATHS | PAGE_PATHS
 # Answered while the model loads, too.
-_ALWAYS = PUBLIC_PATHS | {"/metrics", "/openapi.json"}
+_ALWAYS = _OPEN | {"/metrics", "/openapi.json"}
 
 
 class Gate:
@@ -69,7 +72,7 @@ class Gate:
             raise headers_too_large()
         if scope["type"] == "websocket":
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
-        if self._keys and scope["path"] not in PUBLIC_PATHS:
+        if self._keys and scope["path"] not in _OPEN:
             self._check_key(_keys_in(headers))
         if scope["path"] not in _ALWAYS:
             self._state.check_ready()

@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import CLOSE, RETRY_SOON, ApiError, unavailable
 from quire.interfaces.server.in_flight import InFlight
+from quire.interfaces.server.observed import Observed
 from quire.interfaces.server.sampling import generation_defaults
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
@@ -60,6 +61,7 @@ class ServerState:
         self.in_flight = InFlight(lambda kind: self.metrics.requests_aborted.add(1, kind))
         # it was ready once
         self.has_started = False
+        self.observed = Observed(self.metrics)
         self.text_threads = TextThreads()
         self.strict = strict
         self.needs_key = False

@@ -1,0 +1,48 @@
+"""Who holds which blocks, as columns: for what is counted or shown of many sequences at once.
+
+With a thousand sequences a loop over their tables would hold up the engine for longer than a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from quire.engine_core.block_table import NO_BLOCK, BlockTable
+from quire.messages import IntArray, int_array, no_ints
+
+
+class Holder(Protocol):
+    """A sequence, living or kept."""
+
+    block_tables: list[BlockTable]
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Entry i: the holder of this number has this block, with so many slots filled. Passed blocks are left out."""
+
+    holder: IntArray
+    block: IntArray
+    num_filled: IntArray
+
+
+def holdings_of(holders: Sequence[Holder], block_size: int) -> Holdings:
+    """Every entry of every block table."""
+    tables = [(number, table.blocks) for number, holder in enumerate(holders) for table in holder.block_tables]
+    if not tables:
+        return Holdings(no_ints(), no_ints(), no_ints())
+    lengths = int_array([len(blocks) for _, blocks in tables])
+    holder = np.repeat(int_array([number for number, _ in tables]), lengths)
+    block = np.concatenate([blocks for _, blocks in tables])
+    index = np.arange(len(block)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    computed = int_array([one.num_computed_tokens for one in holders])
+    num_filled = np.clip(computed[holder] - index * block_size, 0, block_size)
+    is_there = block != NO_BLOCK
+    return Holdings(holder[is_there], block[is_there], num_filled[is_there])

@@ -1,0 +1,53 @@
+"""The engine's recording, fetched in pieces, so that no step waits for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from quire.interfaces.steps import Control, Steps
+from quire.observability.decisions import Decision
+from quire.observability.recorded import Recording, read_change, read_step
+
+
+def read_recording() -> Steps[Recording]:
+    """Everything that the recorder still has. Without a recorder it raises a UserError that names the option."""
+    pieces = {}
+    for part in ("steps", "decisions", "changes"):
+        pieces[part] = yield from _pieces_of(part)
+    last = pieces["changes"][-1]
+    steps = [
+        read_step(entry, ended)
+        for piece in pieces["steps"]
+        for entry, ended in zip(piece["entries"], piece["ends"], strict=True)
+    ]
+    return Recording(
+        now=last["now"],
+        num_blocks=last["num_blocks"],
+        block_size=last["block_size"],
+        steps=steps,
+        decisions=decisions_of(entry for piece in pieces["decisions"] for entry in piece["entries"]),
+        changes=[read_change(entry) for piece in pieces["changes"] for entry in piece["entries"]],
+    )
+
+
+def decisions_of(entries: Iterable[Any]) -> list[Decision]:
+    """As the core sends them."""
+    return [msgspec.convert(entry, Decision) for entry in entries]
+
+
+def _pieces_of(part: str) -> Steps[list[dict[str, Any]]]:
+    """The last one is empty, or as long as what came while the others were read."""
+    pieces: list[dict[str, Any]] = []
+    since, end = 0, None
+    while end is None or since < end:
+        piece = yield Control("recording", {"part": part, "since": since})
+        pieces.append(piece)
+        # What is recorded meanwhile is left for the next reader: else a busy engine would never be through.
+        end = piece["end"] if end is None else end
+        since = piece["next"]
+        if not piece["entries"]:
+            break
+    return pieces

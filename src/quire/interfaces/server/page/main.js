@@ -1,0 +1,130 @@
+// Starts the page: asks the server once a second what it does, and gives each section its part.
+
+import { ApiError, getJson, key } from "./api.js";
+import { BlockMap } from "./blocks.js";
+import { Chat } from "./chat.js";
+import { onSchemeChange } from "./colours.js";
+import { Decisions } from "./decisions.js";
+import { Lanes, showLists } from "./lanes.js";
+import { Load } from "./load.js";
+import { setText } from "./words.js";
+
+const EVERY = 1000;
+// a server that does not answer is asked less often
+const LATER = 3000;
+
+const load = new Load();
+const map = new BlockMap();
+const lanes = new Lanes();
+const decisions = new Decisions();
+const chat = new Chat(askForKey);
+const dialog = document.getElementById("key-dialog");
+let [next, epoch, timer] = [0, 0, null];
+
+function say(state, text) {
+  document.getElementById("status").dataset.state = state;
+  setText("status-text", text);
+}
+
+async function look() {
+  const [state, blocks, told] = await Promise.all([
+    getJson("/v1/observe/state"),
+    getJson("/v1/observe/blocks"),
+    getJson(`/v1/observe/decisions?since=${next}`),
+  ]);
+  say("ready", state.num_running || state.num_waiting ? "Working" : "Ready");
+  setText("model", state.model.name);
+  document.title = `Quire · ${state.model.name}`;
+  chat.adapt(state.model);
+  load.show(state);
+  map.show(blocks);
+  learn(told, state.is_recorded);
+  showLists(state);
+}
+
+function learn(told, isRecorded) {
+  let fresh = told.decisions;
+  if (told.epoch !== epoch) {
+    // another engine, whose numbers begin anew
+    lanes.forgetAll();
+    decisions.forgetAll();
+  } else {
+    fresh = fresh.filter((one) => one.number >= next);
+  }
+  [next, epoch] = [told.next, told.epoch];
+  lanes.learn(fresh);
+  lanes.at(told.now);
+  lanes.draw();
+  decisions.show(fresh, told.now);
+  if (!isRecorded) setText("trace-status", "Nothing is recorded: the server was started with recorder_bytes=0.");
+}
+
+async function tick() {
+  let pause = EVERY;
+  try {
+    if (!dialog.open) await look();
+  } catch (error) {
+    pause = LATER;
+    explain(error);
+  }
+  timer = document.hidden ? null : setTimeout(tick, pause);
+}
+
+function explain(error) {
+  if (!(error instanceof ApiError)) {
+    say("away", "This page has a fault; its console says more");
+    console.error(error);
+  } else if (error.status === 401) {
+    say("away", "An API key is needed");
+    askForKey(key.get() ? error.message : "");
+  } else if (error.status === 503) {
+    say("connecting", /loading/.test(error.message) ? "The model is loading" : error.message);
+  } else {
+    say("away", error.status ? error.message : "The server cannot be reached");
+  }
+}
+
+// ---- the key ----
+
+function askForKey(message) {
+  document.getElementById("change-key").hidden = false;
+  setText("key-error", message);
+  if (!dialog.open) dialog.showModal();
+}
+
+document.getElementById("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const field = document.getElementById("key");
+  key.set(field.value.trim());
+  field.value = "";
+  dialog.close();
+});
+document.getElementById("key-forget").addEventListener("click", () => {
+  key.forget();
+  dialog.close();
+});
+document.getElementById("change-key").addEventListener("click", () => askForKey(""));
+dialog.addEventListener("close", again);
+
+// ---- when to look ----
+
+function again() {
+  clearTimeout(timer);
+  timer = setTimeout(tick, 0);
+}
+
+function draw() {
+  load.draw();
+  map.draw();
+  map.drawLegend();
+  lanes.draw();
+}
+
+document.addEventListener("visibilitychange", () => {
+  // nobody looks: nothing is asked
+  if (!document.hidden && timer === null) again();
+});
+new ResizeObserver(draw).observe(document.querySelector("main"));
+onSchemeChange(draw);
+if (key.get()) document.getElementById("change-key").hidden = false;
+tick();
