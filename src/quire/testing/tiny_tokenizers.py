@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",
@@ -47,6 +47,36 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
+def tiktoken() -> Tokenizer:
+    """As GPT-4o, Llama 3 and Mistral's tekken have it: bytes, cut into words by an expression of their own."""
+    tokenizer = Tokenizer(models.BPE())
+    # words with the space before them, up to three digits, signs, line ends
+    words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    split = pre_tokenizers.Split(Regex(words), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def unigram_bytes() -> Tokenizer:
+    """As Gemma and other models of sentencepiece's unigram kind have it: whole letters, else a token for each byte."""
+    letters = sorted({letter for text in TEXTS[:2] for letter in text.replace(" ", "▁")} | {"你", "é"})
+    pieces = [(text, 0.0) for text in SPECIAL]
+    pieces += [(f"<0x{byte:02X}>", 0.0) for byte in range(256)]
+    pieces += [(letter, -5.0) for letter in letters] + [("▁the", -1.0), ("▁dog", -1.5), ("▁▁", -2.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=SPECIAL.index("<unk>"), byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
 def metaspace() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -67,7 +97,14 @@ def word_piece() -> Tokenizer:
     return tokenizer
 
 
-KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "metaspace": metaspace, "word_piece": word_piece}
+KINDS = {
+    "byte_level": byte_level,
+    "tiktoken": tiktoken,
+    "byte_fallback": byte_fallback,
+    "unigram_bytes": unigram_bytes,
+    "metaspace": metaspace,
+    "word_piece": word_piece,
+}
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, **config: object) -> Path:
