@@ -131,6 +131,9 @@ def _routing_error(request: Request, error: HTTPException, path: str) -> ApiErro
 def _allowed(request: Request) -> str:
     """The methods of all endpoints on this path: the router itself names those of the first one only."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    # /v1/responses/input_tokens is no response with this id
+    exact = [route for route in routes if not route.param_convertors]
+    routes = exact or routes
     return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
