@@ -46,6 +46,11 @@ class AsyncSession:
         return self._conversation.name
 
     @property
+    def handle(self) -> str:
+        """What the core keeps it under (`control("list_kept")`)."""
+        return self._conversation.handle
+
+    @property
     def token_ids(self) -> list[int]:
         """Everything so far: prompts and outputs."""
         return self._conversation.token_ids.copy()

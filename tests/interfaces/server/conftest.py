@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import httpx2 as httpx
+import openai
 import pytest
 import uvicorn
 
@@ -64,14 +65,16 @@ def served(tmp_path: Path):
     """`async with served(...) as server`."""
 
     @contextlib.asynccontextmanager
-    async def make(*, api_keys=(), allowed_origins=(), strict=False, storage=None, **checkpoint):
+    async def make(*, api_keys=(), allowed_origins=(), strict=False, storage=None, services=None, **checkpoint):
         engine = await fake_engine(tmp_path / "model", **checkpoint)
-        app = create_app(engine, api_keys=api_keys, allowed_origins=allowed_origins, strict=strict, storage=storage)
+        settings = {"strict": strict, "storage": storage, "services": services}
+        app = create_app(engine, api_keys=api_keys, allowed_origins=allowed_origins, **settings)
         server = Server(app, engine)
         try:
             async with server.http:
                 yield server
         finally:
+            await server.state.services.stop()
             app.state.server.close_storage()
             engine.shutdown()
 
@@ -99,6 +102,18 @@ async def on_a_socket(server: Server):
 @pytest.fixture(name="events_of")
 def events_of_fixture():
     return events_of
+
+
+@pytest.fixture
+def official():
+    """The official client, straight into a server's application."""
+
+    def make(server: Server) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url="http://quire.test/v1", api_key="none", max_retries=0, http_client=server.http
+        )
+
+    return make
 
 
 @pytest.fixture(name="on_a_socket")

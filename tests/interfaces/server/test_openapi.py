@@ -1,5 +1,8 @@
 """/openapi.json says what happens: it is well formed, and real answers, whole, streamed or errors, are as it says."""
 
+import asyncio
+import json
+
 import httpx2 as httpx
 import jsonschema
 import pytest
@@ -206,13 +209,84 @@ def test_answers_to_whoever_runs_the_server_are_as_described(run, events_of):
     run(main())
 
 
+FILES, BATCHES, SESSIONS = "/v1/files", "/v1/batches", "/v1/sessions"
+
+
+def test_answers_of_files_and_batches_are_as_described(served, run, events_of):
+    async def main():
+        async with served() as server:
+            http, whole = server.http, document(server.app.routes)
+            line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"messages": MESSAGES}}
+            form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", json.dumps(line).encode())}}
+            for answer in (await http.post(FILES, data={}, files=form["files"]), await http.post(FILES, **form)):
+                check(whole, whole["paths"][FILES]["post"], answer, events_of)
+            file = answer.json()["id"]
+            fields = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+            answer = await http.post(BATCHES, json=fields)
+            check(whole, whole["paths"][BATCHES]["post"], answer, events_of)
+            batch = answer.json()["id"]
+            await asyncio.gather(*server.state.services.batches._tasks)
+            exchanges = [
+                ("POST", BATCHES, None, {**fields, "endpoint": "/v1/x"}, 400),
+                ("GET", BATCHES, None, None, 200),
+                ("GET", f"{BATCHES}/{batch}", BATCHES + "/{batch_id}", None, 200),
+                ("GET", f"{BATCHES}/x", BATCHES + "/{batch_id}", None, 404),
+                ("POST", f"{BATCHES}/{batch}/cancel", BATCHES + "/{batch_id}/cancel", None, 409),
+                ("GET", FILES, None, None, 200),
+                ("GET", FILES + "?limit=0", FILES, None, 400),
+                ("GET", f"{FILES}/{file}", FILES + "/{file_id}", None, 200),
+                ("GET", f"{FILES}/{file}/content", FILES + "/{file_id}/content", None, 200),
+                ("DELETE", f"{FILES}/{file}", FILES + "/{file_id}", None, 200),
+                ("DELETE", f"{FILES}/{file}", FILES + "/{file_id}", None, 404),
+            ]
+            await exchange(http, exchanges, events_of)
+
+    run(main())
+
+
+def test_answers_of_sessions_are_as_described(run, events_of):
+    async def main():
+        async with fake_async_llm(core=KEEPING_CORE) as engine:
+            app = create_app(engine)
+            transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as http:
+                chat, text = [(await http.post(SESSIONS, json={})).json()["id"] for _ in range(2)]
+                turn = {"messages": MESSAGES, "max_tokens": 4}
+                one = SESSIONS + "/{session_id}"
+                exchanges = [
+                    ("POST", SESSIONS, None, {}, 201),
+                    ("POST", SESSIONS, None, {"name": "x"}, 400),
+                    ("POST", f"{SESSIONS}/{chat}/messages", one + "/messages", turn, 200),
+                    ("POST", f"{SESSIONS}/{chat}/messages", one + "/messages", {**turn, "stream": True}, 200),
+                    ("POST", f"{SESSIONS}/{text}/completions", one + "/completions", {"prompt": "a"}, 200),
+                    ("POST", f"{SESSIONS}/{chat}/completions", one + "/completions", {"prompt": "a"}, 409),
+                    ("GET", f"{SESSIONS}/{chat}", one, None, 200),
+                    ("GET", SESSIONS, None, None, 200),
+                    ("POST", f"{SESSIONS}/{chat}/fork", one + "/fork", None, 201),
+                    ("POST", f"{SESSIONS}/{chat}/rewind", one + "/rewind", {"num_turns": 1}, 200),
+                    ("POST", f"{SESSIONS}/{chat}/rewind", one + "/rewind", {}, 400),
+                    ("DELETE", f"{SESSIONS}/{chat}", one, None, 200),
+                    ("DELETE", f"{SESSIONS}/{chat}", one, None, 404),
+                ]
+                await exchange(http, exchanges, events_of)
+            await app.state.server.services.stop()
+
+    run(main())
+
+
 def test_every_endpoint_has_an_exchange(whole):
     seen = {(method, template or path) for method, path, template, *_ in (*EXCHANGES, *ADMIN_EXCHANGES)}
     assert {(method, path) for method, path, _ in operations_of(whole)} - seen - ELSEWHERE == set()
 
 
 # endpoints whose answers are held against their description in a test of their own
-ELSEWHERE: set[tuple[str, str]] = set()
+ELSEWHERE = {
+    ("POST", FILES), ("GET", FILES), ("GET", FILES + "/{file_id}"), ("GET", FILES + "/{file_id}/content"),
+    ("DELETE", FILES + "/{file_id}"), ("POST", BATCHES), ("GET", BATCHES), ("GET", BATCHES + "/{batch_id}"),
+    ("POST", BATCHES + "/{batch_id}/cancel"), ("POST", SESSIONS), ("GET", SESSIONS),
+    *((method, SESSIONS + "/{session_id}") for method in ("GET", "DELETE")),
+    *(("POST", SESSIONS + "/{session_id}" + path) for path in ("/messages", "/completions", "/fork", "/rewind")),
+}  # fmt: skip
 
 
 def test_a_wrong_answer_would_be_found(whole):

@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": ("quire.interfaces.cli.serve", "answer HTTP requests in the way of OpenAI's API"),
     "chat": ("quire.interfaces.cli.chat", "talk with a model in the terminal"),
     "generate": ("quire.interfaces.cli.generate", "continue a text, or several"),
+    "run-batch": ("quire.interfaces.cli.run_batch", "answer a file of requests without a server"),
     "bench": ("quire.interfaces.cli.bench", "measure throughput and latency"),
     "trace": ("quire.interfaces.cli.trace", "save the last decisions of a running server as a trace"),
     "plan": ("quire.interfaces.cli.plan", "say what a model needs and a machine allows, before loading"),
@@ -34,6 +35,7 @@ examples:
   quire serve ./my-model --port 9000       serve a Hugging Face checkpoint
   quire generate "Once upon a time" --max-tokens 50
   cat notes.txt | quire generate --temperature 0
+  quire run-batch -i requests.jsonl -o answers.jsonl
   quire bench --num-requests 32 --json
   quire bench stream ./my-model            one request alone, beside what the machine allows
 

@@ -26,11 +26,17 @@ from quire.interfaces.server import (
     tokenization,
 )
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
+from quire.interfaces.server.batches import endpoints as batches
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
+from quire.interfaces.server.files import endpoints as files
 from quire.interfaces.server.middleware import Gate
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
+from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.request_traces import RequestTraces
+from quire.interfaces.server.services import Services, ServiceSettings
+from quire.interfaces.server.sessions import endpoints as sessions
+from quire.interfaces.server.sessions import turns
 from quire.interfaces.server.state import ServerState, StorageSettings
 from quire.observability.metric_prefixes import OWN_PREFIX
 from quire.observability.metrics import ServerMetrics
@@ -53,6 +59,10 @@ _FAMILIES = (
     admin_memory,
     observe,
     page,
+    files,
+    batches,
+    sessions,
+    turns,
 )
 
 
@@ -65,13 +75,14 @@ def create_app(
     metrics_prefix: str = OWN_PREFIX,
     tracing: Tracing | None = None,
     storage: StorageSettings | None = None,
+    services: ServiceSettings | None = None,
 ) -> FastAPI:
     """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
 
     `api_keys`: if there are any, all endpoints but /health* and /version need one of them. `allowed_origins`: for
     browsers (CORS), none by default. `strict`: any unknown request field is an error. `metrics_prefix`: of the metrics
     that vLLM has, too. `tracing`: where traces of requests go. `storage`: where responses are kept; by default in
-    memory, as long as the application lives.
+    memory, as long as the application lives. `services`: bounds of files, batches and sessions.
     """
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
     app = FastAPI(title="Quire", version=__version__, openapi_url=None, redirect_slashes=False)
@@ -85,6 +96,7 @@ def create_app(
         if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
             # whoever may read an answer may ask for its head alone
             route.methods.add("HEAD")
+    state.services = Services(state, app.routes, services or ServiceSettings.of(ServerOptions()))
     for kind in (ApiError, ClientGoneError, QuireError):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle_routing)

@@ -49,7 +49,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_request(request, ChatRequest, RULES, strict=state.strict)
     state.check_model(body.model)
     work, formats = await prepare_chat(body, state)
-    chat = _Chat(body, work, formats, state)
+    chat = Chat(body, work, formats, state)
     if body.stream:
         return EventStream(state.in_flight, chat.events())
     return json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()))
@@ -154,7 +154,7 @@ def _params(body: ChatRequest, state: ServerState) -> GenerationParams:
         raise renamed(error, names) from None
 
 
-class _Chat:
+class Chat:
     """One chat on its way to an answer, whole or in pieces."""
 
     def __init__(self, body: ChatRequest, work: Work, formats: AnswerFormats | None, state: ServerState) -> None:

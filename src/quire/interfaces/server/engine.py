@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from quire.beam_search_params import GenerationParams
 from quire.config import EngineConfig
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.messages import EngineReady
@@ -57,6 +58,8 @@ class ServedEngine(Protocol):
     async def memory(self) -> MemoryAccount: ...
 
     async def statistics(self) -> dict[str, float]: ...
+
+    async def open_session(self, name: str | None = None, *, cache_salt: str = "") -> AsyncSession: ...
 
     async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
         """A management operation of the core."""

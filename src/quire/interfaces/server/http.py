@@ -18,7 +18,9 @@ from quire.interfaces.server.http_protocol import OpenAIProtocol
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.loop_lag import measure_loop_lag
 from quire.interfaces.server.prompt_pieces import MAX_PIECE_BYTES
+from quire.interfaces.server.services import ServiceSettings
 from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
+from quire.observability.metric_prefixes import OWN_PREFIX
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import make_tracing
 
@@ -51,9 +53,10 @@ class HttpServer:
         api_keys: Sequence[str],
         allowed_origins: Sequence[str],
         strict: bool,
-        metrics_prefix: str,
-        otlp_endpoint: str | None,
-        storage: StorageSettings,
+        metrics_prefix: str = OWN_PREFIX,
+        otlp_endpoint: str | None = None,
+        storage: StorageSettings | None = None,
+        services: ServiceSettings | None = None,
     ) -> None:
         app = create_app(
             api_keys=api_keys,
@@ -62,6 +65,7 @@ class HttpServer:
             metrics_prefix=metrics_prefix,
             tracing=make_tracing(otlp_endpoint),
             storage=storage,
+            services=services,
         )
         self._state: ServerState = app.state.server
         self._uvicorn = _Uvicorn(
@@ -103,6 +107,7 @@ class HttpServer:
 
     def attach(self, engine: ServedEngine) -> None:
         self._state.attach(engine)
+        self._state.services.resume()
 
     def pause(self) -> None:
         """The engine is gone, and another one is on its way."""
@@ -126,6 +131,8 @@ class HttpServer:
         """Ends what runs with an error event, closes connections and the socket."""
         if self._state.readiness is not Readiness.DEAD:
             self._state.readiness = Readiness.STOPPING
+        # before the rest, so that what is interrupted in a batch is left for the next start
+        await self._state.services.stop()
         self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
         self._uvicorn.should_exit = True
         if self._lag is not None:

@@ -50,6 +50,35 @@ class ServerOptions:
     storage_max_days: float = option(
         30.0, "what nobody used for so long is deleted", section="storage", least=0, greatest=36500, unit="days"
     )
+    # files and batches
+    files_folder: str | None = option(
+        None, "folder of uploaded files and of the results of batches; beside the database of storage_url if left out",
+        section="files and batches",
+    )  # fmt: skip
+    max_file_bytes: int = option(
+        512 * 2**20, "largest file that may be uploaded", section="files and batches", least=1, unit="bytes"
+    )
+    max_tenant_file_bytes: int = option(
+        10 * 2**30, "room for all files of one tenant", section="files and batches", least=1, unit="bytes"
+    )
+    max_batch_lines: int = option(
+        50_000, "requests in one batch", section="files and batches", least=1, greatest=1_000_000
+    )
+    max_batch_concurrency: int = option(
+        16, "requests of batches that run at a time; they give way to all others", section="files and batches", least=1,
+        greatest=4096,
+    )  # fmt: skip
+
+    # sessions
+    max_sessions: int = option(64, "open sessions of one tenant", section="sessions", least=1, greatest=100_000)
+    max_session_tokens: int | None = option(
+        None, "tokens that the sessions of one tenant may keep together; no bound if left out", section="sessions",
+        least=1,
+    )  # fmt: skip
+    session_idle_timeout: float = option(
+        600.0, "a session that nobody uses for so long is closed", section="sessions", least=0.1, greatest=30 * 86400,
+        unit="seconds",
+    )  # fmt: skip
 
     # life
     shutdown_timeout: float = option(

@@ -176,6 +176,7 @@ class _Server:
 
 def _make_http(options: ServerOptions) -> HttpServer:
     from quire.interfaces.server.http import HttpServer
+    from quire.interfaces.server.services import ServiceSettings
     from quire.interfaces.server.state import StorageSettings
 
     return HttpServer(
@@ -185,6 +186,7 @@ def _make_http(options: ServerOptions) -> HttpServer:
         metrics_prefix=options.metrics_prefix,
         otlp_endpoint=options.otlp_endpoint,
         storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
+        services=ServiceSettings.lasting(options),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import time
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
 
 if TYPE_CHECKING:
+    from quire.interfaces.server.services import Services
     from quire.interfaces.server.storage import Storage
 
 
@@ -42,6 +44,27 @@ class StorageSettings:
     url: str | None = None
     max_bytes: int = 2**30
     max_age_days: float = 30.0
+
+
+class _LazyStorage:
+    """One for all views of a server's state."""
+
+    def __init__(self, settings: StorageSettings) -> None:
+        self._settings = settings
+        self._storage: Storage | None = None
+
+    def opened(self) -> Storage:
+        if self._storage is None:
+            from quire.interfaces.server.storage import Storage
+
+            url, max_bytes = self._settings.url, self._settings.max_bytes
+            max_age = self._settings.max_age_days * 86_400
+            self._storage = Storage(url, max_bytes=max_bytes, max_age_seconds=max_age)
+        return self._storage
+
+    def close(self) -> None:
+        if self._storage is not None:
+            self._storage.close()
 
 
 class ServerState:
@@ -71,24 +94,18 @@ class ServerState:
         self.model_name = ""
         self.defaults: dict[str, Any] = {}
         self._engine: ServedEngine | None = None
-        self._storage_settings = storage or StorageSettings(IN_MEMORY)
-        self._storage: Storage | None = None
+        self._storage = _LazyStorage(storage or StorageSettings(IN_MEMORY))
+        # made by the application, which knows the endpoints that batches go to
+        self.services: Services
 
     @property
     def storage(self) -> Storage:
         """Where things are kept beyond a request; imported by its first use."""
-        if self._storage is None:
-            from quire.interfaces.server.storage import Storage
-
-            settings = self._storage_settings
-            max_age = settings.max_age_days * 86_400
-            self._storage = Storage(settings.url, max_bytes=settings.max_bytes, max_age_seconds=max_age)
-        return self._storage
+        return self._storage.opened()
 
     def close_storage(self) -> None:
         """At the end: what was handed in is written first."""
-        if self._storage is not None:
-            self._storage.close()
+        self._storage.close()
 
     @property
     def engine(self) -> ServedEngine:
@@ -104,6 +121,12 @@ class ServerState:
         self.metrics.set_model_name(self.model_name)
         self.readiness = Readiness.READY
         self.has_started = True
+
+    def with_engine(self, engine: Any) -> ServerState:
+        """The same server for one request, which sees the engine through something."""
+        view = copy.copy(self)
+        view._engine = engine
+        return view
 
     @property
     def max_model_len(self) -> int:

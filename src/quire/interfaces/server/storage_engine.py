@@ -12,6 +12,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.pool import StaticPool
 
 from quire.errors import OptionError
+from quire.interfaces.server.data_folder import data_folder
 
 _BUSY_MILLISECONDS = 5_000
 _CONNECT_SECONDS = 5
@@ -32,8 +33,7 @@ class StorageError(OptionError):
 
 def default_url() -> str:
     """A file in the user's data folder."""
-    folder = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return f"sqlite:///{Path(folder).expanduser() / 'quire' / 'server.db'}"
+    return f"sqlite:///{data_folder() / 'server.db'}"
 
 
 def connect(url: str) -> sa.Engine:

@@ -1,0 +1,26 @@
+"""Where the server keeps what outlives it, unless options say otherwise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_SQLITE = "sqlite:///"
+
+
+def data_folder() -> Path:
+    """The user's own."""
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "quire"
+
+
+def files_beside(storage_url: str | None) -> str | None:
+    """The folder of files that belongs to a database; None where the database ends with the server."""
+    if storage_url is None:
+        return str(data_folder() / "server-files")
+    if not storage_url.startswith(_SQLITE):
+        # a database elsewhere: its server's disk is not this one's
+        return str(data_folder() / "files")
+    path = storage_url.removeprefix(_SQLITE).partition("?")[0]
+    if path in ("", ":memory:"):
+        return None
+    return str(Path(path).with_suffix("")) + "-files"

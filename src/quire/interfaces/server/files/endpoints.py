@@ -1,0 +1,71 @@
+"""POST, GET and DELETE of /v1/files."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import FileResponse
+
+from quire.interfaces.server.api_description import described
+from quire.interfaces.server.files.answers import FileDeleted, FileList, FileObject
+from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.paging import After, Page, Sorted, ends_of, limited
+from quire.interfaces.server.state import state_of, tenant_of
+
+router = APIRouter()
+_PATH = "/v1/files"
+_MOST = 10_000
+_FORM = "the fields file (with a filename), purpose (batch), expires_after[anchor] and expires_after[seconds]"
+
+
+@router.post(
+    _PATH,
+    openapi_extra=described(answer=FileObject, other_bodies={"multipart/form-data": _FORM}, errors=(408, 507)),
+)
+async def upload_file(request: Request) -> Response:
+    """Stores a file, which is streamed to the disk while it comes."""
+    files = state_of(request).services.files
+    return json_answer(await files.receive(request, tenant_of(request)))
+
+
+@router.get(_PATH, openapi_extra=described(answer=FileList))
+async def list_files(
+    request: Request,
+    limit: Annotated[int, limited(_MOST)] = _MOST,
+    after: After = None,
+    order: Sorted = "desc",
+    purpose: Annotated[str | None, Query(description="only files of this purpose")] = None,
+) -> Response:
+    """The files of whoever asks, newest first."""
+    page = Page(limit, after, order)
+    found, has_more = await state_of(request).services.files.page(tenant_of(request), purpose, page)
+    first, last = ends_of(found)
+    return json_answer(FileList(data=found, first_id=first, last_id=last, has_more=has_more))
+
+
+@router.get(_PATH + "/{file_id}", openapi_extra=described(answer=FileObject))
+async def retrieve_file(request: Request, file_id: str) -> Response:
+    """What is known of one file."""
+    return json_answer(await state_of(request).services.files.find(file_id, tenant_of(request)))
+
+
+@router.get(_PATH + "/{file_id}/content", openapi_extra=described(media_type="application/octet-stream"))
+async def file_content(request: Request, file_id: str) -> Response:
+    """The bytes of one file."""
+    files = state_of(request).services.files
+    file = await files.find(file_id, tenant_of(request))
+    # bytes of a client: no browser shall take them for a page
+    headers = {"x-content-type-options": "nosniff"}
+    return FileResponse(
+        files.path_of(file.id), headers=headers, media_type="application/octet-stream", filename=file.filename
+    )
+
+
+@router.delete(_PATH + "/{file_id}", openapi_extra=described(answer=FileDeleted, errors=(409,)))
+async def delete_file(request: Request, file_id: str) -> Response:
+    """Removes a file, unless a batch reads it."""
+    services, tenant = state_of(request).services, tenant_of(request)
+    await services.batches.check_unused(file_id, tenant)
+    await services.files.delete(file_id, tenant)
+    return json_answer(FileDeleted(id=file_id))

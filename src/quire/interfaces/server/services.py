@@ -1,0 +1,153 @@
+"""What a server has beside its engine: sessions, files and batches. Each is made at its first use, so a server that is
+never asked for one neither opens a database nor makes a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.routing import BaseRoute
+
+from quire.interfaces.server.data_folder import files_beside
+from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from quire.interfaces.server.batches.service import Batches
+    from quire.interfaces.server.files.files import Files
+    from quire.interfaces.server.sessions.registry import Sessions
+    from quire.interfaces.server.state import ServerState
+
+logger = logging.getLogger("quire.server")
+
+_NOT_READY_PAUSE_SECONDS = 0.5
+_MAX_RUNNING_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """Bounds, and where files lie, as the options say it. Without a folder no file outlives the application."""
+
+    files_folder: str | None
+    max_file_bytes: int
+    max_tenant_file_bytes: int
+    max_batch_lines: int
+    max_batch_concurrency: int
+    max_sessions: int
+    max_session_tokens: int | None
+    session_idle_timeout: float
+
+    @classmethod
+    def of(cls, options: ServerOptions) -> ServiceSettings:
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+    @classmethod
+    def lasting(cls, options: ServerOptions) -> ServiceSettings:
+        """With a folder that belongs to the storage, if none is named."""
+        settings = cls.of(options)
+        return replace(settings, files_folder=settings.files_folder or files_beside(options.storage_url))
+
+
+class Services:
+    """Owned by the server's state; ended by `stop`."""
+
+    def __init__(self, state: ServerState, routes: Sequence[BaseRoute], settings: ServiceSettings) -> None:
+        self._state = state
+        self._routes = routes
+        self._settings = settings
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._resuming: asyncio.Task[None] | None = None
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        from quire.interfaces.server.sessions.registry import SessionLimits, Sessions
+
+        chosen = self._settings
+        limits = SessionLimits(chosen.max_sessions, chosen.max_session_tokens, chosen.session_idle_timeout)
+        return Sessions(lambda: self._state.engine, limits)
+
+    @cached_property
+    def files(self) -> Files:
+        from quire.interfaces.server.files.disk import FileFolder
+        from quire.interfaces.server.files.files import Files
+
+        return Files(
+            FileFolder(self._folder),
+            self._state.storage,
+            max_file_bytes=self._settings.max_file_bytes,
+            max_tenant_bytes=self._settings.max_tenant_file_bytes,
+        )
+
+    @cached_property
+    def batches(self) -> Batches:
+        from quire.interfaces.server.batches.endpoint_calls import EndpointCalls
+        from quire.interfaces.server.batches.job import Workshop
+        from quire.interfaces.server.batches.line_run import LineRunner
+        from quire.interfaces.server.batches.records import BatchRecords
+        from quire.interfaces.server.batches.service import Batches
+
+        calls = EndpointCalls(self._routes, self._state)
+        runner = LineRunner(calls, asyncio.Semaphore(self._settings.max_batch_concurrency), self._wait_ready)
+        shop = Workshop(
+            records=BatchRecords(self._state.storage),
+            files=self.files,
+            runner=runner,
+            turns=asyncio.Semaphore(_MAX_RUNNING_BATCHES),
+            max_lines=self._settings.max_batch_lines,
+        )
+        return Batches(shop, self._folder, lambda: self._state.model_name)
+
+    def resume(self) -> None:
+        """Goes on with batches that an earlier process has left, if there are some."""
+        folder = self._settings.files_folder
+        if folder is not None and has_open_batches(Path(folder).expanduser()):
+            self._resuming = asyncio.create_task(self._resume())
+
+    async def stop(self) -> None:
+        """What runs is aborted. Batches go on with the next start, sessions end."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+        if "batches" in self.__dict__:
+            await self.batches.stop()
+        if "sessions" in self.__dict__:
+            await self.sessions.stop()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    @cached_property
+    def _folder(self) -> Path:
+        if self._settings.files_folder is not None:
+            return Path(self._settings.files_folder).expanduser()
+        self._temporary = tempfile.TemporaryDirectory(prefix="quire-files-")
+        return Path(self._temporary.name)
+
+    async def _resume(self) -> None:
+        try:
+            await self.batches.start()
+        except ApiError as error:
+            logger.warning("batches that were left open do not go on yet: %s", error)
+
+    async def _wait_ready(self) -> None:
+        while True:
+            try:
+                return self._state.check_ready()
+            except ApiError:
+                await asyncio.sleep(_NOT_READY_PAUSE_SECONDS)
+
+
+def marker_of(folder: Path) -> Path:
+    """Holds something while batches are open, and is locked while a process runs them."""
+    return folder / "open-batches"
+
+
+def has_open_batches(folder: Path) -> bool:
+    try:
+        return marker_of(folder).stat().st_size > 0
+    except OSError:
+        return False

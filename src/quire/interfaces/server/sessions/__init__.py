@@ -1,0 +1,1 @@
+"""/v1/sessions: conversations whose tokens and blocks stay in the engine between their turns."""

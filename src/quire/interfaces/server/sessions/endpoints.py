@@ -1,0 +1,96 @@
+"""/v1/sessions: open, look at, fork, rewind, close. Turns have a file of their own."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from quire.interfaces.server.api_description import described
+from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.sessions.answers import SessionDeleted, SessionList, SessionObject, TurnObject
+from quire.interfaces.server.sessions.kept_session import KeptSession
+from quire.interfaces.server.sessions.requests import OPEN_RULES, REWIND_RULES, RewindRequest, SessionRequest
+from quire.interfaces.server.state import ServerState, state_of, tenant_of
+
+router = APIRouter()
+PATH = "/v1/sessions"
+
+
+@router.post(PATH, openapi_extra=described(request=SessionRequest, answer=SessionObject, status=201, errors=(429,)))
+async def open_session(request: Request) -> Response:
+    """An empty session; its first turn decides whether it is a chat or a text."""
+    state = state_of(request)
+    body = await read_request(request, SessionRequest, OPEN_RULES, strict=True)
+    kept = await state.services.sessions.open(tenant_of(request), body.cache_salt or "")
+    return json_answer(await _shown(state, kept), status=201)
+
+
+@router.get(PATH, openapi_extra=described(answer=SessionList))
+async def list_sessions(request: Request) -> Response:
+    """The open sessions of whoever asks, oldest first."""
+    state = state_of(request)
+    blocks = await _blocks_by_handle(state)
+    data = [_object(state, kept, blocks) for kept in state.services.sessions.of(tenant_of(request))]
+    return json_answer(SessionList(data=data))
+
+
+@router.get(PATH + "/{session_id}", openapi_extra=described(answer=SessionObject))
+async def retrieve_session(request: Request, session_id: str) -> Response:
+    """What one session holds."""
+    state = state_of(request)
+    return json_answer(await _shown(state, state.services.sessions.find(session_id, tenant_of(request))))
+
+
+@router.post(PATH + "/{session_id}/fork", openapi_extra=described(answer=SessionObject, status=201, errors=(409, 429)))
+async def fork_session(request: Request, session_id: str) -> Response:
+    """A second session with the same past, which shares its blocks."""
+    state = state_of(request)
+    fork = await state.services.sessions.fork(state.services.sessions.find(session_id, tenant_of(request)))
+    return json_answer(await _shown(state, fork), status=201)
+
+
+@router.post(
+    PATH + "/{session_id}/rewind",
+    openapi_extra=described(request=RewindRequest, answer=SessionObject, errors=(409,)),
+)
+async def rewind_session(request: Request, session_id: str) -> Response:
+    """Forgets what was said after a turn, or after a number of tokens."""
+    state = state_of(request)
+    kept = state.services.sessions.find(session_id, tenant_of(request))
+    body = await read_request(request, RewindRequest, REWIND_RULES, strict=True)
+    await state.services.sessions.rewind(kept, body.num_turns, body.num_tokens)
+    return json_answer(await _shown(state, kept))
+
+
+@router.delete(PATH + "/{session_id}", openapi_extra=described(answer=SessionDeleted))
+async def close_session(request: Request, session_id: str) -> Response:
+    """Gives its memory back; a turn in flight is aborted."""
+    state = state_of(request)
+    await state.services.sessions.close(state.services.sessions.find(session_id, tenant_of(request)))
+    return json_answer(SessionDeleted(id=session_id))
+
+
+async def _shown(state: ServerState, kept: KeptSession) -> SessionObject:
+    return _object(state, kept, await _blocks_by_handle(state))
+
+
+async def _blocks_by_handle(state: ServerState) -> dict[str, int]:
+    return {entry["handle"]: entry["num_blocks"] for entry in await state.engine.control("list_kept")}
+
+
+def _object(state: ServerState, kept: KeptSession, blocks: dict[str, int]) -> SessionObject:
+    sessions = state.services.sessions
+    left = kept.used + sessions.idle_seconds - sessions.now
+    return SessionObject(
+        id=kept.id,
+        created_at=kept.created_at,
+        status="busy" if kept.is_busy else "idle",
+        kind=kept.kind,
+        num_tokens=kept.num_tokens,
+        num_turns=len(kept.turns),
+        num_blocks=blocks.get(kept.engine_session.handle, 0),
+        turns=[TurnObject(num_tokens=turn.num_tokens) for turn in kept.turns],
+        forked_from=kept.forked_from,
+        age_seconds=round(sessions.now - kept.created, 3),
+        expires_in_seconds=round(max(0.0, left), 3),
+    )

@@ -1,0 +1,53 @@
+"""What a client may send to /v1/sessions. Turns have the fields of the endpoints that they resemble, but for a few."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from quire.interfaces.server.field_rules import (
+    REFUSED_BY_BOTH,
+    REFUSED_BY_CHAT,
+    REFUSED_BY_COMPLETIONS,
+    FieldRules,
+    Refused,
+)
+from quire.interfaces.server.requests import ChatRequest, CompletionRequest
+
+
+class SessionRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/sessions."""
+
+    cache_salt: Annotated[
+        str | None, Meta(description="shares the prefix cache only with requests and sessions of the same salt")
+    ] = None
+
+
+class RewindRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/sessions/{id}/rewind: exactly one of both."""
+
+    num_turns: Annotated[int | None, Meta(description="so many turns are left")] = None
+    num_tokens: Annotated[int | None, Meta(description="so many tokens are left; in a chat the end of a turn")] = None
+
+
+REFUSED_BY_TURNS: dict[str, Refused] = {
+    "n": Refused("a session goes on with one answer; leave it out, or fork the session", (1,)),
+    "use_beam_search": Refused("a session goes on with one answer; leave it out", (False,)),
+    "prompt_logprobs": Refused("only what is new is computed; send the whole as a request of its own"),
+    "priority": Refused("turns of sessions have the priority 0", (0,)),
+    "cache_salt": Refused("it belongs to the session; give it when you open one"),
+}
+_BY_CHATS = {
+    "continue_final_message": Refused("what was said stays as it is; send a new message", (False,)),
+    "add_generation_prompt": Refused("a turn brings an answer; leave it out", (True,)),
+}
+_BY_TEXTS = {"echo": Refused("the answer of a turn is what is new; leave it out", (False,))}
+
+OPEN_RULES = FieldRules(SessionRequest, {})
+REWIND_RULES = FieldRules(RewindRequest, {})
+CHAT_RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT, **REFUSED_BY_TURNS, **_BY_CHATS})
+TEXT_RULES = FieldRules(
+    CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS, **REFUSED_BY_TURNS, **_BY_TEXTS}
+)

@@ -1,0 +1,354 @@
+"""/v1/files through the official client, and what may go wrong between a socket and a disk."""
+
+import errno
+import os
+import stat
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from quire.interfaces.server.files import disk
+from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.services import ServiceSettings
+
+LINES = b'{"custom_id": "a"}\n'
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def filing(served, folder):
+    """`async with filing(...) as server`: a server whose files lie in `folder`."""
+    return lambda **settings: served(services=ServiceSettings.of(ServerOptions(files_folder=str(folder), **settings)))
+
+
+def stored(folder):
+    """Names of what lies in the folder."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != "open-batches")
+
+
+async def upload(server, data=LINES, filename="in.jsonl", fields=(("purpose", "batch"),)):
+    return await server.http.post("/v1/files", data=dict(fields), files={"file": (filename, data)})
+
+
+def test_a_file_comes_back_as_it_went(run, filing, folder, official):
+    async def main():
+        async with filing() as server:
+            client = official(server)
+            made = await client.files.create(file=("in.jsonl", LINES), purpose="batch")
+            assert (made.bytes, made.filename, made.purpose, made.object) == (len(LINES), "in.jsonl", "batch", "file")
+            assert await client.files.retrieve(made.id) == made
+            content = await client.files.content(made.id)
+            assert content.content == LINES
+            assert content.response.headers["x-content-type-options"] == "nosniff"
+            assert (await client.files.delete(made.id)).deleted
+            for call in (client.files.retrieve, client.files.content, client.files.delete):
+                with pytest.raises(openai.NotFoundError) as caught:
+                    await call(made.id)
+                assert caught.value.code == "file_not_found"
+            assert stored(folder) == []
+
+    run(main())
+
+
+def test_pages(run, filing, official):
+    async def main():
+        async with filing() as server:
+            client = official(server)
+            ids = [(await client.files.create(file=(f"{n}", LINES), purpose="batch")).id for n in range(5)]
+            newest = await client.files.list(limit=2)
+            assert [file.id for file in newest.data] == [ids[4], ids[3]]
+            assert newest.has_more
+            # the client follows the pages by itself
+            assert [file.id async for file in client.files.list(limit=2)] == ids[::-1]
+            assert [file.id async for file in client.files.list(limit=2, order="asc")] == ids
+            assert [file.id async for file in client.files.list(purpose="batch_output")] == []
+            for query in ("limit=0", "limit=x", "order=up", "after=file-none"):
+                answer = await server.http.get(f"/v1/files?{query}")
+                assert answer.status_code == 400, query
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..\\..\\x",
+        "a\0b",
+        "x" * 5000,
+        "file:///proc/self/environ",
+        "%2e%2e%2fx",
+        "😀",
+    ],
+)
+def test_a_name_is_never_a_path(run, filing, folder, tmp_path, name):
+    """SEC-16."""
+
+    async def main():
+        before = sorted(path for path in tmp_path.rglob("*") if folder not in path.parents)
+        async with filing() as server:
+            boundary = b"b0undary"
+            shown = name.replace("\\", "\\\\")
+            body = b"".join(
+                [
+                    b'--b0undary\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n',
+                    f'--b0undary\r\nContent-Disposition: form-data; name="file"; filename="{shown}"\r\n'.encode(),
+                    b"Content-Type: application/octet-stream\r\n\r\nhello\r\n--b0undary--\r\n",
+                ]
+            )
+            headers = {"content-type": f"multipart/form-data; boundary={boundary.decode()}"}
+            answer = await server.http.post("/v1/files", content=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            (only,) = stored(folder)
+            assert only == answer.json()["id"]
+            assert (folder / only).read_bytes() == b"hello"
+            assert answer.json()["filename"] == name[:255]
+            content = await server.http.get(f"/v1/files/{only}/content")
+            assert content.content == b"hello"
+        after = sorted(path for path in tmp_path.rglob("*") if folder not in path.parents)
+        assert [path for path in after if path not in before and path != folder and "model" not in str(path)] == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("file_id", ["..%2f..%2fetc%2fpasswd", "file-", "file-" + "0" * 32, "%00", "open-batches"])
+def test_an_id_is_never_a_path(run, filing, file_id):
+    async def main():
+        async with filing() as server:
+            for path in (file_id, f"{file_id}/content"):
+                answer = await server.http.get(f"/v1/files/{path}")
+                assert answer.status_code == 404
+            assert (await server.http.delete(f"/v1/files/{file_id}")).status_code == 404
+
+    run(main())
+
+
+def test_what_lies_on_the_disk_is_private(run, filing, folder):
+    async def main():
+        async with filing() as server:
+            made = (await upload(server)).json()
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert stat.S_IMODE((folder / made["id"]).stat().st_mode) == 0o600
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ([("purpose", "fine-tune")], "purpose"),
+        ([("purpose", "batch_output")], "purpose"),
+        ([("purpose", "nonsense")], "purpose"),
+        ([], "purpose"),
+        ([("purpose", "batch"), ("porpoise", "x")], "porpoise"),
+        ([("purpose", "batch"), ("expires_after[anchor]", "created_at")], "expires_after"),
+        (
+            [("purpose", "batch"), ("expires_after[anchor]", "created_at"), ("expires_after[seconds]", "5")],
+            "expires_after",
+        ),
+        ([("purpose", "x" * 2000)], "purpose"),
+    ],
+)
+def test_fields_are_checked(run, filing, folder, fields, param):
+    async def main():
+        async with filing() as server:
+            answer = await upload(server, fields=fields)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == param
+            assert stored(folder) == []
+
+    run(main())
+
+
+def form(*parts, end=b"--b--\r\n"):
+    return b"".join(b"--b\r\n" + part + b"\r\n" for part in parts) + end
+
+
+PURPOSE = b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch'
+FILE = b'Content-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello'
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (form(PURPOSE, FILE), "multipart/form-data; boundary=b", 200),
+        (form(FILE, PURPOSE), 'multipart/form-data; boundary="b"', 200),
+        (b"preamble\r\n" + form(PURPOSE, FILE) + b"epilogue", "multipart/form-data; boundary=b", 200),
+        (form(PURPOSE, FILE, end=b""), "multipart/form-data; boundary=b", 400),
+        (form(PURPOSE, FILE)[:60], "multipart/form-data; boundary=b", 400),
+        (form(PURPOSE), "multipart/form-data; boundary=b", 400),
+        (form(PURPOSE, FILE, FILE), "multipart/form-data; boundary=b", 400),
+        (
+            form(PURPOSE, *[PURPOSE.replace(b"purpose", b"p%d" % n) for n in range(20)]),
+            "multipart/form-data; boundary=b",
+            400,
+        ),
+        (form(PURPOSE, b"X: " + b"x" * 10_000 + b"\r\n\r\nhello"), "multipart/form-data; boundary=b", 400),
+        (form(PURPOSE, b"X: y\r\n\r\nhello"), "multipart/form-data; boundary=b", 400),
+        (b"", "multipart/form-data; boundary=b", 400),
+        (form(PURPOSE, FILE), "multipart/form-data", 400),
+        (form(PURPOSE, FILE), f"multipart/form-data; boundary={'b' * 80}", 400),
+        (b"{}", "application/json", 415),
+        (b"{}", "", 415),
+    ],
+)
+def test_forms(run, filing, folder, body, content_type, status):
+    async def main():
+        async with filing() as server:
+            headers = {"content-type": content_type}
+            answer = await server.http.post("/v1/files", content=body, headers=headers)
+            assert answer.status_code == status, answer.text
+            assert len(stored(folder)) == (status == 200) if folder.exists() else status != 200
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
+def test_a_body_may_be_cut_anywhere(run, size):
+    """Also inside the boundary, and where a content looks like one."""
+    from quire.interfaces.server.files.multipart import Part, read_parts
+
+    content = b"\r\n--\r\n--bound\r\n--boundar\r\r\n--" * 3
+
+    async def chunks(body):
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+
+    async def main():
+        body = b"--boundary\r\n" + FILE.replace(b"hello", content) + b"\r\n--boundary--\r\n"
+        items = [item async for item in read_parts(chunks(body), b"boundary")]
+        assert items[0] == Part("file", "x")
+        assert b"".join(items[1:]) == content
+
+    run(main())
+
+
+def test_a_file_has_a_limit_and_a_tenant_a_quota(run, filing, folder):
+    async def main():
+        async with filing(max_file_bytes=1000, max_tenant_file_bytes=1500) as server:
+            large = await upload(server, b"x" * 1001)
+            assert (large.status_code, large.json()["error"]["code"]) == (413, "file_too_large")
+            announced = await upload(server, b"x" * 1_000_000)
+            assert announced.status_code == 413
+            first = await upload(server, b"x" * 1000)
+            assert first.status_code == 200
+            second = await upload(server, b"x" * 501)
+            assert (second.status_code, second.json()["error"]["code"]) == (507, "file_quota_exceeded")
+            assert second.headers["x-should-retry"] == "false"
+            assert stored(folder) == [first.json()["id"]]
+            await server.http.delete(f"/v1/files/{first.json()['id']}")
+            assert (await upload(server, b"x" * 501)).status_code == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "code"),
+    [(errno.ENOSPC, 507, "insufficient_storage"), (errno.EROFS, 503, "storage_unavailable"), (errno.EMFILE, 503, None)],
+)
+@pytest.mark.parametrize("where", ["open", "write", "fsync"])
+def test_a_disk_that_takes_nothing(run, filing, folder, monkeypatch, where, number, status, code):
+    """F15: a clear answer, nothing half written, and the server goes on when there is room again."""
+
+    async def main():
+        async with filing() as server:
+
+            def fail(*args, **kwargs):
+                raise OSError(number, os.strerror(number))
+
+            with monkeypatch.context() as patch:
+                patch.setattr(disk.os, where, fail)
+                answer = await upload(server)
+            assert answer.status_code == status, answer.text
+            assert code in (None, answer.json()["error"]["code"])
+            assert stored(folder) == []
+            assert (await upload(server)).status_code == 200
+
+    run(main())
+
+
+def test_a_client_that_goes_leaves_nothing(run, filing, folder):
+    async def main():
+        async with filing() as server:
+            messages = [
+                {"type": "http.request", "body": form(PURPOSE, FILE + b"x" * 2**21)[: 2**20 + 100], "more_body": True},
+                {"type": "http.disconnect"},
+            ]
+
+            async def receive():
+                return messages.pop(0)
+
+            async def send(message):
+                pass
+
+            scope = {
+                "type": "http", "method": "POST", "path": "/v1/files", "raw_path": b"/v1/files", "query_string": b"",
+                "headers": [(b"content-type", b"multipart/form-data; boundary=b")], "http_version": "1.1",
+                "scheme": "http", "server": ("quire.test", 80), "client": None, "root_path": "", "asgi": {},
+            }  # fmt: skip
+            await server.app(scope, receive, send)
+            assert messages == []
+            assert stored(folder) == []
+
+    run(main())
+
+
+def test_a_file_ends_with_its_time(run, filing, folder, official):
+    async def main():
+        async with filing() as server:
+            client = official(server)
+            expires_after = {"anchor": "created_at", "seconds": 3600}
+            made = await client.files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
+            assert made.expires_at == made.created_at + 3600
+            server.state.storage.clock = lambda: made.created_at + 3601.0
+            with pytest.raises(openai.NotFoundError):
+                await client.files.retrieve(made.id)
+            assert (await client.files.list()).data == []
+            other = await client.files.create(file=("y", LINES), purpose="batch")
+            assert stored(folder) == [other.id]
+
+    run(main())
+
+
+def test_what_a_crash_left_is_removed(run, filing, folder):
+    async def main():
+        async with filing() as server:
+            kept = (await upload(server)).json()["id"]
+            (folder / ("0" * 32 + ".part")).write_bytes(b"half")
+            (folder / ("file-" + "0" * 32)).write_bytes(b"without a row")
+            (folder / "notes.txt").write_bytes(b"somebody's own")
+            await server.state.services.batches.start()
+            assert stored(folder) == sorted([kept, "notes.txt"])
+
+    run(main())
+
+
+def test_tenants_do_not_see_each_other(run, filing):
+    async def main():
+        async with filing() as server:
+            made = (await upload(server)).json()["id"]
+            other = httpx.AsyncClient(
+                transport=httpx.ASGITransport(app=as_tenant(server.app, "other")), base_url="http://quire.test"
+            )
+            async with other:
+                assert (await other.get("/v1/files")).json()["data"] == []
+                assert (await other.get(f"/v1/files/{made}")).status_code == 404
+                assert (await other.get(f"/v1/files/{made}/content")).status_code == 404
+                assert (await other.delete(f"/v1/files/{made}")).status_code == 404
+            assert (await server.http.get(f"/v1/files/{made}")).status_code == 200
+
+    run(main())
+
+
+def as_tenant(app, name):
+    async def call(scope, receive, send):
+        scope.setdefault("state", {})["tenant"] = name
+        await app(scope, receive, send)
+
+    return call
