@@ -34,6 +34,7 @@ class Client:
 _LLM = ("litellm", "mcp", "langchain-openai", "lm_eval[api]", "transformers", "instructor", "anthropic")
 CLIENTS = (
     Client("openai for Node", "openai_node.mjs", "npm", ("openai",), "openai"),
+    Client("anthropic", "anthropic_client.py", "python", _LLM, "anthropic"),
     Client("LangChain", "langchain_client.py", "python", _LLM, "langchain-openai"),
     Client("LiteLLM", "litellm_client.py", "python", _LLM, "litellm"),
     Client("Instructor", "instructor_client.py", "python", _LLM, "instructor"),
