@@ -26,7 +26,8 @@ POISON = 201
 NUM_REQUESTS = 32
 POISONED = (5, 17)
 STEM = [7 * k % 150 for k in range(40)]
-Result = dict[int, tuple[list[int], str]]
+# of each output: its tokens, how it ended, and the tokens that log-probabilities came of
+Result = dict[int, tuple[list[int], str, list[int]]]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -96,6 +97,7 @@ def run(core: EngineCore, wanted: list[EngineRequest], step: Callable[[], Any] |
     """Tokens and end of each sequence."""
     first = min(request.request_id for request in wanted)
     tokens: dict[int, list[int]] = {}
+    judged: dict[int, list[int]] = {}
     ends: dict[int, str] = {}
     for request in wanted:
         core.add(request)
@@ -103,12 +105,14 @@ def run(core: EngineCore, wanted: list[EngineRequest], step: Callable[[], Any] |
         outputs = core.step() if step is None else step()
         for sequence_id, token in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=True):
             tokens.setdefault(sequence_id, []).append(token)
+        for entry in (*outputs.prompt_logprobs, *outputs.logprobs):
+            judged.setdefault(entry.sequence_id, []).extend(position.token_ids[0] for position in entry.positions)
         for end in outputs.ends:
             assert end.sequence_id not in ends, "a sequence ends once"
             ends[end.sequence_id] = end.error or end.finish_reason
     assert core.scheduler.manager.pool.num_held == 0
     assert core.scheduler.rows.num_free == core.scheduler.rows.num_rows
-    return {_key(one, first): (tokens.get(one, []), end) for one, end in sorted(ends.items())}
+    return {_key(one, first): (tokens.get(one, []), end, judged.get(one, [])) for one, end in sorted(ends.items())}
 
 
 def _key(sequence_id: int, first: int) -> int:
@@ -118,13 +122,13 @@ def _key(sequence_id: int, first: int) -> int:
 
 
 def assert_only_the_poisoned_failed(found: Result, expected: Result, said: str) -> None:
-    failed = {key // 100 for key, (_, end) in found.items() if key in expected and end not in ("length", "stop")}
+    failed = {key // 100 for key, (_, end, _) in found.items() if end not in ("length", "stop")}
     assert failed == set(POISONED)
-    for key, (tokens, end) in expected.items():
+    for key, wanted in expected.items():
         if key // 100 in POISONED:
             assert said in found[key][1]
         else:
-            assert found[key] == (tokens, end), f"request {key // 100} noticed"
+            assert found[key] == wanted, f"request {key // 100} noticed"
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +138,7 @@ def expected_of(make_core: Callable[..., EngineCore]) -> Callable[[str], Result]
     def expected(setting: str) -> Result:
         if setting not in known:
             known[setting] = run(make_core(setting), requests(0, None))
-            assert not any(POISON in tokens for tokens, _ in known[setting].values()), "nobody else says it"
+            assert not any(POISON in tokens for tokens, *_ in known[setting].values()), "nobody else says it"
         return known[setting]
 
     return expected
@@ -330,6 +334,6 @@ def test_f6_and_f7_again_and_again(
     )
     found = run(core, requests(first, None))
     arm("")
-    for key, (tokens, end) in found.items():
-        assert (tokens, end) == expected[key] or end not in ("length", "stop")
+    for key, result in found.items():
+        assert result == expected[key] or result[1] not in ("length", "stop")
     assert run(core, requests(first + 50, None)) == expected

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.errors import EngineDeadError, QuireError, one_line
+from quire.errors import EngineDeadError, QuireError
 from quire.failpoints import failpoint
 from quire.messages import (
     AbortRequests,
@@ -132,7 +132,7 @@ class CoreDriver:
         afterwards, everybody's answers would be in doubt, and it ends itself."""
         kind = type(message).__name__
         logger.error("the engine core could not take a %s; its requests end", kind, exc_info=error)
-        reason = f"The engine could not take this {kind}: {type(error).__name__}: {one_line(error)}"
+        reason = f"the engine could not take this {kind} ({type(error).__name__})."
         try:
             for request_id, num_outputs in _requests_of(message).items():
                 self._core.fail(request_id, reason, num_outputs)

@@ -90,6 +90,24 @@ _NAMED: dict[str, tuple[str, str]] = {
         "quire:num_dropped_tokens_total",
         "Tokens that were computed past the end of a sequence, and never seen.",
     ),
+    "num_dropped_outputs_total": (
+        "quire:num_dropped_outputs_total",
+        "Results of steps that nobody waited for: they came twice, late, or of an unknown step.",
+    ),
+    "num_failed_requests_total": (
+        "quire:failed_requests_total",
+        "Requests that failed alone, while the others went on.",
+    ),
+    "num_nan_rows_total": ("quire:nan_logits_total", "Rows whose logits were not finite; each failed its request."),
+    "num_divided_steps_total": (
+        "quire:divided_steps_total",
+        "Steps that failed as a whole and were run in parts, to find whose fault it was.",
+    ),
+    "num_out_of_memory_total": ("quire:out_of_memory_steps_total", "Those among them that were short of memory."),
+    "num_failed_stores_total": (
+        "quire:kv_connector_failed_stores_total",
+        "Prompts whose KV the connector could not take.",
+    ),
     "fetched_tokens_total": ("quire:kv_connector_fetched_tokens_total", "Tokens whose KV came through the connector."),
     "fetched_blocks_total": ("quire:kv_connector_fetched_blocks_total", "Blocks that came through the connector."),
     "stored_blocks_total": ("quire:kv_connector_stored_blocks_total", "Blocks that went through the connector."),

@@ -31,7 +31,6 @@ from quire.engine_core.scheduler.results import Results, StepInFlight
 from quire.engine_core.scheduler.siblings import awaited_sibling
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
-from quire.errors import one_line
 from quire.kv_connectors.connector import NoSchedulerHalf, SchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, SchedulerOutput, StepOutput
 
@@ -239,7 +238,7 @@ class Scheduler:
         """What was decided for the others stands."""
         logger.error("request %d failed while it was scheduled", request.request_id, exc_info=error)
         self._granted[[sequence.row for sequence in request.sequences.values() if sequence.row >= 0]] = 0
-        self.lifecycle.fail(request.request_id, f"It could not be scheduled: {type(error).__name__}: {one_line(error)}")
+        self.lifecycle.fail(request.request_id, f"it could not be scheduled ({type(error).__name__}).")
 
     def _has_blocks(self, sequence: TokenSequence) -> bool:
         if sequence.is_begun:

@@ -1,0 +1,290 @@
+"""Walls inside a worker's step, on a model that can be computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, StepTransfers
+from quire.messages import AdmittedSequence, SchedulerOutput, StepOutput, int_array
+from quire.sampling_params import SamplingParams
+from quire.testing.fake_model import FakeModel
+from quire.testing.model_harness import worker_config
+from quire.testing.worker_driver import WorkerDriver
+from quire.worker.row_table import RowTable
+from quire.worker.transfers import NOT_FETCHED
+from quire.worker.unwritten import UnwrittenBlocks
+from quire.worker.walls import OUT_OF_MEMORY
+from quire.worker.worker import Worker
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    return FakeModel.random(vocab_size=50)
+
+
+@pytest.fixture
+def driver(model: FakeModel) -> WorkerDriver:
+    worker = Worker(worker_config("none"), model_loader=lambda config: model)
+    worker.load()
+    worker.initialize_cache([], 0)
+    return WorkerDriver(worker)
+
+
+def runner_of(driver: WorkerDriver) -> Any:
+    return driver.worker._runner
+
+
+def break_forward(monkeypatch: pytest.MonkeyPatch, model: FakeModel, error: Exception, on: int | None) -> None:
+    """When this token is computed; always without one."""
+    forward = model.forward
+
+    def broken(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if on is None or on in input_ids.tolist():
+            raise error
+        return forward(input_ids, positions)
+
+    monkeypatch.setattr(model, "forward", broken)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("shapes differ at /home/somebody"), "RuntimeError"),
+        (MemoryError(), OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("x"), OUT_OF_MEMORY),
+    ],
+)
+def test_one_row_fails_and_says_nothing_of_the_machine(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    break_forward(monkeypatch, model, error, on=33)
+    for row in range(6):
+        driver.admit(row, [*PROMPT, 33, 2] if row == 4 else [*PROMPT, row])
+    output = driver.step()
+    assert list(output.failures) == [4]
+    assert said in output.failures[4]
+    assert "/home" not in output.failures[4]
+    tokens = dict(zip(output.rows.tolist(), output.token_ids.tolist(), strict=True))
+    assert tokens == {row: model.greedy([*PROMPT, row], 1)[0] for row in (0, 1, 2, 3, 5)}
+    assert output.counts["num_divided_steps"] == 1
+    assert ("num_out_of_memory" in output.counts) == (said == OUT_OF_MEMORY)
+
+
+def test_a_failed_row_computes_nothing_until_it_is_released(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core that runs ahead grants it tokens before it knows."""
+    break_forward(monkeypatch, model, RuntimeError("no"), on=33)
+    driver.admit(0, [*PROMPT, 33])
+    driver.admit(1, PROMPT)
+    driver.step()
+    output = driver.step({0: 1, 1: 1})
+    assert (output.rows.tolist(), output.failures) == ([1], {})
+    driver.release(0)
+    driver.admit(0, PROMPT)
+    output = driver.step({0: 5, 1: 1})
+    assert sorted(output.rows.tolist()) == [0, 1]
+
+
+def test_an_engine_that_computes_nothing_any_more_ends(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row passes, nor a token beside them: it is not the requests' fault."""
+    break_forward(monkeypatch, model, RuntimeError("broken"), on=None)
+    driver.admit(0, PROMPT)
+    driver.admit(1, PROMPT)
+    with pytest.raises(RuntimeError, match="broken"):
+        driver.step()
+
+
+def test_two_bad_requests_alone_do_not_end_the_engine(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_forward(monkeypatch, model, RuntimeError("broken"), on=33)
+    driver.admit(0, [33, 1])
+    driver.admit(1, [1, 33])
+    assert sorted(driver.step().failures) == [0, 1]
+
+
+def test_a_device_beyond_repair_ends_the_engine_at_once(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_forward(monkeypatch, model, RuntimeError("CUDA error: device-side assert triggered"), on=33)
+    platform = runner_of(driver).platform
+    monkeypatch.setattr(platform, "is_beyond_repair", lambda error: "CUDA error" in str(error), raising=False)
+    driver.admit(0, [33, 1])
+    driver.admit(1, PROMPT)
+    with pytest.raises(RuntimeError, match="device-side"):
+        driver.step()
+
+
+def test_a_sampler_that_fails_on_one_row(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens are computed by then, and are not divided to find out which."""
+    sampler = runner_of(driver).sampler
+    sample, num_calls = sampler.sample, 0
+
+    def broken(hidden: torch.Tensor, batch: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if 2 in batch.sampling_rows_N.tolist():
+            raise IndexError("of a table")
+        return sample(hidden, batch)
+
+    monkeypatch.setattr(sampler, "sample", broken)
+    for row in range(4):
+        driver.admit(row, [*PROMPT, row])
+    output = driver.step()
+    assert list(output.failures) == [2]
+    assert sorted(output.rows.tolist()) == [0, 1, 3]
+    assert num_calls == 5, "four, two and two rows, and two alone"
+
+
+@pytest.mark.parametrize("kind", ["admit", "fork"])
+def test_a_row_that_cannot_be_made_ready_fails_alone(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings = runner_of(driver).sampler.settings
+    hook = getattr(settings, kind)
+
+    def broken(change: Any) -> None:
+        if change.row == 1:
+            raise ValueError("no such parameter")
+        hook(change)
+
+    monkeypatch.setattr(settings, kind, broken)
+    driver.admit(0, PROMPT)
+    driver.generate(1)
+    if kind == "admit":
+        driver.admit(1, PROMPT)
+    else:
+        driver.fork(0, 1, num_total_tokens=5)
+    output = driver.step()
+    assert list(output.failures) == [1]
+    assert "ValueError" in output.failures[1]
+    assert output.rows.tolist() == [0]
+    assert driver.tokens[0][5:] == model.greedy(PROMPT, 2)
+
+
+def test_a_long_prompt_that_does_not_fit_is_computed_in_parts(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = model.forward
+    sizes: list[int] = []
+
+    def short_of_memory(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(input_ids))
+        if len(input_ids) > 6:
+            raise torch.OutOfMemoryError
+        return forward(input_ids, positions)
+
+    monkeypatch.setattr(model, "forward", short_of_memory)
+    prompt = [k % 40 for k in range(20)]
+    driver.admit(0, prompt, sampling=SamplingParams(temperature=0.0, prompt_logprobs=1))
+    output = driver.step()
+    assert sizes == [20, 10, 5, 5, 10, 5, 5]
+    assert output.token_ids.tolist() == model.greedy(prompt, 1)
+    assert [entry.token_ids[0] for entry in output.prompt_logprobs[0]] == prompt[1:]
+
+
+# ---- blocks that were promised
+
+
+def table_of_two() -> RowTable:
+    """Rows 0 and 1 share their first two blocks; blocks have 4 tokens."""
+    table = RowTable(4, 64)
+    table.open_groups(1, 16, 100)
+    for row, blocks, computed in ((0, [10, 11, 12], 0), (1, [10, 11, 20], 8)):
+        tokens = int_array(range(11))
+        table.admit(
+            AdmittedSequence(
+                row=row,
+                sequence_id=row,
+                token_ids=tokens,
+                num_prompt_tokens=11,
+                num_computed_tokens=computed,
+                sampling=SamplingParams(),
+                seed=0,
+            )
+        )
+        table.block_tables[0, row, :3] = blocks
+    return table
+
+
+def test_readers_are_those_who_count_an_unwritten_block_as_computed() -> None:
+    unwritten = UnwrittenBlocks(table_of_two(), 4)
+    assert not unwritten
+    assert unwritten.readers(int_array([0, 1])) == []
+    unwritten.add_span(0, 5, 6)  # in blocks 11 and 12
+    assert unwritten.readers(int_array([0, 1])) == [1]
+    unwritten.discard_written(int_array([0]), int_array([8]))  # blocks 10 and 11, by whoever has row 0 now
+    assert unwritten.readers(int_array([1])) == []
+    assert bool(unwritten)
+
+
+def test_a_block_is_unwritten_for_a_step_and_the_next_one_or_until_it_is_filled() -> None:
+    unwritten = UnwrittenBlocks(table_of_two(), 4)
+    unwritten.step = 7
+    unwritten.add([10, 11, 12, 13, 14])
+    moves = StepTransfers(loads=[BlockLoad(row=0, source=None, first_block=0, blocks=[[14]])])
+    pairs = {"swapped_in": np.array([[3], [11]]), "block_copies": np.array([[13], [12]])}
+    unwritten.open(SchedulerOutput(step=8, step_data={STEP_DATA: moves}, **pairs))
+    assert set(unwritten._step_of) == {10, 13}
+    unwritten.open(SchedulerOutput(step=9))
+    assert not unwritten
+
+
+# ---- connectors
+
+
+class UnreliableConnector:
+    """Cannot load into block 3, nor store what lies there."""
+
+    def __init__(self) -> None:
+        self.moved: list[int] = []
+
+    def open(self, layout: Any, tensors: Any) -> None: ...
+
+    def load(self, loads: list[BlockLoad]) -> None:
+        self._move(loads)
+
+    def store(self, stores: list[BlockStore]) -> None:
+        self._move(stores)
+
+    def _move(self, moves: list[Any]) -> None:
+        for move in moves:
+            if 3 in move.blocks[0]:
+                raise ConnectionError("the store is gone")
+            self.moved.append(move.row)
+
+
+def test_what_a_connector_cannot_bring_costs_one_request_and_what_it_cannot_take_none(
+    driver: WorkerDriver, model: FakeModel
+) -> None:
+    connector = UnreliableConnector()
+    runner_of(driver).transfers._connector = connector
+    loads = [BlockLoad(row=row, source=0, first_block=0, blocks=[[row + 2]]) for row in range(3)]
+    stores = [BlockStore(row=row, key="k", token_ids=int_array(PROMPT), blocks=[[row + 3]]) for row in range(3)]
+    for row in range(3):
+        driver.admit(row, PROMPT, num_computed_tokens=4)
+    scheduled = SchedulerOutput(
+        step=1,
+        admitted=driver._changes["admitted"],
+        rows=int_array([0, 1, 2]),
+        num_tokens=int_array([1, 1, 1]),
+        step_data={STEP_DATA: StepTransfers(loads=loads, stores=stores)},
+    )
+    output: StepOutput = driver.worker.execute(scheduled)
+    assert output.failures == {1: NOT_FETCHED}
+    assert sorted(output.rows.tolist()) == [0, 2]
+    assert output.token_ids.tolist() == model.greedy(PROMPT, 1) * 2
+    # row 0 had its blocks and could not store them; of row 1 there is nothing to store
+    assert connector.moved == [0, 2, 2]
+    assert output.counts == {"num_failed_stores": 1}
