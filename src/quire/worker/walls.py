@@ -191,7 +191,7 @@ class _Division:
     def _look_at(self, error: BaseException | None) -> None:
         if error is not None and self._walls._platform.is_beyond_repair(error):
             raise error
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) and not self._counts["num_out_of_memory"]:
             self._counts["num_out_of_memory"] = 1
             self._walls._platform.release_memory()
         self._counts["num_divided_steps"] = 1
