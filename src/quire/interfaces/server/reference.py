@@ -1,4 +1,5 @@
-"""The tables of docs/server.md and docs/metrics.md, made from the code: `python -m quire.interfaces.server.reference`.
+"""The tables of docs/server.md, responses.md, messages.md and metrics.md, made from the code:
+`python -m quire.interfaces.server.reference`.
 
 A test compares them with the pages, so a field or a metric that is added here cannot be missing there.
 """
@@ -11,10 +12,14 @@ from collections.abc import Iterator
 import msgspec
 
 from quire.interfaces.server.admin_pinned_prefixes import PinPrefixRequest
+from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
+from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
 from quire.interfaces.server.beam_search import NOT_WITH_BEAMS
 from quire.interfaces.server.chat import RULES as CHAT_RULES
 from quire.interfaces.server.completions import RULES as COMPLETION_RULES
-from quire.interfaces.server.field_rules import IGNORED, FieldRules
+from quire.interfaces.server.field_rules import FieldRules
+from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
+from quire.interfaces.server.openai_responses.fields import ResponsesRequest
 from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
 from quire.observability.instruments import Counter, Histogram
 from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
@@ -32,10 +37,27 @@ def tables() -> dict[str, str]:
         "Refused with use_beam_search": _table(("field", "let through"), _refused_with_beams()),
         "Refused by /v1/chat/completions": _refused(CHAT_RULES),
         "Refused by /v1/completions": _refused(COMPLETION_RULES),
-        "Accepted and ignored": _table(("field", "why"), sorted(IGNORED.items())),
+        "Accepted and ignored": _ignored(CHAT_RULES),
+        "Fields of /v1/responses": _implemented(ResponsesRequest, set()),
+        "Refused by /v1/responses": _refused(RESPONSES_RULES),
+        "Accepted and ignored by /v1/responses": _ignored(RESPONSES_RULES),
+        "Fields of /v1/messages": _implemented(MessagesRequest, set()),
+        "Refused by /v1/messages": _refused(MESSAGES_RULES),
+        "Accepted and ignored by /v1/messages": _ignored(MESSAGES_RULES),
         "Of the front end": _table(("metric", "kind", "meaning"), _front_end_metrics()),
         "Of the engine": _table(("metric", "kind", "meaning"), _engine_metrics()),
     }
+
+
+def page_of(title: str) -> str:
+    """Where a table stands."""
+    if title.startswith("Of the "):
+        return "metrics.md"
+    return next((f"{name}.md" for name in ("responses", "messages") if title.endswith(f"/v1/{name}")), "server.md")
+
+
+def _ignored(rules: FieldRules) -> str:
+    return _table(("field", "why"), sorted(rules.ignored.items()))
 
 
 def _implemented(request_type: type[msgspec.Struct], without: set[str]) -> str:

@@ -90,13 +90,13 @@ class _Server:
         http: HttpServer | None = None
         try:
             http = await self._open_http()
+            if self._options.storage_url is not None:
+                # a mistake in it ends the start; the default is opened when something is stored
+                await http.open_storage()
             supervisor = _make_supervisor(self._engine, http, self._options)
             self._begin(supervisor.watch())
             if not await self._is_done_before_a_signal(starting):
                 return 0
-            if self._options.storage_url is not None:
-                # a mistake in it ends the start; the default is opened when something is stored
-                await http.open_storage()
             http.attach(self._engine)
             self._say_welcome()
             return await self._until_over(http, supervisor)

@@ -1,0 +1,59 @@
+"""Stored responses on a fake engine: where they lie, whose they are, and a disk that is full."""
+
+import json
+
+METADATA = {f"key {number}": "z" * 512 for number in range(16)}
+
+
+def test_the_default_file_is_made_when_something_is_stored(run, served, tmp_path, monkeypatch):
+    from quire.interfaces.server.state import StorageSettings
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    async def main():
+        async with served(storage=StorageSettings()) as server:
+            body = {"input": "Hi", "store": False}
+            assert (await server.post("/v1/responses", body)).status_code == 200
+            assert not (tmp_path / "quire").exists()
+            assert (await server.post("/v1/responses", {"input": "Hi"})).status_code == 200
+            assert (tmp_path / "quire" / "server.db").exists()
+
+    run(main())
+
+
+def test_a_full_disk_refuses_to_store_and_answers_the_rest(run, served):
+    async def main():
+        async with served() as server:
+            storage = server.state.storage
+            await storage.open()
+            pages = await storage.run(lambda one: one.exec_driver_sql("PRAGMA page_count").scalar())
+            await storage.run(lambda one: one.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
+            body = {"input": "x" * 300}
+            for _ in range(2):
+                answer = await server.post("/v1/responses", {**body, "instructions": "y" * 90, "metadata": METADATA})
+                assert answer.status_code == 503
+                assert answer.headers["retry-after"]
+            # the second was refused before it was computed
+            assert len(server.requests()) == 1
+            assert (await server.post("/v1/responses", {**body, "store": False})).status_code == 200
+            assert (await server.chat()).status_code == 200
+
+    run(main())
+
+
+def test_a_stream_that_cannot_be_stored_says_so(run, served, events_of):
+    async def main():
+        async with served() as server:
+            storage = server.state.storage
+            await storage.open()
+            pages = await storage.run(lambda one: one.exec_driver_sql("PRAGMA page_count").scalar())
+            await storage.run(lambda one: one.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
+            answer = await server.post("/v1/responses", {"input": "Hi", "stream": True, "metadata": METADATA})
+            assert answer.status_code == 200
+            *_, last, _ = answer.text.split("\n\n")
+            assert last.startswith("event: response.failed\n")
+            failed = json.loads(last.partition("data: ")[2])["response"]
+            assert failed["error"]["code"] == "server_error"
+            assert "storage" in failed["error"]["message"]
+
+    run(main())
