@@ -1,6 +1,7 @@
 """What holds for every test. Fixtures stand beside the tests that use them, or in `quire.testing`."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -8,6 +9,8 @@ from hypothesis import settings
 # no network, because a test that needs the hub is a test that fails on a train.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A shell that runs the tests in the background has Ctrl-C ignored, also for those that try what it does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

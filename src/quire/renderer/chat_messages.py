@@ -17,6 +17,7 @@ Message = dict[str, Any]
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 # One name for what a model thought; templates read the first, gpt-oss reads `thinking`.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_TEXTS = ("name", "tool_call_id", "refusal")
 _MAX_DEPTH = 64
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -58,8 +59,11 @@ def _message(given: object, where: str, dialect: Dialect) -> Message:
         raise RequestError(
             f"{where}.role: must be one of {', '.join(ROLES)}, not {str(role)[:60]!r}.", param=f"{where}.role"
         )
-    if content is None and role != "assistant":
+    if content is None and (role != "assistant" or not _says_something(message)):
         raise RequestError(f"{where}.content: this field is required.", param=f"{where}.content")
+    for name in _TEXTS:
+        if not isinstance(message.get(name), str | None):
+            raise RequestError(f"{where}.{name}: must be a text.", param=f"{where}.{name}")
     # what a client leaves open as null is as good as not there
     kept = {"content"} if dialect.knows_none else set()
     message = {name: value for name, value in message.items() if value is not None or name in kept}
@@ -67,9 +71,14 @@ def _message(given: object, where: str, dialect: Dialect) -> Message:
         message["role"] = "system"
     if content is not None:
         message["content"] = _content(content, where, dialect)
-    if message.get("tool_calls"):
+    if message.get("tool_calls") is not None:
         message["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls", dialect)
     return _with_reasoning(message)
+
+
+def _says_something(message: Message) -> bool:
+    """Without a content: it calls, or it thought."""
+    return any(message.get(name) for name in ("tool_calls", "refusal", *_REASONING_NAMES))
 
 
 def plain(value: Any, where: str, depth: int = 0) -> Any:
@@ -105,7 +114,7 @@ def _part(part: Any, where: str) -> dict[str, str]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise RequestError(
             f"{where}: type {str(kind)[:40]!r} is not supported, this model is served with text only.",
             param=f"{where}.type",

@@ -14,6 +14,8 @@ from quire.structured_outputs_params import StructuredOutputsParams
 
 # Of a lexer's states, each 1 to 2 kB: what one grammar may hold in memory while it is followed.
 _MOST_LEXER_STATES = 30_000
+# Of what may come next in one place: an object of 1,000 optional properties has 4,000.
+_MOST_ITEMS = 20_000
 # Where only one text can follow, the library would allow that text in one division into tokens only, its own. Here
 # every token that fits is allowed, and the model chooses.
 _ANY_TOKEN = '%llguidance {"no_forcing": true}\nstart: @form'
@@ -37,7 +39,7 @@ def matcher_of(grammar: str, tokenizer: Any) -> Any:
     inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     inner[0]["name"] = "form"
     grammar = json.dumps({"grammars": [{"lark_grammar": _ANY_TOKEN}, *inner]})
-    limits = LLParserLimits(max_lexer_states=_MOST_LEXER_STATES, verbose_errors=False)
+    limits = LLParserLimits(max_lexer_states=_MOST_LEXER_STATES, max_items_in_row=_MOST_ITEMS, verbose_errors=False)
     matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
     if matcher.is_error():
         raise GrammarError(reason_of(matcher))

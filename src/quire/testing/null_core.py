@@ -1,7 +1,8 @@
 """A core that answers at once and costs next to nothing: for measuring and loading what stands in front of a core.
 
 Every running sequence gets a token in every step. Its tokens follow from its prompt and its seed alone (`answer`), so
-whoever loads a server can tell a right answer from a wrong one. QUIRE_NULL_STEPS_A_SECOND paces it (0: as fast as it can).
+whoever loads a server can tell a right answer from a wrong one. QUIRE_NULL_STEPS_A_SECOND paces it (0: as fast as it
+can).
 """
 
 from __future__ import annotations

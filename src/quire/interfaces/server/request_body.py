@@ -5,6 +5,7 @@ One error and not a list of all: a small body must not be able to buy a huge ans
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ from quire.interfaces.server.field_rules import FieldRules
 MAX_BODY_BYTES = 32 * 1024 * 1024
 # A refused body is read on and thrown away up to this size, because a client that is still sending misses the answer.
 _MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES
+
+# And one that sends no more gets its answer.
+_DISCARD_SECONDS = 1.0
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _CONTENT_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
@@ -85,7 +89,11 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await request.receive()
+        try:
+            async with asyncio.timeout(_DISCARD_SECONDS if is_too_large else None):
+                message = await request.receive()
+        except TimeoutError:
+            break
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         chunk = message.get("body", b"")
