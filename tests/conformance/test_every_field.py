@@ -35,8 +35,8 @@ FUNCTION = {"type": "function", "name": "get_weather", "parameters": WHOLE_CITY}
 TOOL = {"name": "get_weather", "input_schema": WHOLE_CITY}
 SCORES = "message.output_text.logprobs"
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": WHOLE_CITY}}]
-FREE = {"temperature": 30.0, "seed": 1}
 GOES_ON = {"max_tokens": 40, "ignore_eos": True}
+FREE = {**GOES_ON, "temperature": 2.0, "seed": 1}
 FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a"]}}}
 NO_END = {"logit_bias": {"0": -100, "5": -100}}
 
@@ -44,7 +44,7 @@ NO_END = {"logit_bias": {"0": -100, "5": -100}}
 GENERATION = [
     ("model", {}, "another"),
     ("n", {}, 2),
-    ("temperature", {"seed": 1}, 30.0),
+    ("temperature", {**FREE, "temperature": 0}, 2.0),
     ("top_p", FREE, 0.01),
     ("presence_penalty", GOES_ON, 2.0),
     ("frequency_penalty", GOES_ON, 2.0),
@@ -80,15 +80,16 @@ GENERATION = [
 # of what is made into a chat; the name of the field for its length, and of its stop strings
 def dialect(limit: str, stop: str) -> list[tuple[str, dict, object]]:
     goes_on = {limit: 40, "ignore_eos": True}
+    free = {**goes_on, "temperature": 2.0, "seed": 1}
     stops = {**goes_on, stop: ["e"]}
     return [
         ("model", {}, "another"),
         ("stream", {}, True),
-        ("temperature", {"seed": 1}, 30.0),
-        ("top_p", FREE, 0.01),
-        ("top_k", FREE, 1),
-        ("min_p", FREE, 1.0),
-        ("seed", FREE, 2),
+        ("temperature", {**free, "temperature": 0}, 2.0),
+        ("top_p", free, 0.01),
+        ("top_k", free, 1),
+        ("min_p", free, 1.0),
+        ("seed", free, 2),
         ("presence_penalty", goes_on, 2.0),
         ("frequency_penalty", goes_on, 2.0),
         ("repetition_penalty", goes_on, 2.0),
