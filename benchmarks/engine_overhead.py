@@ -21,6 +21,7 @@ from statistics import median
 from quire.engine_client.mailbox import Mailboxes
 from quire.engine_core.engine_core import EngineCore
 from quire.messages import EngineRequest, decode_to_client, encode
+from quire.observability.recorder import Recorder
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 from quire.testing.instant_executor import InstantExecutor
@@ -37,7 +38,16 @@ _MANY = 1 << 30
 class Engine:
     """A core, and a client in the same thread."""
 
-    def __init__(self, num_sequences: int, length: int, num_waiting: int, policy: str, *, is_async: bool) -> None:
+    def __init__(
+        self,
+        num_sequences: int,
+        length: int,
+        num_waiting: int,
+        policy: str,
+        *,
+        is_async: bool,
+        recorder: Recorder | None = None,
+    ) -> None:
         harness = CoreUnderTest(
             num_blocks=num_sequences * (length // _BLOCK_SIZE + 4),
             block_size=_BLOCK_SIZE,
@@ -47,6 +57,7 @@ class Engine:
             policy=policy,
             is_async=is_async,
             check_invariants=False,
+            recorder=recorder,
         )
         self.scheduler = harness.scheduler
         executor = InstantExecutor(num_sequences)

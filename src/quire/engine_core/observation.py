@@ -7,17 +7,16 @@ What is sent holds numbers only: no text, no token, no handle of anybody.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from quire.engine_core.kv_cache_manager.block_map import STATES
 from quire.engine_core.request import Request, Status
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError
+from quire.observability.recorded import sent_changes, sent_steps
 from quire.observability.recorder import DecisionRecorder
 
 # of each list that is shown
@@ -74,7 +73,13 @@ class Observation:
         block_map = scheduler.manager.block_map(scheduler.running.living_sequences(), self._lately_copied())
         swapped = [request for request in scheduler.queues.all_preempted() if request.is_swapped]
         return {
-            **{name: value for name, value in asdict(block_map).items() if name != "counts"},
+            "num_blocks": block_map.num_blocks,
+            "block_size": block_map.block_size,
+            "states": block_map.states,
+            "owners": block_map.owners,
+            "num_holders": block_map.num_holders,
+            "sequences": block_map.sequences,
+            "num_sharing_requests": block_map.num_sharing_requests,
             "counts_by_state": dict(zip(STATES, block_map.counts, strict=True)),
             "waiting_for": scheduler.entrance.waits(),
             "num_host_blocks": swap.num_blocks,
@@ -112,13 +117,13 @@ class Observation:
         if not steps:
             return nothing
         # many steps share their columns
-        sums = {id(tokens): int(np.frombuffer(tokens, dtype=np.int64).sum()) for _, _, _, tokens, _ in steps}
+        sums = {id(one[4]): int(np.frombuffer(one[4], dtype=np.int64).sum()) for one in steps}
         # where more steps were made in the time than were read, it is the time of those
         seconds = _RATE_SECONDS if len(steps) < _RATE_STEPS else max(now - steps[0][1], 1e-9)
         took = [self._recorder.end_of(step) - began for step, began, *_ in steps if self._recorder.end_of(step)]
         return {
             "steps_per_second": len(steps) / seconds,
-            "computed_tokens_per_second": sum(sums[id(tokens)] for _, _, _, tokens, _ in steps) / seconds,
+            "computed_tokens_per_second": sum(sums[id(one[4])] for one in steps) / seconds,
             "seconds_per_step": sum(took) / len(took) if took else 0.0,
         }
 
@@ -132,7 +137,8 @@ class Observation:
         ring = recorder.decisions
         # Of a reader who is far behind, the newest are what matters.
         start = max(since, ring.next_number - min(limit, _MOST_ENTRIES))
-        found = [msgspec.to_builtins(one) for one in ring.since(start, _MOST_ENTRIES)]
+        start = max(start, ring.first_number)
+        found = [(start + index, *one) for index, one in enumerate(ring.since(start, _MOST_ENTRIES))]
         return {"now": recorder.clock(), "first": ring.first_number, "next": ring.next_number, "decisions": found}
 
     def recording(self, part: str, since: int = 0, limit: int = _MOST_ENTRIES) -> dict[str, Any]:
@@ -153,9 +159,16 @@ class Observation:
             "end": ring.next_number,
             "num_blocks": pool.num_blocks,
             "block_size": self._scheduler.manager.block_size,
-            "entries": msgspec.to_builtins(entries, builtin_types=(bytes,)),
-            "ends": [recorder.end_of(entry[0]) for entry in entries] if part == "steps" else [],
+            "entries": self._sent(recorder, part, start, entries),
         }
+
+    @staticmethod
+    def _sent(recorder: DecisionRecorder, part: str, start: int, entries: list[Any]) -> list[Any]:
+        if part == "steps":
+            return sent_steps(entries, [recorder.end_of(entry[0]) for entry in entries])
+        if part == "changes":
+            return sent_changes(entries)
+        return [(start + index, *entry) for index, entry in enumerate(entries)]
 
 
 def _running(request: Request) -> dict[str, Any]:

@@ -18,16 +18,11 @@ def read_recording() -> Steps[Recording]:
     for part in ("steps", "decisions", "changes"):
         pieces[part] = yield from _pieces_of(part)
     last = pieces["changes"][-1]
-    steps = [
-        read_step(entry, ended)
-        for piece in pieces["steps"]
-        for entry, ended in zip(piece["entries"], piece["ends"], strict=True)
-    ]
     return Recording(
         now=last["now"],
         num_blocks=last["num_blocks"],
         block_size=last["block_size"],
-        steps=steps,
+        steps=[read_step(entry) for piece in pieces["steps"] for entry in piece["entries"]],
         decisions=decisions_of(entry for piece in pieces["decisions"] for entry in piece["entries"]),
         changes=[read_change(entry) for piece in pieces["changes"] for entry in piece["entries"]],
     )

@@ -1,12 +1,13 @@
-"""What a recorder keeps of steps and of blocks, and how it is read again.
+"""What a recorder keeps of steps and of blocks, how it is sent, and how it is read again.
 
-Plain tuples, because one is made in every step; columns are packed bytes of int64. A step whose sequences are those of
-the step before shares its columns with it.
+A recorder keeps what it is given, because a hook must cost next to nothing; here it becomes columns of int64, as packed
+bytes, when somebody asks for it. A step whose rows are those of the step before shares its columns with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,12 +16,58 @@ import numpy as np
 from quire.messages import IntArray
 from quire.observability.decisions import Decision
 
-# step, when it was decided, sequences, their tokens, (running, waiting, gave way, blocks held, blocks cached)
-RecordedStep: TypeAlias = tuple[int, float, bytes, bytes, tuple[int, int, int, int, int]]
-# step, kind, columns
-BlockChange: TypeAlias = tuple[int, str, bytes]
-# columns of each kind: of the pool's, the block alone
-COLUMNS = {"attached": 3, "swapped_out": 2, "swapped_in": 2, "copied": 2}
+# step, when it was decided, sequence by row, rows, their tokens, counts (Recorder)
+RecordedStep: TypeAlias = tuple[int, float, IntArray, bytes, bytes, tuple[int, int, int, int, int]]
+# step, when, kind, request, sequence, amount, other, why
+RecordedDecision: TypeAlias = tuple[int, float, str, int, int, int, int, str]
+# step, kind, what was given
+RecordedChange: TypeAlias = tuple[int, str, Any]
+# columns of each kind that is sent; of the others one, the blocks
+_NUM_COLUMNS = {"attached": 3, "swapped_out": 2, "swapped_in": 2, "copied": 2}
+
+
+# ---------------------------------------------------------------------------------------------- sending
+
+
+def sent_steps(entries: Sequence[RecordedStep], ends: Sequence[float]) -> list[tuple[Any, ...]]:
+    """(step, began, ended, sequences, tokens, counts)."""
+    sent = []
+    for (step, began, owners, rows, tokens, counts), ended in zip(entries, ends, strict=True):
+        ids = owners[np.frombuffer(rows, dtype=np.int64)].tobytes()
+        sent.append((step, began, ended, ids, tokens, counts))
+    return sent
+
+
+def sent_changes(entries: Sequence[RecordedChange]) -> list[tuple[int, str, bytes]]:
+    """(step, kind, columns); what was kept as one may be two: blocks that were evicted and then handed out."""
+    return [(step, name, columns) for step, kind, content in entries for name, columns in _columns_of(kind, content)]
+
+
+def _columns_of(kind: str, content: Any) -> Iterator[tuple[str, bytes]]:
+    if kind == "attached":
+        owners, writes = content
+        yield kind, np.concatenate([owners[writes[1]], writes[2], writes[3]]).tobytes()
+    elif kind == "allocated":
+        blocks, num_evicted = content
+        if num_evicted:
+            yield "evicted", _packed(blocks[-num_evicted:])
+        yield kind, _packed(blocks)
+    elif kind == "released":
+        blocks, freed = content
+        is_freed = set(freed)
+        yield "freed", _packed(freed)
+        yield "cached", _packed([block for block in blocks if block not in is_freed])
+    elif isinstance(content, list):
+        yield kind, _packed(content)
+    else:
+        yield kind, content.tobytes()
+
+
+def _packed(blocks: Sequence[int]) -> bytes:
+    return array("q", blocks).tobytes()
+
+
+# ---------------------------------------------------------------------------------------------- reading
 
 
 @dataclass(frozen=True)
@@ -49,14 +96,14 @@ class Change:
     columns: IntArray
 
 
-def read_step(entry: Sequence[Any], ended: float) -> Step:
-    step, began, ids, tokens, counts = entry
+def read_step(entry: Sequence[Any]) -> Step:
+    step, began, ended, ids, tokens, counts = entry
     return Step(step, began, ended, np.frombuffer(ids, dtype=np.int64), np.frombuffer(tokens, dtype=np.int64), *counts)
 
 
 def read_change(entry: Sequence[Any]) -> Change:
     step, kind, columns = entry
-    return Change(step, kind, np.frombuffer(columns, dtype=np.int64).reshape(COLUMNS.get(kind, 1), -1))
+    return Change(step, kind, np.frombuffer(columns, dtype=np.int64).reshape(_NUM_COLUMNS.get(kind, 1), -1))
 
 
 @dataclass
