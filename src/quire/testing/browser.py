@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -50,7 +51,10 @@ class Browser:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._socket = connect(self._address(), max_size=None, open_timeout=60)
+        self._open = ExitStack()
+        self._socket: ClientConnection = self._open.enter_context(
+            connect(self._address(), max_size=None, open_timeout=60)
+        )
         self._numbers = itertools.count(1)
         self._tabs: dict[str, Tab] = {}
 
@@ -78,10 +82,6 @@ class Browser:
             if tab is not None and "method" in answer:
                 tab.note(answer["method"], answer["params"])
 
-    @property
-    def socket(self) -> ClientConnection:
-        return self._socket
-
     def _address(self) -> str:
         assert self._process.stderr is not None
         for line in self._process.stderr:
@@ -95,7 +95,7 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._socket.close()
+        self._open.close()
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -119,6 +119,9 @@ class Tab:
 
     def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
         return self._browser.call(method, params, self._session)
+
+    def close(self) -> None:
+        self.call("Page.close")
 
     def note(self, method: str, params: dict[str, Any]) -> None:
         """An event of the protocol."""
@@ -148,7 +151,8 @@ class Tab:
         """The first value of the expression that counts as true."""
         end = time.monotonic() + seconds
         # before the page is there, its elements are not
-        safely = f"(() => {{ try {{ return {condition} }} catch {{ return false }} }})()"
+        found = f"const found = {condition}; return found instanceof Node ? true : found"
+        safely = f"(() => {{ try {{ {found} }} catch {{ return false }} }})()"
         while not (value := self.evaluate(safely)):
             assert time.monotonic() < end, f"{condition} did not come true; the page says {self.complaints}"
             time.sleep(0.05)

@@ -190,7 +190,10 @@ class Entrance:
             return lacks if lacks[1] > lacks[2] else ("turn", 0, 0)
         limit = self._queues.limit
         is_behind = before is not None and self._queues.is_waiting(before)
-        return "order" if is_behind or (limit is not None and request.priority >= limit) else "turn", 0, 0
+        if is_behind or (limit is not None and request.priority >= limit):
+            return "order", 0, 0
+        # nobody was turned away yet, because nobody is looked at while no row is free
+        return ("turn", 0, 0) if self._has_rows(request) else self.lacks(request)
 
     def counts(self) -> Counts:
         """For the recorder."""
@@ -202,7 +205,8 @@ class Entrance:
         going_on = self._queues.preempted()
         num_input = self._queues.num_silent + self._queues.num_preempted - len(going_on)
         before = self._turned_away
-        first = before if before is not None and self._queues.is_waiting(before) else next(iter(going_on), None)
+        is_there = before is not None and self._queues.is_waiting(before)
+        first = before if is_there else next((one for one in self._queues.in_line() if not one.is_idle), None)
         what = self.why_waits(first)[0] if first is not None else "turn"
         return {what: len(self._queues) - num_input, "input": num_input}
 

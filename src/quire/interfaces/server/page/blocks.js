@@ -68,7 +68,7 @@ export class BlockMap {
     const squares = Math.ceil(total / this.each);
     // as large as is useful: a small cache in large squares, a large one in small ones
     const wanted = Math.floor(Math.sqrt((width * 300) / squares));
-    this.pitch = Math.max(5, Math.min(18, wanted));
+    this.pitch = Math.max(5, Math.min(22, wanted));
     this.across = Math.max(1, Math.floor(width / this.pitch));
     const height = Math.ceil(squares / this.across) * this.pitch;
     const { pen } = surface(this.canvas, height);

@@ -1,12 +1,12 @@
-// Requests over the last minute, a lane each: waiting, running, given way, in swap space; and who runs and waits now.
+// Requests over the last half minute, a lane each: waiting, running, given way, in swap space; and who runs and waits now.
 
 import { colourOf, scheme, surface } from "./colours.js";
-import { count, element, plural } from "./words.js";
+import { count, element, plural, setText } from "./words.js";
 
-const SECONDS = 60;
+const SECONDS = 30;
 const LANE = 18;
-const MOST_LANES = 12;
-const LEFT = 52;
+const MOST_LANES = 20;
+const LEFT = 8;
 const AXIS = 18;
 
 const WAITS = {
@@ -59,8 +59,8 @@ export class Lanes {
   }
 
   draw() {
-    const shown = this.#shown();
-    const height = AXIS + Math.max(shown.length, 3) * LANE + 6;
+    const { shown, lanes, hidden } = this.#placed();
+    const height = AXIS + Math.max(lanes, 4) * LANE + 6;
     const found = surface(this.canvas, height);
     if (!found) return;
     const { pen, width } = found;
@@ -69,31 +69,42 @@ export class Lanes {
     this.#axis(pen, x, height, colours, width);
     pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     pen.textBaseline = "middle";
+    setText("lanes-more", hidden ? `${plural(hidden, "request")} more would not fit into the picture.` : "");
     if (!shown.length) {
       pen.fillStyle = colours.soft;
       pen.textAlign = "center";
-      pen.fillText("No request in the last minute.", (LEFT + width) / 2, height / 2 - 6);
+      pen.fillText("No request in the last half minute.", (LEFT + width) / 2, height / 2 - 6);
     }
-    shown.forEach(([request, spans], number) => {
-      const top = 6 + number * LANE;
-      pen.fillStyle = colours.ink;
-      pen.textAlign = "right";
-      pen.fillText(`#${request}`, LEFT - 8, top + (LANE - 4) / 2 + 1);
+    for (const { request, spans, lane } of shown) {
+      const top = 6 + lane * LANE;
       for (const span of spans) {
         const from = Math.max(LEFT, x(span.from));
         const until = x(span.until ?? this.now);
-        if (until >= LEFT) bar(pen, from, top, Math.max(until - from, 1.5), LANE - 4, span.kind, colourOf(request), colours);
+        if (until < LEFT) continue;
+        bar(pen, from, top, Math.max(until - from, 1.5), LANE - 4, span.kind, colourOf(request), colours);
+        if (span.kind === "runs") label(pen, `${request}`, from, until, top + (LANE - 4) / 2 + 1, colours);
       }
-    });
+    }
   }
 
-  // Those that are there now go first; then the latest.
-  #shown() {
-    const all = [...this.lanes];
-    const open = all.filter(([, spans]) => spans.at(-1).until === undefined);
-    const over = all.filter(([, spans]) => spans.at(-1).until !== undefined);
-    const kept = [...open.slice(0, MOST_LANES), ...over.slice(-Math.max(MOST_LANES - open.length, 0) || over.length)];
-    return kept.slice(0, MOST_LANES).sort((one, other) => one[0] - other[0]);
+  // Each goes into the first lane that is free when it arrives, as cars would.
+  #placed() {
+    const freeAt = [];
+    const shown = [];
+    let hidden = 0;
+    const byArrival = [...this.lanes].sort((one, other) => one[1][0].from - other[1][0].from);
+    for (const [request, spans] of byArrival) {
+      const until = spans.at(-1).until ?? Infinity;
+      let lane = freeAt.findIndex((time) => time <= spans[0].from);
+      if (lane < 0) lane = freeAt.length;
+      if (lane >= MOST_LANES) {
+        hidden += 1;
+        continue;
+      }
+      freeAt[lane] = until + 0.05;
+      shown.push({ request, spans, lane });
+    }
+    return { shown, lanes: freeAt.length, hidden };
   }
 
   #axis(pen, x, height, colours, width) {
@@ -101,7 +112,7 @@ export class Lanes {
     pen.textBaseline = "alphabetic";
     pen.textAlign = "center";
     pen.lineWidth = 1;
-    const every = width < 500 ? 30 : 10;
+    const every = width < 500 ? 10 : 5;
     for (let back = 0; back < SECONDS; back += every) {
       const at = Math.round(x(this.now - back)) - 0.5;
       pen.strokeStyle = colours.line;
@@ -114,6 +125,14 @@ export class Lanes {
       pen.fillText(back ? `${back} s ago` : "now", at, height - 5);
     }
   }
+}
+
+// The number of a request, where its bar is wide enough for it.
+function label(pen, text, from, until, middle, colours) {
+  if (pen.measureText(text).width > until - from - 8) return;
+  pen.fillStyle = colours.card;
+  pen.textAlign = "left";
+  pen.fillText(text, from + 4, middle);
 }
 
 // waits: an outline; runs: full; gave way: stripes; in swap space: dots

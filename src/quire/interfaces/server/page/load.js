@@ -15,12 +15,11 @@ export class Load {
 
   show(state) {
     const now = performance.now() / 1000;
-    const { throughput, latency, rates } = state;
+    const { throughput, latency } = state;
     const tokens = throughput.generated_tokens_per_second;
     this.tokens.add(now, [tokens]);
     setText("tokens", figure(tokens));
-    const steps = rates.steps_per_second ? ` · ${figure(rates.steps_per_second)} steps a second` : "";
-    setText("tokens-more", `${count(throughput.generated_tokens_total)} in all${steps}`);
+    setText("tokens-more", `${count(throughput.generated_tokens_total)} since the start`);
     this.#latency("first", this.first, latency.time_to_first_token, now);
     this.#latency("between", this.between, latency.between_tokens, now);
     this.requests.add(now, [state.num_running, state.num_waiting]);
