@@ -322,7 +322,7 @@ def test_fields_are_described_with_their_bounds(whole):
     assert set(schema["properties"]) == set(ChatRequest.__struct_fields__)
     temperature = schema["properties"]["temperature"]
     assert temperature["description"] == "0 is greedy"
-    assert {"type": "number", "minimum": 0.0, "maximum": 100.0} in temperature["anyOf"]
+    assert {"type": "number", "minimum": 0.0, "maximum": 2.0} in temperature["anyOf"]
 
 
 def test_the_socket_is_described_in_words(whole):

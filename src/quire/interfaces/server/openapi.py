@@ -21,6 +21,7 @@ from quire.interfaces.server.api_description import Description, description_of
 from quire.interfaces.server.errors import ErrorAnswer
 from quire.interfaces.server.health import PUBLIC_PATHS
 from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.sampling import MAX_TEMPERATURE
 from quire.interfaces.server.state import state_of
 from quire.sampling_params import BOUNDS
 from quire.version import __version__
@@ -113,7 +114,7 @@ def _add_bounds(schema: dict[str, Any]) -> None:
     properties = schema.get("properties", {})
     if "temperature" not in properties:
         return
-    for name, low, high in BOUNDS:
+    for name, low, high in (*BOUNDS, ("temperature", 0.0, MAX_TEMPERATURE), ("max_completion_tokens", 1, 2**31 - 1)):
         if name not in properties or "minimum" in properties[name]:
             continue
         numbers = [kind for kind in properties[name].get("anyOf", ()) if kind.get("type") in ("integer", "number")]

@@ -23,7 +23,7 @@ _FROM_REQUEST = (
 )  # fmt: skip
 
 # OpenAI's; above it there is little but noise
-_MAX_TEMPERATURE = 2.0
+MAX_TEMPERATURE = 2.0
 # OpenAI's for a completion; a chat has no such default
 _DEFAULT_MAX_TOKENS = 16
 
@@ -42,8 +42,8 @@ def generation_defaults(config: EngineConfig) -> dict[str, Any]:
 def generation_params(fields: GenerationFields, defaults: dict[str, Any], **decided: Any) -> GenerationParams:
     """`decided` holds what the endpoint derives itself (max_tokens, logprobs) and wins over the defaults."""
     check_fields(fields)
-    if fields.temperature is not None and fields.temperature > _MAX_TEMPERATURE:
-        text = f"temperature={fields.temperature:g}: must be between 0 and {_MAX_TEMPERATURE:g}."
+    if fields.temperature is not None and fields.temperature > MAX_TEMPERATURE:
+        text = f"temperature={fields.temperature:g}: must be between 0 and {MAX_TEMPERATURE:g}."
         raise invalid(text, "temperature")
     if fields.use_beam_search:
         return beam_search_params(fields, defaults, decided)
