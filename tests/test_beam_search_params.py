@@ -7,7 +7,8 @@ import pytest
 
 from quire import BeamSearchParams, RequestError
 from quire.beam_search_params import _nearest_divisor
-from quire.messages import DecodingSpec, EngineRequest, decode_to_core, encode
+from quire.message_encoding import decode_to_core, encode
+from quire.messages import DecodingSpec, EngineRequest
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from quire.errors import RequestError
-from quire.messages import EngineRequest, decode_to_core, encode
+from quire.message_encoding import decode_to_core, encode
+from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
 
 

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     )
     from quire.interfaces.async_llm import AsyncLLM
     from quire.interfaces.llm import LLM
-    from quire.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+    from quire.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+    )
+    from quire.pooling_params import PoolingParams
     from quire.sampling_params import SamplingParams
     from quire.structured_outputs_params import StructuredOutputsParams
 
@@ -39,7 +48,16 @@ _MODULES = {
     "quire.sampling_params": ("SamplingParams",),
     "quire.beam_search_params": ("BeamSearchParams",),
     "quire.structured_outputs_params": ("StructuredOutputsParams",),
-    "quire.outputs": ("BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestOutput"),
+    "quire.pooling_params": ("PoolingParams",),
+    "quire.outputs": (
+        "BeamSearchOutput",
+        "BeamSearchSequence",
+        "CompletionOutput",
+        "EmbeddingOutput",
+        "EmbeddingRequestOutput",
+        "Logprob",
+        "RequestOutput",
+    ),
     "quire.errors": (
         "CapacityError",
         "ContextLengthError",
@@ -64,11 +82,14 @@ __all__ = [
     "CapacityError",
     "CompletionOutput",
     "ContextLengthError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineDeadError",
     "EngineError",
     "Logprob",
     "ModelError",
     "OptionError",
+    "PoolingParams",
     "QuireError",
     "RequestError",
     "RequestFailedError",

@@ -5,7 +5,7 @@ core   -> client   EngineOutputs, ControlReply
 core   -> worker   SchedulerOutput
 worker -> core     StepOutput
 
-Bulk data travels as columns: one-dimensional or two-dimensional int64 arrays, packed as bytes.
+Bulk data travels as columns: one-dimensional or two-dimensional int64 arrays (message_encoding.py).
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class EngineRequest(Message):
     continues: str | None = None
     # what of its KV comes from elsewhere or goes there
     transfer: KVTransfer | None = None
+    # "last" or "mean": nothing is sampled, and the prompt becomes a vector, which ends the request
+    pooling: str = ""
 
 
 class ExtendRequest(Message):
@@ -160,6 +162,13 @@ class SequenceEnd(msgspec.Struct, array_like=True):
     num_accepted_tokens: int = 0
 
 
+class SequenceVector(msgspec.Struct, array_like=True):
+    """What a prompt has become that is pooled: float32 numbers, as bytes."""
+
+    sequence_id: int
+    values: bytes
+
+
 class EngineOutputs(Message):
     """What one step brought: token_ids[i] belongs to sequence_ids[i]; a sequence may occur more than once, in order."""
 
@@ -170,6 +179,8 @@ class EngineOutputs(Message):
     ends: list[SequenceEnd] = []
     logprobs: list[SequenceLogprobs] = []
     prompt_logprobs: list[SequenceLogprobs] = []
+    # each with the end of its sequence
+    vectors: list[SequenceVector] = []
 
     @property
     def is_empty(self) -> bool:
@@ -220,6 +231,8 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     is_final: bool = True
     # prompt positions whose log-probabilities were reported: a sequence that had lost its row is admitted again
     num_reported_positions: int = 0
+    # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
+    pooling: str = ""
 
 
 class ForkedSequence(msgspec.Struct, kw_only=True):
@@ -300,6 +313,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     # of the rows whose next token the core chooses
     candidates: dict[int, Candidates] = {}
+    # of the rows that pool and have computed all they have: float32 numbers
+    vectors: dict[int, bytes] = {}
     # rows that failed alone, with the reason
     failures: dict[int, str] = {}
     # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
@@ -346,41 +361,3 @@ class WorkerCapacity(msgspec.Struct, kw_only=True):
     seconds_per_token: float = 0.0
     # a step of one token
     seconds_per_step: float = 0.0
-
-
-# ---------------------------------------------------------------------------------------------- encoding
-
-
-def _encode_other(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        columns = value.shape[0] if value.ndim == 2 else 0
-        return (columns, np.ascontiguousarray(value, dtype=np.int64).tobytes())
-    raise TypeError(f"{type(value).__name__} does not cross a socket")
-
-
-def _decode_other(kind: type, value: Any) -> Any:
-    if kind is np.ndarray:
-        columns, data = value
-        flat = np.frombuffer(data, dtype=np.int64)
-        return flat.reshape(columns, -1) if columns else flat
-    raise TypeError(f"{kind.__name__} does not cross a socket")
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-_to_core = msgspec.msgpack.Decoder(ToCore, dec_hook=_decode_other)
-_to_client = msgspec.msgpack.Decoder(ToClient, dec_hook=_decode_other)
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_core(data: bytes) -> ToCore:
-    """Strict: an unknown tag, field or type raises msgspec.DecodeError or ValidationError."""
-    message: ToCore = _to_core.decode(data)
-    return message
-
-
-def decode_to_client(data: bytes) -> ToClient:
-    message: ToClient = _to_client.decode(data)
-    return message

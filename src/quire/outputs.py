@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
@@ -49,6 +54,35 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     prompt_logprobs: PromptLogprobs | None = None
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt."""
+
+    # float32
+    vector: NDArray[np.float32]
+
+    @property
+    def embedding(self) -> list[float]:
+        """The same as a list, as vLLM gives it."""
+        return [float(number) for number in self.vector]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.vector)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A prompt and its embedding."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
     num_cached_tokens: int | None = None
 
 

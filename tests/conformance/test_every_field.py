@@ -167,6 +167,15 @@ ROWS = {
         ("include_usage", {"in": "stream_options"}, True),
         ("include_obfuscation", {"in": "stream_options"}, True),
     ]),
+    "EmbeddingRequest": ("/v1/embeddings", {"input": "dog"}, [
+        ("model", {}, "another"),
+        ("input", {}, "cat"),
+        ("encoding_format", {}, "base64"),
+        ("dimensions", {}, 8),
+        ("normalize", {}, False),
+        ("pooling", {}, "mean"),
+        ("add_special_tokens", {}, False),
+    ]),
     "TokenizeRequest": ("/tokenize", {"prompt": "dog"}, [
         ("model", {}, "another"),
         ("prompt", {}, "cat"),
@@ -199,6 +208,8 @@ NOT_COUNTED = {
 # What cannot be seen in one answer, and the test that sees it.
 ELSEWHERE = {
     ("CompletionRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
+    ("EmbeddingRequest", "priority"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
+    ("EmbeddingRequest", "cache_salt"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
     ("ChatRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("PinPrefixRequest", "cache_salt"): "interfaces/server/test_admin.py::test_three_forms_and_a_salt",
     ("BatchRequest", "input_file_id"): "interfaces/server/test_batches.py::test_an_input_must_be_there",

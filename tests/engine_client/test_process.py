@@ -20,13 +20,12 @@ from quire.engine_client.socket_link import SocketLink, _fresh_folder
 from quire.engine_core.launch_document import LaunchDocument
 from quire.engine_core.process import answer_to_no_message
 from quire.errors import EngineDeadError
+from quire.message_encoding import decode_to_client, encode
 from quire.messages import (
     ControlCall,
     ControlReply,
     EngineOutputs,
     EngineRequest,
-    decode_to_client,
-    encode,
     split_sequence_id,
 )
 from quire.sampling_params import SamplingParams

@@ -17,7 +17,8 @@ from quire.errors import OptionError
 from quire.kv_connectors.connector import BlockLoad, BlockStore, CacheLayout, NoSchedulerHalf, NoWorkerHalf
 from quire.kv_connectors.memory.store import PrefixStore, StoredPrefix, open_store
 from quire.kv_connectors.memory.worker import MemoryWorker
-from quire.messages import EngineRequest, KVTransfer, LayerSpec, decode_to_core, encode
+from quire.message_encoding import decode_to_core, encode
+from quire.messages import EngineRequest, KVTransfer, LayerSpec
 from quire.sampling_params import SamplingParams
 
 SPEC = LayerSpec(name="layer 0", num_kv_heads=2, key_dim=4, value_dim=4, bytes_per_element=4)

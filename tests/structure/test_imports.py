@@ -41,9 +41,11 @@ ROOMS = {
     "observability": ("quire.observability",),
     "messages": (
         "quire.messages",
+        "quire.message_encoding",
         "quire.outputs",
         "quire.sampling_params",
         "quire.beam_search_params",
+        "quire.pooling_params",
         "quire.structured_outputs_params",
         "quire.parameter_checks",
     ),

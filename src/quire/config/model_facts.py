@@ -68,6 +68,11 @@ class ModelFacts:
         )
 
     @property
+    def has_head(self) -> bool:
+        """False: the checkpoint calls itself a backbone (LlamaModel), which makes hidden states and no tokens."""
+        return self.architecture.endswith("LMHeadModel") or not self.architecture.endswith("Model")
+
+    @property
     def config_file(self) -> Path:
         """The file that says what kind of model this is: for messages."""
         return self.path if self.path.is_file() else self.path / "config.json"

@@ -26,6 +26,8 @@ class TokenDelta(msgspec.Struct):
     # in the last one: drafts of the sequence that were verified, and those of them that were right
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    # in the last one of a prompt that was pooled: float32 numbers
+    vector: bytes | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -51,6 +53,8 @@ class TokenDelta(msgspec.Struct):
             self.add_logprobs(later.logprobs)
         if later.prompt_logprobs is not None:
             self.add_prompt_logprobs(later.prompt_logprobs)
+        if later.vector is not None:
+            self.vector = later.vector
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
         if later.finish_reason is not None:

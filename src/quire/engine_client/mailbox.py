@@ -111,6 +111,9 @@ class Mailboxes:
         for entry in outputs.prompt_logprobs:
             if (delta := delta_of(entry.sequence_id, filled)) is not None:
                 delta.add_prompt_logprobs(entry.positions)
+        for found in outputs.vectors:
+            if (delta := delta_of(found.sequence_id, filled)) is not None:
+                delta.vector = found.values
         for end in outputs.ends:
             if end.finish_reason == "abort" and not self._is_open(end.sequence_id):
                 continue  # the answer to an abort whose reader has left: expected, so not counted

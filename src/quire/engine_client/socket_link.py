@@ -20,7 +20,8 @@ import zmq
 from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.engine_process import WatchedProcess
 from quire.errors import EngineDeadError, EngineError
-from quire.messages import EngineFailed, ToClient, ToCore, decode_to_client, encode
+from quire.message_encoding import decode_to_client, encode
+from quire.messages import EngineFailed, ToClient, ToCore
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig

@@ -24,6 +24,7 @@ from quire.engine_core.driver import CoreDriver, failure_at_start
 from quire.engine_core.launch_document import LaunchDocument
 from quire.engine_core.pulse import PulseWriter
 from quire.failpoints import failpoint
+from quire.message_encoding import decode_to_core, encode
 from quire.messages import (
     AbortRequests,
     ControlReply,
@@ -31,8 +32,6 @@ from quire.messages import (
     EngineOutputs,
     Message,
     SequenceEnd,
-    decode_to_core,
-    encode,
     sequence_id_of,
     split_sequence_id,
 )

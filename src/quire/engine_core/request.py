@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quire.engine_core.block_table import BlockTable
 from quire.messages import EngineRequest, sequence_id_of
+from quire.pooling_params import MEAN
 
 if TYPE_CHECKING:
     from quire.engine_core.rows import Rows
@@ -146,8 +147,8 @@ class Request:
         self.user_key = _user_key(message)
         # Without a prefix cache only its own sequences find its blocks by content.
         self.content_key = self.user_key + (struct.pack("<q", message.request_id) if is_private else b"")
-        # prompt log-probabilities need every position computed, so nothing may come from the cache
-        self.use_prefix_cache = message.sampling.prompt_logprobs is None
+        # both need every position computed, so nothing may come from the cache
+        self.use_prefix_cache = message.sampling.prompt_logprobs is None and message.pooling != MEAN
         self.was_started = False
         # it gave way while it waited for input, and is not computed again before some comes
         self.is_parked = False
@@ -205,6 +206,8 @@ class Request:
         return set(self.sampling.stop_token_ids).difference(eos)
 
     def max_total_tokens(self, max_model_len: int) -> int:
+        if self.message.pooling:
+            return min(max_model_len, self.num_prompt_tokens)
         if self.sampling.max_tokens is None:
             return max_model_len
         return min(max_model_len, self.num_prompt_tokens + self.sampling.max_tokens)

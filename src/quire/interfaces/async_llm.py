@@ -21,6 +21,7 @@ from quire.errors import EngineError, RequestError, RequestFailedError
 from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssembly
 from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.beams import beam_search_output, check_beams
+from quire.interfaces.embeddings import embedded
 from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.held_engine import HeldEngine
 from quire.interfaces.labels import Labels
@@ -36,7 +37,8 @@ from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
 from quire.messages import EngineReady
 from quire.observability.recorded import Recording
-from quire.outputs import BeamSearchOutput, RequestOutput
+from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -168,11 +170,7 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
         parts = await self._started()
-        text, length = text_of(prompt), parts.maker.limits.max_model_len
-        if text is not None and len(text) > LONG_TEXT:
-            text, token_ids, media = await self._text_threads.call(render, prompt, self.renderer, length)
-        else:
-            text, token_ids, media = render(prompt, self.renderer, length)
+        text, token_ids, media = await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
         await self.perform(parts.structured.check(params))
         request = parts.maker.make(token_ids, params, priority=priority, cache_salt=cache_salt, media=media)
@@ -287,6 +285,24 @@ class AsyncLLM:
         finally:
             await deltas.aclose()  # type: ignore[attr-defined]
 
+    async def embed(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        on_start: Callable[[int], None] = lambda num_cached_tokens: None,
+    ) -> EmbeddingRequestOutput:
+        """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request."""
+        parts = await self._started()
+        rendered = await self._rendered(prompt, parts)
+        asked = parts.embeddings.prepare(*rendered, pooling_params, priority=priority, cache_salt=cache_salt)
+        client = self._held.running
+        with self._labels.borne(request_id, partial(client.abort, asked.request.request_id)):
+            return await embedded(asked, client, on_start, request_id)
+
     async def abort(self, request_id: str) -> None:
         """Ends all requests that bear this label; their streams close with finish reason "abort"."""
         self._labels.abort(request_id)
@@ -354,6 +370,15 @@ class AsyncLLM:
         async for delta in self.stream(prepared):
             gatherer.add(delta)
         return gatherer.gathered()
+
+    async def _rendered(
+        self, prompt: Prompt | RenderedPrompt, parts: EngineParts
+    ) -> tuple[str | None, list[int], list[Any]]:
+        """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
+        text, length = text_of(prompt), parts.maker.limits.max_model_len
+        if text is not None and len(text) > LONG_TEXT:
+            return await self._text_threads.call(render, prompt, self.renderer, length)
+        return render(prompt, self.renderer, length)
 
     async def _prepared(
         self, prompt: AnyPrompt, sampling_params: GenerationParams | None, request_id: str | None, priority: int

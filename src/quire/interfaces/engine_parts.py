@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
+from quire.interfaces.embeddings import Embeddings
 from quire.interfaces.pinned_prefixes import PinnedPrefixes
 from quire.interfaces.session import Conversations
 from quire.interfaces.setup import limits_of, request_maker
@@ -29,6 +30,7 @@ class EngineParts:
         self.structured = StructuredOutputs(renderer, self.maker.limits.vocab_size)
         self.prefixes = PinnedPrefixes(config, self.maker, renderer)
         self.conversations = Conversations(self.maker, renderer, defaults, self.structured)
+        self.embeddings = Embeddings(config, self.maker)
 
     def engine_was_replaced(self, ready: EngineReady) -> None:
         """A new engine has taken the place of the one that these parts served."""

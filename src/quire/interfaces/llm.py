@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
@@ -21,18 +22,21 @@ from quire.engine_client import SyncEngineClient, TokenDelta, open_link
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputGatherer, RequestAssembly
 from quire.interfaces.beams import beam_search_output, check_beams
+from quire.interfaces.embeddings import EmbeddingJob
+from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.memory_account import MemoryAccount
-from quire.interfaces.pinned_prefixes import PinnedPrefix, PinnedPrefixes
+from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.progress import Progress, UseTqdm
 from quire.interfaces.prompts import Prompt, as_list, render
 from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest, checked_cache_salt
-from quire.interfaces.session import Conversations, Session
-from quire.interfaces.setup import configured, default_sampling_params, log_report, request_maker
+from quire.interfaces.session import Session
+from quire.interfaces.setup import configured, default_sampling_params, log_report
 from quire.interfaces.steps import Call, Control, Step, Steps, perform
-from quire.interfaces.structured_outputs import StructuredOutputs
+from quire.messages import EngineRequest
 from quire.observability.recorded import Recording
-from quire.outputs import BeamSearchOutput, RequestOutput
+from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, Any]]
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 
 class LLM:
@@ -68,10 +73,7 @@ class LLM:
         self.config = config
         self.renderer = renderer
         self._defaults = default_sampling_params(config)
-        self._maker = request_maker(config, client.ready, renderer)
-        self._structured = StructuredOutputs(renderer, self._maker.limits.vocab_size)
-        self._prefixes = PinnedPrefixes(config, self._maker, renderer)
-        self._conversations = Conversations(self._maker, renderer, self._defaults, self._structured)
+        self._parts = EngineParts(config, client.ready, renderer, self._defaults)
         log_report(client.ready)
         if config.pinned_prefixes is not None:
             self._pin_file(config.pinned_prefixes)
@@ -92,7 +94,8 @@ class LLM:
         on.
         """
         given = as_list(prompts)
-        return self._generate(given, self._each_of(sampling_params, len(given), "sampling_params"), use_tqdm)
+        params: GenerationParams | Sequence[GenerationParams] = sampling_params or self._defaults
+        return self._generate(given, self._each_of(params, len(given), "sampling_params"), use_tqdm)
 
     def beam_search(
         self,
@@ -104,7 +107,7 @@ class LLM:
         """The best continuations of each prompt, best first: what `generate` finds with them, in vLLM's shape."""
         check_beams(params)
         given = as_list(prompts)
-        each = cast("Sequence[BeamSearchParams]", self._each_of(params, len(given), "params"))
+        each = self._each_of(params, len(given), "params")
         outputs = self._generate(given, each, use_tqdm)
         return [beam_search_output(output, one, self.renderer) for output, one in zip(outputs, each, strict=True)]
 
@@ -125,11 +128,29 @@ class LLM:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 template_kwargs=chat_template_kwargs,
-                max_tokens=self._maker.limits.max_model_len,
+                max_tokens=self._parts.maker.limits.max_model_len,
             )
             for conversation in _conversations(messages)
         ]
         return self.generate(rendered, sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector a prompt, in the order of the prompts. A bad prompt raises before anything is started, one that
+        fails while it runs when all others are done."""
+        given = as_list(prompts)
+        each = self._each_of(pooling_params or PoolingParams(), len(given), "pooling_params")
+        jobs: list[EmbeddingJob] = []
+        for prompt, params in zip(given, each, strict=True):
+            with _numbered(len(jobs)):
+                text, token_ids, media = render(prompt, self.renderer, self._parts.maker.limits.max_model_len)
+                jobs.append(EmbeddingJob(self._parts.embeddings.prepare(text, token_ids, media, params)))
+        return self._run(jobs, use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without sampling_params: the model's recommendation."""
@@ -149,19 +170,19 @@ class LLM:
         Prompts that begin with its tokens, and are sent with the same cache_salt, use it by themselves.
         """
         salt = checked_cache_salt(cache_salt)
-        return self.perform(self._prefixes.pin(self._prefixes.token_ids_of(prompt), name, salt))
+        return self.perform(self._parts.prefixes.pin(self._parts.prefixes.token_ids_of(prompt), name, salt))
 
     def unpin_prefix(self, name: str) -> None:
         """Its memory may be used for others again."""
-        self.perform(self._prefixes.unpin(name))
+        self.perform(self._parts.prefixes.unpin(name))
 
     def pinned_prefixes(self) -> list[PinnedPrefix]:
         """What is pinned, with its size and its use so far."""
-        return self.perform(self._prefixes.all())
+        return self.perform(self._parts.prefixes.all())
 
     def open_session(self, name: str | None = None, *, cache_salt: str | None = None) -> Session:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
-        return Session(self, self._conversations.open(name, checked_cache_salt(cache_salt)))
+        return Session(self, self._parts.conversations.open(name, checked_cache_salt(cache_salt)))
 
     def perform(self, steps: Steps[_T]) -> _T:
         """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""
@@ -184,7 +205,7 @@ class LLM:
 
     def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
-        grammars = self.perform(self._structured.statistics())
+        grammars = self.perform(self._parts.structured.statistics())
         with self._lock:
             return {**self._client.control("statistics"), **grammars, **self._client.statistics()}
 
@@ -196,9 +217,9 @@ class LLM:
     def shutdown(self) -> None:
         """Ends the engine and frees its memory; the object is of no use afterwards."""
         client: SyncEngineClient | None = self.__dict__.get("_client")
-        structured: StructuredOutputs | None = self.__dict__.get("_structured")
-        if structured is not None:
-            structured.close()
+        parts: EngineParts | None = self.__dict__.get("_parts")
+        if parts is not None:
+            parts.close()
         if client is not None:
             client.close()
 
@@ -221,7 +242,7 @@ class LLM:
 
     def _pin_file(self, path: str) -> None:
         try:
-            self.perform(self._prefixes.pin_file(path))
+            self.perform(self._parts.prefixes.pin_file(path))
         except BaseException:
             # nobody gets an LLM to shut down
             self.shutdown()
@@ -245,11 +266,7 @@ class LLM:
             jobs.append(self._job(prompt, params, len(jobs)))
         return self._run(jobs, use_tqdm)
 
-    def _each_of(
-        self, given: GenerationParams | Sequence[GenerationParams] | None, count: int, name: str
-    ) -> Sequence[GenerationParams]:
-        if given is None:
-            return [self._defaults] * count
+    def _each_of(self, given: _T | Sequence[_T], count: int, name: str) -> Sequence[_T]:
         if isinstance(given, list | tuple):
             if len(given) != count:
                 raise RequestError(
@@ -260,16 +277,13 @@ class LLM:
         return [given] * count  # type: ignore[list-item]
 
     def _job(self, prompt: object, params: GenerationParams, position: int) -> _Job:
-        try:
-            text, token_ids, media = render(prompt, self.renderer, self._maker.limits.max_model_len)
-            self.perform(self._structured.check(params))
-            request = self._maker.make(token_ids, params, media=media)
+        with _numbered(position):
+            text, token_ids, media = render(prompt, self.renderer, self._parts.maker.limits.max_model_len)
+            self.perform(self._parts.structured.check(params))
+            request = self._parts.maker.make(token_ids, params, media=media)
             return _Job(PreparedRequest(request, text, params.logprobs is not None), self.renderer)
-        except RequestError as error:
-            error.add_note(f"It is prompt number {position} of this call, counted from 0. Nothing was started.")
-            raise
 
-    def _run(self, jobs: list[_Job], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def _run(self, jobs: Sequence[Job[_T]], use_tqdm: UseTqdm) -> list[_T]:
         with self._lock:
             open_jobs = {job.request.request_id: job for job in jobs}
             try:
@@ -281,16 +295,44 @@ class LLM:
             finally:
                 # only after Ctrl-C or the engine's death
                 self._client.abort(open_jobs)
-        return [job.gatherer.gathered() for job in jobs]
+        return [job.output() for job in jobs]
 
-    def _take(self, open_jobs: dict[int, _Job], progress: Progress) -> None:
+    def _take(self, open_jobs: dict[int, Job[_T]], progress: Progress) -> None:
         for request_id, delta in self._client.receive():
             job = open_jobs[request_id]
             if job.push(delta):
                 self._client.abort_sequence(request_id, delta.index)
-            if job.assembly.is_finished:
+            if job.is_finished:
                 del open_jobs[request_id]
                 progress.finish_one(len(job.request.prompt_token_ids), job.num_output_tokens)
+
+
+class Job(Protocol[_T_co]):
+    """One prompt on its way, whatever is to become of it."""
+
+    num_output_tokens: int
+
+    @property
+    def request(self) -> EngineRequest: ...
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def push(self, delta: TokenDelta) -> bool:
+        """True: the core must drop this sequence."""
+
+    def output(self) -> _T_co:
+        """When it is finished."""
+
+
+@contextmanager
+def _numbered(position: int) -> Iterator[None]:
+    """Says of a bad prompt which one it is."""
+    try:
+        yield
+    except RequestError as error:
+        error.add_note(f"It is prompt number {position} of this call, counted from 0. Nothing was started.")
+        raise
 
 
 class _Job:
@@ -303,6 +345,13 @@ class _Job:
         self.num_output_tokens = 0
         self._has_failed = False
         self._held: dict[int, TokenDelta] | None = None if request.sampling.stop else {}
+
+    @property
+    def is_finished(self) -> bool:
+        return self.assembly.is_finished
+
+    def output(self) -> RequestOutput:
+        return self.gatherer.gathered()
 
     def push(self, delta: TokenDelta) -> bool:
         """True: a stop string was met, and the core must drop this sequence."""

@@ -41,6 +41,8 @@ class Limits:
     max_model_len: int
     max_logprobs: int
     max_num_seqs: int
+    # False: the model makes vectors only
+    has_head: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,8 @@ class Asked:
     beams: BeamSearchParams | None = None
     # tokens that end a sequence besides sampling.stop_token_ids
     eos_token_ids: list[int] = field(default_factory=list)
+    # how the prompt becomes a vector; no output follows then
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,15 @@ class PreparedRequest:
         return client.generate(self.request)
 
 
+def _check_head(asked: Asked, limits: Limits) -> None:
+    if not limits.has_head and not asked.pooling:
+        raise RequestError(
+            "This model is a backbone without a head: it makes vectors of texts and no texts. Ask for embeddings, or "
+            "start the engine with a checkpoint that has a head.",
+            param="model",
+        )
+
+
 def _check_prompt_not_empty(asked: Asked, limits: Limits) -> None:
     if not asked.prompt_token_ids and not asked.num_kept_tokens:
         raise RequestError("prompt: it has no tokens. Give at least one, for example a space.", param="prompt")
@@ -105,9 +118,15 @@ def _check_prompt_ids(asked: Asked, limits: Limits) -> None:
 
 def _check_context_length(asked: Asked, limits: Limits) -> None:
     num_prompt, length = asked.num_kept_tokens + len(asked.prompt_token_ids), limits.max_model_len
-    least_output = max(1, asked.sampling.min_tokens)
+    least_output = 0 if asked.pooling else max(1, asked.sampling.min_tokens)
     if num_prompt + least_output <= length:
         return
+    if asked.pooling:
+        raise ContextLengthError(
+            f"This model's maximum context length is {length} tokens. However, the input has {num_prompt} tokens. "
+            "Shorten the input, or cut it into several.",
+            param="prompt",
+        )
     room = "no room for an output" if num_prompt >= length else f"room for {length - num_prompt} of {least_output}"
     wanted = f"min_tokens={least_output}" if least_output > 1 else "at least one token"
     raise ContextLengthError(
@@ -222,6 +241,7 @@ def _check_adapter(asked: Asked, limits: Limits) -> None:
 
 
 CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
+    _check_head,
     _check_media,
     _check_adapter,
     _check_prompt_not_empty,
@@ -275,6 +295,7 @@ class RequestMaker:
         continues: str | None = None,
         num_kept_tokens: int = 0,
         is_final: bool = True,
+        pooling: str = "",
     ) -> EngineRequest:
         """A request for the core; raises RequestError for what cannot be done. Not final: its prompt is to come."""
         beams = params if isinstance(params, BeamSearchParams) else None
@@ -292,6 +313,7 @@ class RequestMaker:
             num_kept_tokens=num_kept_tokens,
             beams=beams,
             eos_token_ids=eos_token_ids,
+            pooling=pooling,
         )
         for check in CHECKS if is_final else _OPEN_CHECKS:
             check(asked, self.limits)
@@ -312,6 +334,7 @@ class RequestMaker:
             keep=keep,
             continues=continues,
             is_final=is_final,
+            pooling=pooling,
         )
 
     def checked_piece(self, token_ids: list[int], sampling: SamplingParams, num_before: int) -> list[int]:
@@ -330,7 +353,8 @@ class RequestMaker:
         )
 
     def _max_tokens(self, sampling: SamplingParams, num_prompt_tokens: int) -> int:
-        room = self.limits.max_model_len - num_prompt_tokens
+        # what becomes a vector may leave no room, and needs none
+        room = max(1, self.limits.max_model_len - num_prompt_tokens)
         return room if sampling.max_tokens is None else min(room, sampling.max_tokens)
 
 

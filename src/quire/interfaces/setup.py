@@ -54,6 +54,7 @@ def limits_of(config: EngineConfig, ready: EngineReady) -> Limits:
         max_model_len=ready.max_model_len,
         max_logprobs=config.max_logprobs,
         max_num_seqs=ready.max_num_seqs,
+        has_head=config.facts.has_head,
     )
 
 

@@ -253,6 +253,12 @@ class ServerMetrics(Collector):
             self.request_params_max_tokens.observe(max_tokens)
         return RequestObserver(self, current_trace.get(), num_prompt_tokens, now)
 
+    def observe_pooling(self, num_prompt_tokens: int, now: float) -> RequestObserver:
+        """A request that becomes a vector: it brings no tokens, and says nothing about the lengths of outputs."""
+        self.prompt_tokens.add(num_prompt_tokens)
+        self.request_prompt_tokens.observe(num_prompt_tokens)
+        return RequestObserver(self, current_trace.get(), num_prompt_tokens, now, is_pooled=True)
+
     def exposition(self, statistics: Mapping[str, float]) -> bytes:
         """The text for Prometheus. `statistics` are the engine's, fresh; empty if it does not answer."""
         self._statistics = statistics

@@ -24,6 +24,7 @@ class RequestObserver:
     __slots__ = (
         "_arrived",
         "_first",
+        "_is_pooled",
         "_last",
         "_metrics",
         "_num_by_sequence",
@@ -34,9 +35,19 @@ class RequestObserver:
         "is_finished",
     )
 
-    def __init__(self, metrics: ServerMetrics, trace: RequestTrace, num_prompt_tokens: int, now: float) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        trace: RequestTrace,
+        num_prompt_tokens: int,
+        now: float,
+        *,
+        is_pooled: bool = False,
+    ) -> None:
+        """`is_pooled`: a vector comes and no token."""
         self._metrics = metrics
         self._trace = trace
+        self._is_pooled = is_pooled
         self._num_prompt = num_prompt_tokens
         self._num_generated = 0
         self._num_by_sequence: dict[int, int] = {}
@@ -78,8 +89,9 @@ class RequestObserver:
         metrics = self._metrics
         metrics.request_success.add(1, reason or "unknown")
         metrics.e2e_request_latency.observe(now - self._arrived)
-        metrics.request_generation_tokens.observe(self._num_generated)
-        metrics.request_max_num_generation_tokens.observe(max(self._num_by_sequence.values(), default=0))
+        if not self._is_pooled:
+            metrics.request_generation_tokens.observe(self._num_generated)
+            metrics.request_max_num_generation_tokens.observe(max(self._num_by_sequence.values(), default=0))
         if self._started is not None:
             metrics.request_inference_time.observe(now - self._started)
         if self._first is not None:
@@ -96,7 +108,8 @@ class RequestObserver:
         started, first = self._started, self._first
         self._trace.stage("queue", self._arrived, now if started is None else started)
         if started is not None:
-            self._trace.stage("first token", started, now if first is None else first)
+            name = "vector" if self._is_pooled else "first token"
+            self._trace.stage(name, started, now if first is None else first)
         if first is not None:
             self._trace.stage("generation", first, now)
         self._trace.count(self._num_prompt, self._num_generated, reason or "unknown")

@@ -153,6 +153,7 @@ class CoreUnderTest:
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, SequenceEnd] = {}
         self.cached: dict[int, int] = {}
+        self.vectors: dict[int, bytes] = {}
 
     def add(
         self,
@@ -198,6 +199,9 @@ class CoreUnderTest:
             self.tokens[sequence_id].append(token)
         for start in outputs.starts:
             self.cached[start.sequence_id] = start.num_cached_tokens
+        for found in outputs.vectors:
+            assert found.sequence_id not in self.ends, "a vector after the end"
+            self.vectors[found.sequence_id] = found.values
         for end in outputs.ends:
             assert end.sequence_id not in self.ends, "a sequence ended twice"
             self.ends[end.sequence_id] = end

@@ -1,8 +1,8 @@
 """An engine core without a model: the same interface, answers at once, tokens that a test can foretell.
 
-Greedy sequences repeat their prompt token by token; others follow from seed, sequence and position. Ends are found as
-the real core finds them. Sequence k of a request gets k tokens fewer, so that sequences end at different times. Beams
-are told of in `fake_beams`.
+A prompt that is pooled becomes four numbers (`vector_of`). Greedy sequences repeat their prompt token by token; others
+follow from seed, sequence and position. Ends are found as the real core finds them. Sequence k of a request gets k
+tokens fewer, so that sequences end at different times. Beams are told of in `fake_beams`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.config import EngineConfig
 from quire.errors import ModelError, UserError
 from quire.messages import (
@@ -26,6 +29,7 @@ from quire.messages import (
     SequenceEnd,
     SequenceLogprobs,
     SequenceStart,
+    SequenceVector,
     TokenLogprobs,
     int_array,
     sequence_id_of,
@@ -63,6 +67,12 @@ def build_for_ever(config: EngineConfig) -> FakeCore:
     print("building", file=sys.stderr, flush=True)
     threading.Event().wait()
     raise AssertionError("nothing sets this event")
+
+
+def vector_of(prompt: list[int], pooling: str = "last") -> NDArray[np.float32]:
+    """The pooled numbers of a prompt; its length is not 1."""
+    last = prompt[-1] if pooling == "last" else sum(prompt) / len(prompt)
+    return np.array([3.0, last, len(prompt), -0.1], dtype=np.float32)
 
 
 class FakeSequence:
@@ -153,7 +163,7 @@ class FakeCore:
 
     def add(self, request: EngineRequest) -> None:
         refusal = self.refusal
-        if len(request.prompt_token_ids) >= self.ready.max_model_len:
+        if len(request.prompt_token_ids) + (not request.pooling) > self.ready.max_model_len:
             refusal = "the prompt is too long"
         if refusal is None and request.decoding is not None:
             self._beams[request.request_id] = FakeBeams(request)
@@ -215,6 +225,9 @@ class FakeCore:
         for sequence in self._granted():
             if (error := self.failures.get(len(sequence.token_ids))) is not None:
                 self._fail(sequence, error, outputs)
+                continue
+            if sequence.request.pooling:
+                self._pool(sequence, outputs)
                 continue
             token_id = sequence.next_token(self._vocab_size)
             self._report(sequence, token_id, outputs)
@@ -281,6 +294,14 @@ class FakeCore:
         if end is not None:
             outputs.ends.append(end)
             del self._sequences[sequence.sequence_id]
+
+    def _pool(self, sequence: FakeSequence, outputs: EngineOutputs) -> None:
+        request = sequence.request
+        outputs.starts.append(SequenceStart(sequence.sequence_id, sequence.num_cached_tokens))
+        values = vector_of(request.prompt_token_ids, request.pooling)
+        outputs.vectors.append(SequenceVector(sequence.sequence_id, values.tobytes()))
+        outputs.ends.append(SequenceEnd(sequence.sequence_id, "stop"))
+        del self._sequences[sequence.sequence_id]
 
     def _fail(self, sequence: FakeSequence, error: str, outputs: EngineOutputs) -> None:
         if not sequence.token_ids:

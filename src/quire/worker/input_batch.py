@@ -80,7 +80,7 @@ class BatchBuilder:
             position_T = np.arange(len(row_T)) + np.repeat(num_computed_S - query_starts_S1[:-1], num_tokens_S)
         num_drafts_S = table.num_drafts[rows_S]
         num_verified_S = table.num_total[rows_S] - num_drafts_S
-        is_sampling_S = (seq_lens_S >= num_verified_S) & table.is_final[rows_S]
+        is_sampling_S = (seq_lens_S >= num_verified_S) & table.is_final[rows_S] & table.samples[rows_S]
         rows_N, lengths_N = rows_S[is_sampling_S], seq_lens_S[is_sampling_S]
         indices_N = query_starts_S1[1:][is_sampling_S].astype(np.int64) - 1
         has_drafts = bool(num_drafts_S.any())

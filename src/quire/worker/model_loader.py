@@ -68,8 +68,10 @@ def load_model(config: WorkerConfig) -> nn.Module:
 def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any], scheme: Scheme | None) -> nn.Module:
     platform = current_platform(config.device)
     dtype, file = platform.dtype(config.dtype), facts.config_file
+    # nobody asks a backbone for tokens; a head that is tied takes no weights
+    values = facts.hf_config if facts.has_head else {**facts.hf_config, "tie_word_embeddings": True}
     with _unusable_values_named(file, model_class):
-        model_config = read_model_config(file, facts.hf_config, model_class)
+        model_config = read_model_config(file, values, model_class)
     with building(dtype, platform.device), _unusable_values_named(file, model_class):
         model: nn.Module = model_class(model_config, config.max_model_len)
     if config.load_format == "dummy":

@@ -111,6 +111,7 @@ class ModelRunner:
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
             candidates=sampled.candidates,
+            vectors=sampled.vectors,
             failures=sampled.failures,
             speculated=speculated,
             counts=sampled.counts,

@@ -36,6 +36,8 @@ class RowTable:
         self.num_drafts = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows, dtype=np.int64)
         self.is_final = np.zeros(num_rows, dtype=np.bool_)
+        # False: its prompt becomes a vector (pooler.py)
+        self.samples = np.ones(num_rows, dtype=np.bool_)
         self.is_used = np.zeros(num_rows, dtype=np.bool_)
         self.block_tables = lazy_zeros((0, num_rows, 0), np.int32)
         self._num_blocks = 0
@@ -58,6 +60,7 @@ class RowTable:
         self.num_drafts[row] = 0
         self.num_prompt[row] = sequence.num_prompt_tokens
         self.is_final[row] = sequence.is_final
+        self.samples[row] = not sequence.pooling
         self.is_used[row] = True
 
     def fork(self, fork: ForkedSequence) -> None:
@@ -73,6 +76,7 @@ class RowTable:
         self.num_drafts[row] = max(0, num_tokens - int(self.num_verified(parent)))
         self.num_prompt[row] = min(self.num_prompt[parent], num_tokens)
         self.is_final[row] = self.is_final[parent]
+        self.samples[row] = self.samples[parent]
         self.is_used[row] = True
 
     def set_progress(self, progress: Sequence[tuple[int, int]]) -> None:

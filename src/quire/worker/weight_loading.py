@@ -33,6 +33,7 @@ from quire.worker.models.checkpoint_map import CheckpointMap, Placement
 
 # Below this a progress bar is only noise.
 _PROGRESS_BYTES = 500 * 10**6
+_BACKBONE = "model"
 _WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -142,6 +143,9 @@ class _Filling:
         self._unexpected: list[str] = []
 
     def add(self, placement: Placement, source: str) -> None:
+        if placement.name not in self._parts:
+            # a checkpoint of a backbone alone, as embedding models come, does not say what it is a part of
+            placement = placement._replace(name=f"{_BACKBONE}.{placement.name}")
         if placement.part not in self._parts.get(placement.name, ()):
             self._unexpected.append(source)
             return

@@ -75,6 +75,18 @@ def next_tokens(hashes: Hashes, seeds: Hashes, is_greedy: npt.NDArray[np.bool_],
     return ((mixed >> np.uint64(7)) % np.uint64(vocab_size)).astype(np.int64)
 
 
+def pooling_vectors(hashes: Hashes) -> list[bytes]:
+    """What each prefix becomes as a vector: two float32 numbers, of 24 bits each, which it holds exactly."""
+    parts = np.stack([hashes >> np.uint64(40), hashes & np.uint64(0xFFFFFF)], axis=1).astype(np.float32)
+    return [part.tobytes() for part in parts]
+
+
+def expected_vector(prompt: list[int]) -> bytes:
+    """What a request that pools must bring, whatever the scheduler does."""
+    [vector] = pooling_vectors(np.array(prefix_hashes(prompt)[-1:], dtype=np.uint64))
+    return vector
+
+
 def log_probabilities(hashes: Hashes, temperatures: Floats, vocab_size: int) -> Floats:
     """[row, token]: log_softmax(logits / temperature) after each prefix; a temperature of 0 counts as 1."""
     token_ids = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_ODD)

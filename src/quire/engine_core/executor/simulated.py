@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.engine_core.executor.checking_cache import CheckingCache
-from quire.engine_core.executor.checking_model import log_probabilities, next_tokens
+from quire.engine_core.executor.checking_model import log_probabilities, next_tokens, pooling_vectors
 from quire.engine_core.executor.simulated_connector import simulated_layout
 from quire.engine_core.executor.simulated_drafts import SimulatedDrafts, propose, verify
 from quire.engine_core.executor.simulated_rows import SimulatedRows
@@ -27,6 +28,7 @@ from quire.messages import NUM_DRAFTS, Candidates, IntArray, SchedulerOutput, St
 __all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor", "StepCosts"]
 
 _EVERYTHING = 1 << 62
+Flags = npt.NDArray[np.bool_]
 
 
 class SimulatedExecutor:
@@ -167,6 +169,7 @@ class SimulatedExecutor:
             cache.write(slots, hashes)
         self._check(rows, starts, ends)
         state.num_computed[rows] = ends
+        state.see(rows, starts, ends)
         return int(ends.sum())
 
     def _check(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
@@ -192,6 +195,7 @@ class SimulatedExecutor:
         is_done = (state.num_computed[rows] == state.num_total[rows]) & state.is_final[rows]
         if failures:
             is_done &= ~state.has_failed[rows]
+        vectors, is_done = self._vectors(rows, is_done)
         is_watched = state.num_candidates[rows] > 0
         sampled = rows[is_done & ~is_watched]
         token_ids = np.zeros(0, dtype=np.int64)
@@ -200,7 +204,14 @@ class SimulatedExecutor:
             token_ids = next_tokens(hashes, state.seeds[sampled], state.is_greedy[sampled], self.vocab_size)
             state.append(sampled, token_ids)
         candidates = self._candidates(rows[is_done & is_watched]) if is_watched.any() else {}
-        return StepOutput(step=step, rows=sampled, token_ids=token_ids, candidates=candidates, failures=failures)
+        return StepOutput(
+            step=step,
+            rows=sampled,
+            token_ids=token_ids,
+            candidates=candidates,
+            vectors=vectors,
+            failures=failures,
+        )
 
     def _answer_with_drafts(self, output: SchedulerOutput, rows: IntArray, asked: IntArray | None) -> StepOutput:
         """The same where rows have drafts, or are to have some."""
@@ -212,6 +223,8 @@ class SimulatedExecutor:
         is_watched = state.num_candidates[rows] > 0
         may_sample = state.is_final[rows] & ~state.has_failed[rows]
         is_done = (state.num_computed[rows] == state.num_total[rows]) & may_sample
+        vectors, is_done = self._vectors(rows, is_done)
+        may_sample &= ~state.is_pooled[rows]
         num_before = state.num_drafts[rows]
         found = verify(state, rows, may_sample & ~is_watched, self.vocab_size)
         wanted = np.zeros(len(rows), dtype=np.int64)
@@ -226,6 +239,7 @@ class SimulatedExecutor:
             rows=np.repeat(rows, found.num_emitted),
             token_ids=found.token_ids,
             candidates=self._candidates(rows[is_done & is_watched]) if is_watched.any() else {},
+            vectors=vectors,
             failures=failures,
             speculated=np.stack(
                 [
@@ -262,6 +276,14 @@ class SimulatedExecutor:
         failures = {int(row): self.failing_rows.pop(row) for row in rows.tolist() if row in self.failing_rows}
         self.rows.has_failed[list(failures)] = True
         return failures
+
+    def _vectors(self, rows: IntArray, is_done: Flags) -> tuple[dict[int, bytes], Flags]:
+        """What follows from the prefix alone, for rows that pool; and who is left to sample."""
+        state = self.rows
+        is_pooled = state.is_pooled[rows]
+        pooled = rows[is_done & is_pooled]
+        vectors = zip(pooled.tolist(), pooling_vectors(state.last_hashes(pooled)), strict=True)
+        return dict(vectors), is_done & ~is_pooled
 
     def _candidates(self, rows: IntArray) -> dict[int, Candidates]:
         state = self.rows

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.engine_core.executor.checking_model import EMPTY_PREFIX, Floats, Hashes, extended, prefix_hashes
 from quire.messages import AdmittedSequence, AppendedTokens, ForkedSequence, IntArray
+from quire.pooling_params import MEAN
 
 # A position that has no block. As an index it names the last cell of the cache, which holds nothing.
 NO_SLOT = -1
@@ -31,6 +32,10 @@ class SimulatedRows:
         self.is_greedy = np.zeros(0, dtype=np.bool_)
         self.is_final = np.zeros(0, dtype=np.bool_)
         self.is_used = np.zeros(0, dtype=np.bool_)
+        # its prompt becomes a vector
+        self.is_pooled = np.zeros(0, dtype=np.bool_)
+        # of a row that takes a mean: positions whose states it has seen; -1 for all others
+        self.num_summed: IntArray = np.zeros(0, dtype=np.int64)
         # its answer was an error; the core hears of it later
         self.has_failed = np.zeros(0, dtype=np.bool_)
         # [row, i]: the hash of the first i tokens
@@ -57,8 +62,9 @@ class SimulatedRows:
             column[child] = column[parent]
         self._tables[:, child] = self._tables[:, parent]
         self.is_used[child] = True
-        self.has_failed[child] = False
+        self.has_failed[child] = self.is_pooled[child] = False
         self.num_drafts[child] = 0
+        self.num_summed[child] = -1
         self.num_total[child] = fork.num_total_tokens
         self.num_computed[child] = fork.num_computed_tokens
         self.seeds[child] = fork.seed & _MASK
@@ -86,6 +92,8 @@ class SimulatedRows:
         self.temperatures[row] = admitted.sampling.temperature
         self.is_greedy[row] = admitted.sampling.is_greedy
         self.is_final[row] = admitted.is_final
+        self.is_pooled[row] = bool(admitted.pooling)
+        self.num_summed[row] = 0 if admitted.pooling == MEAN else -1
 
     def set_progress(self, row: int, num_computed_tokens: int) -> None:
         assert self.is_used[row], f"progress of row {row}, but nobody is there"
@@ -113,6 +121,12 @@ class SimulatedRows:
         self.hashes[rows, totals + 1] = extended(self.hashes[rows, totals], token_ids)
         self.num_total[rows] += 1
 
+    def see(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
+        """A mean is of all positions of a prompt, and of those that a cache brings no worker sees the states."""
+        summed = self.num_summed[rows]
+        assert (starts[summed >= 0] <= summed[summed >= 0]).all(), "a mean lacks positions that were not computed"
+        self.num_summed[rows] = np.where(summed >= 0, np.maximum(summed, ends), -1)
+
     def last_hashes(self, rows: IntArray) -> Hashes:
         hashes: Hashes = self.hashes[rows, self.num_total[rows]]
         return hashes
@@ -134,9 +148,10 @@ class SimulatedRows:
         more = max(count, 2 * len(self.num_total)) - len(self.num_total) if count > len(self.num_total) else 0
         if not more:
             return
-        for name in ("num_computed", "num_total", "num_drafts", "num_candidates", "seeds", "temperatures"):
+        numbers = "num_computed", "num_total", "num_drafts", "num_candidates", "num_summed"
+        for name in (*numbers, "seeds", "temperatures"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
-        for name in ("is_greedy", "is_final", "is_used", "has_failed"):
+        for name in ("is_greedy", "is_final", "is_used", "has_failed", "is_pooled"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
         self.hashes = np.pad(self.hashes, ((0, more), (0, 0)))
         self._tables = np.pad(self._tables, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=NO_SLOT)

@@ -11,6 +11,7 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.messages import AdmittedSequence, EngineRequest, SequenceStart
+from quire.pooling_params import MEAN, POOLINGS
 
 
 class Admission:
@@ -87,10 +88,22 @@ class Admission:
             return f"keep={message.keep!r}: a pinned prefix is there. Release it first, or choose another handle."
         return None
 
+    def bad_pooling(self, message: EngineRequest) -> str | None:
+        """One sequence becomes one vector; a mean needs the hidden states of all its tokens, and a cache has none."""
+        if not message.pooling:
+            return None
+        if message.pooling not in POOLINGS:
+            return f"pooling={message.pooling!r}: must be one of {', '.join(POOLINGS)}."
+        if message.sampling.n > 1 or message.decoding is not None or message.keep is not None:
+            return f"pooling={message.pooling!r}: not together with n, beams or keep; a prompt becomes one vector."
+        if message.pooling == MEAN and (message.continues is not None or message.transfer is not None):
+            return "pooling='mean': not behind what was computed elsewhere or before. Send the whole prompt."
+        return None
+
     def max_total_tokens(self, request: Request) -> int:
         """The greatest length; where the user left it open, what fits beside pinned prefixes."""
         most = request.max_total_tokens(self._max_model_len)
-        if request.sampling.max_tokens is not None:
+        if request.sampling.max_tokens is not None or request.message.pooling:
             return most
         there = self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks())
         least = max(request.num_prompt_tokens + 1, request.num_prompt_tokens + request.sampling.min_tokens)
@@ -114,6 +127,7 @@ class Admission:
             is_final=request.is_final,
             # the first sequence reports the prompt for all of them
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
+            pooling=request.message.pooling,
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:

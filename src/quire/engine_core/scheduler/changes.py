@@ -11,6 +11,7 @@ from quire.messages import (
     SequenceEnd,
     SequenceLogprobs,
     SequenceStart,
+    SequenceVector,
 )
 
 
@@ -53,3 +54,4 @@ class ClientEvents:
     tokens: list[tuple[int, int]] = field(default_factory=list)
     logprobs: list[SequenceLogprobs] = field(default_factory=list)
     ends: list[SequenceEnd] = field(default_factory=list)
+    vectors: list[SequenceVector] = field(default_factory=list)

@@ -37,7 +37,8 @@ class ModelLength(Constraint):
     max_model_len: int
 
     def reason_to_refuse(self, request: Request) -> str | None:
-        if request.num_prompt_tokens < self.max_model_len:
+        # what becomes a vector needs no room for an output
+        if request.num_prompt_tokens + (not request.message.pooling) <= self.max_model_len:
             return None
         return (
             f"This model's maximum context length is {self.max_model_len} tokens. However, the prompt has "

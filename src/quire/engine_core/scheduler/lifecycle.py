@@ -67,7 +67,8 @@ class Lifecycle:
         """A request that can never run ends at once, with the reason; the others do not notice."""
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
-        refusal = self._admission.bad_ids(_all_ids(message)) or self._admission.bad_handle(message)
+        can = self._admission
+        refusal = can.bad_ids(_all_ids(message)) or can.bad_handle(message) or can.bad_pooling(message)
         if refusal is not None:
             self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return
@@ -189,7 +190,8 @@ class Lifecycle:
     def _watch(self, sequence: Sequence, is_watched: bool) -> None:
         request = sequence.request
         self._rows.is_watched[sequence.row] = is_watched
-        self._rows.runs_on[sequence.row] = request.is_final and not (is_watched or request.shape.num_candidates)
+        stops = is_watched or request.shape.num_candidates or request.message.pooling
+        self._rows.runs_on[sequence.row] = request.is_final and not stops
 
     # ------------------------------------------------------------------------------------------ verbs (3.5.2)
 

@@ -23,6 +23,7 @@ from quire.messages import (
     EngineOutputs,
     IntArray,
     SequenceLogprobs,
+    SequenceVector,
     StepOutput,
     TokenLogprobs,
     int_array,
@@ -80,6 +81,8 @@ class Results:
         if output.failures:
             # First, because a decoding method may give the row of one that ended to another one.
             self._end_failed(output.failures, decided)
+        if output.vectors:
+            self._end_pooled(output.vectors, decided)
         if output.speculated.size:
             self._settle_drafts(output.speculated, decided)
         rows, token_ids, ends = self._learned(output, decided)
@@ -119,7 +122,7 @@ class Results:
     def take_events(self, outputs: EngineOutputs) -> None:
         """Begins, chosen tokens and ends since the last call, put into a message to the client."""
         events, self._lifecycle.events = self._lifecycle.events, ClientEvents()
-        outputs.starts, outputs.ends = events.starts, events.ends
+        outputs.starts, outputs.ends, outputs.vectors = events.starts, events.ends, events.vectors
         if events.tokens:
             sequence_ids, token_ids = int_array(events.tokens).T
             outputs.sequence_ids = np.concatenate([outputs.sequence_ids, sequence_ids])
@@ -236,6 +239,16 @@ class Results:
             else:
                 # It had ended before; which blocks it wrote last is not known any more.
                 self._manager.reset_prefix_cache()
+
+    # ------------------------------------------------------------------------------------------ vectors
+
+    def _end_pooled(self, vectors: dict[int, bytes], decided: StepInFlight) -> None:
+        """What came of a row that has ended meanwhile, or that somebody else has, nobody waits for."""
+        pooled = [(row, values) for row, values in vectors.items() if self._is_as_decided(row, decided)]
+        for row, values in pooled:
+            sequence = self._running.sequence_at(row)
+            self._lifecycle.events.vectors.append(SequenceVector(sequence.sequence_id, values))
+            self._lifecycle.end_output(sequence, "stop")
 
     # ------------------------------------------------------------------------------------------ log-probabilities
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from quire.beam_search_params import GenerationParams
@@ -13,6 +13,8 @@ from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.messages import EngineReady
 from quire.observability.recorded import Recording
+from quire.outputs import EmbeddingRequestOutput
+from quire.pooling_params import PoolingParams
 from quire.renderer import Renderer
 
 
@@ -48,6 +50,17 @@ class ServedEngine(Protocol):
         """The same for a prompt that arrives in pieces, when it has arrived: it runs, and has `aclose`."""
 
     def stream(self, prompt: Any) -> AsyncIterator[OutputDelta]: ...
+
+    async def embed(
+        self,
+        prompt: list[int],
+        pooling_params: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        on_start: Callable[[int], None] = ...,
+    ) -> EmbeddingRequestOutput:
+        """A vector; cancelling aborts. `on_start` is called with the number of tokens that were there already."""
 
     async def pin_prefix(self, prompt: Any, name: str | None = None, *, cache_salt: str = "") -> PinnedPrefix: ...
 

@@ -17,6 +17,8 @@ from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
 from quire.interfaces.server.beam_search import NOT_WITH_BEAMS
 from quire.interfaces.server.chat import RULES as CHAT_RULES
 from quire.interfaces.server.completions import RULES as COMPLETION_RULES
+from quire.interfaces.server.embeddings import RULES as EMBEDDING_RULES
+from quire.interfaces.server.embeddings import EmbeddingRequest
 from quire.interfaces.server.field_rules import FieldRules
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.openai_responses.fields import ResponsesRequest
@@ -32,6 +34,7 @@ def tables() -> dict[str, str]:
         "Fields of both": _implemented(GenerationFields, set()),
         "Fields of /v1/chat/completions": _implemented(ChatRequest, shared),
         "Fields of /v1/completions": _implemented(CompletionRequest, shared),
+        "Fields of /v1/embeddings": _implemented(EmbeddingRequest, set()),
         "Fields of a piece": _implemented(PromptPiece, set()),
         "Fields of /v1/admin/pinned_prefixes": _implemented(PinPrefixRequest, set()),
         "Refused with use_beam_search": _table(("field", "let through"), _refused_with_beams()),
@@ -44,6 +47,7 @@ def tables() -> dict[str, str]:
         "Fields of /v1/messages": _implemented(MessagesRequest, set()),
         "Refused by /v1/messages": _refused(MESSAGES_RULES),
         "Accepted and ignored by /v1/messages": _ignored(MESSAGES_RULES),
+        "Refused by /v1/embeddings": _refused(EMBEDDING_RULES),
         "Of the front end": _table(("metric", "kind", "meaning"), _front_end_metrics()),
         "Of the engine": _table(("metric", "kind", "meaning"), _engine_metrics()),
     }

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ _OTHER_FILES = {
     "transformers_probe",
 }
 _HEADS = ("ForCausalLM", "LMHeadModel")
+# how the name of an architecture without a head ends
+BACKBONE = "Model"
 
 
 def native_model_types() -> list[str]:
@@ -48,7 +51,8 @@ def find_native(model_type: str, architectures: list[str]) -> type[Any] | None:
     if importlib.util.find_spec(name) is None:
         return None
     model: type[Any] = importlib.import_module(name).MODEL
-    if architectures and not set(architectures) & set(model.architectures):
+    known = {*model.architectures, *backbones_of(model.architectures)}
+    if architectures and not set(architectures) & known:
         raise ModelError(
             f"config.json: architectures={architectures}: Quire's {model_type} is {model.architectures[0]}, a language "
             "model that generates text. " + _why_not(architectures[0])
@@ -66,6 +70,11 @@ def native_class(model_type: str, architectures: list[str]) -> type[Any]:
             f"{suggestion(model_type, known)} Use model_impl=auto to run it through the Transformers library."
         )
     return model
+
+
+def backbones_of(architectures: Iterable[str]) -> set[str]:
+    """What a checkpoint without a head calls itself: LlamaModel for LlamaForCausalLM."""
+    return {f"{name.removesuffix(_HEADS[0])}{BACKBONE}" for name in architectures if name.endswith(_HEADS[0])}
 
 
 def _why_not(architecture: str) -> str:

@@ -1,4 +1,5 @@
 """From hidden states to sampled tokens: logits, raw log-probabilities, processors, choice, one way back to the host.
+Rows that pool get a vector instead (`pooling.py`).
 
 A row with drafts is asked at several lengths, and what it says is read off on the host (`verify.py`). Suffix N counts
 these questions; without drafts there is one for each row.
@@ -26,6 +27,7 @@ from quire.worker.row_table import RowTable
 from quire.worker.sampler.candidates import NOTHING_TO_READ, CandidateReading, read_candidates
 from quire.worker.sampler.choose import choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
+from quire.worker.sampler.pooling import Pooling
 from quire.worker.sampler.processors import RowFollower, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.settings import RowSettings
@@ -53,6 +55,8 @@ class Sampled:
     logprobs: dict[int, list[TokenLogprobs]]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     candidates: dict[int, Candidates]
+    # of prompts that were pooled; their rows get no token either
+    vectors: dict[int, bytes]
     failures: dict[int, str]
 
     @property
@@ -75,7 +79,9 @@ class Sampler:
         self._reasons: dict[int, str] = {}
         self._processors = built_in_processors(table, grammars, self._reasons)
         self._prompt_logprobs = PromptLogprobs(table, compute_logits)
-        self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors, self._prompt_logprobs)
+        self._pooling = Pooling(table)
+        followers = (self.settings, *self._processors, self._prompt_logprobs, self._pooling)
+        self._followers: tuple[RowFollower, ...] = followers
         self._room = torch.empty(0)
         # of the last batch; None: rows have come or gone since
         self._plan: SamplingPlan | None = None
@@ -99,9 +105,12 @@ class Sampler:
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
         self._reasons.clear()
         prompt = self._prompt_logprobs.start(hidden_TE, batch)
+        pooled = self._pooling.start(hidden_TE, batch)
         if len(batch.sampling_rows_N) == 0:
-            by_row = prompt.by_row(to_host(prompt.tensors))
-            return Sampled(no_ints(), no_ints(), no_ints(), {}, by_row, {}, prompt.failures)
+            scores, states = _to_host_together((prompt.tensors, pooled.tensors))
+            vectors, spoiled = pooled.by_row(states)
+            failures = prompt.failures | spoiled
+            return Sampled(no_ints(), no_ints(), no_ints(), {}, prompt.by_row(scores), {}, vectors, failures)
         # In a step of decoding every token asks, and nothing need be picked out.
         is_whole = hidden_TE.shape[0] == len(batch.sampling_rows_N)
         logits_NV = self._compute_logits(hidden_TE if is_whole else hidden_TE[batch.logits_indices_N])
@@ -111,7 +120,8 @@ class Sampler:
         rows_N, lengths_N = plan.rows_N, plan.sampled.of(batch.lengths_N)
         reading, logits_NV = self._candidates(plan, logits_NV), plan.sampled.rows_of(logits_NV)
         tokens_N, top_N = self._choose(plan, logits_NV, lengths_N)
-        parts = (tokens_N, top_N), plan.logprobs.read(logits_NV, tokens_N), reading.tensors, prompt.tensors
+        others = plan.logprobs.read(logits_NV, tokens_N), reading.tensors, prompt.tensors
+        parts = (tokens_N, top_N), *others, pooled.tensors
         (token_ids, top), *rest = _to_host_together(parts)
         candidates, failed = reading.by_row(rest[1])
         is_kept = np.isfinite(top)
@@ -121,12 +131,14 @@ class Sampler:
             # What followed a wrong draft may be as it likes. A row that fails before gets no token at all.
             is_failed &= is_said
             is_kept = is_said & ~np.isin(rows_N, rows_N[is_failed])
-        failures = prompt.failures | dict.fromkeys(failed, NOT_FINITE)
+        vectors, spoiled = pooled.by_row(rest[3])
+        failures = prompt.failures | spoiled | dict.fromkeys(failed, NOT_FINITE)
         logprobs = plan.logprobs.by_row(rest[0], rows_N, is_kept)
         if not is_kept.all():
             failures |= _failures(rows_N[is_failed], top[is_failed], self._reasons)
             rows_N, lengths_N, token_ids = rows_N[is_kept], lengths_N[is_kept], token_ids[is_kept]
-        return Sampled(rows_N, lengths_N, token_ids, logprobs, prompt.by_row(rest[2]), candidates, failures)
+        by_row = prompt.by_row(rest[2])
+        return Sampled(rows_N, lengths_N, token_ids, logprobs, by_row, candidates, vectors, failures)
 
     def _plan_for(self, rows_N: IntArray, logits_NV: Tensor) -> SamplingPlan:
         """The last plan, unless rows have come or gone or stand in the batch otherwise."""

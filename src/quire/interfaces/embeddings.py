@@ -1,0 +1,140 @@
+"""Prompts to vectors, for LLM and AsyncLLM: requests that pool, and what becomes of the hidden states that come back.
+
+The engine pools; cutting a vector and giving it the length 1 is done here, so two requests for the same text share
+everything but these few operations. Owns what the model's authors say about pooling, read when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.config import EngineConfig
+from quire.engine_client import AsyncEngineClient, TokenDelta
+from quire.errors import QuireError, RequestError, RequestFailedError
+from quire.interfaces.own_pooling import own_pooling
+from quire.interfaces.requests import PreparedRequest, RequestMaker
+from quire.outputs import EmbeddingOutput, EmbeddingRequestOutput
+from quire.pooling_params import PoolingParams
+from quire.sampling_params import SamplingParams
+
+# Nothing is sampled; the core still asks every request how it would be.
+_NO_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+_DEFAULTS = PoolingParams()
+_SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEmbedding(PreparedRequest):
+    """A request for a vector that passed every check and was not started yet."""
+
+    pooling_params: PoolingParams = field(default_factory=PoolingParams)
+
+
+class Embeddings:
+    """Of one engine."""
+
+    def __init__(self, config: EngineConfig, maker: RequestMaker) -> None:
+        self._path = config.facts.path
+        text_config = {**config.facts.hf_config, **(config.facts.hf_config.get("text_config") or {})}
+        self._size = next((text_config[key] for key in _SIZE_KEYS if isinstance(text_config.get(key), int)), None)
+        self._maker = maker
+        self._own: str | None = None
+
+    def prepare(
+        self, text: str | None, token_ids: list[int], media: list[Any], params: PoolingParams | None, **request: Any
+    ) -> PreparedEmbedding:
+        """Raises RequestError for what cannot be done."""
+        params = _DEFAULTS if params is None else params
+        if not isinstance(params, PoolingParams):
+            raise RequestError(f"pooling_params={params!r}: must be PoolingParams.", param="pooling_params")
+        _check_dimensions(params, self._size)
+        how = params.pooling or self._own_pooling()
+        made = self._maker.make(token_ids, _NO_SAMPLING, media=media, pooling=how, **request)
+        return PreparedEmbedding(made, text, shows_logprobs=False, pooling_params=params)
+
+    def _own_pooling(self) -> str:
+        if self._own is None:
+            self._own = own_pooling(self._path)
+        return self._own
+
+
+class EmbeddingJob:
+    """One prompt on its way to its vector."""
+
+    def __init__(self, prepared: PreparedEmbedding, label: str | None = None) -> None:
+        self.request = prepared.request
+        self._prepared = prepared
+        self._label = str(prepared.request.request_id) if label is None else label
+        self._num_cached_tokens: int | None = None
+        self._vector: bytes | None = None
+        self._error: QuireError | None = None
+        self.is_finished = False
+        self.num_output_tokens = 0
+
+    def push(self, delta: TokenDelta) -> bool:
+        """Never ends early, unlike a text that meets a stop string."""
+        if delta.num_cached_tokens is not None:
+            self._num_cached_tokens = delta.num_cached_tokens
+        if delta.vector is not None:
+            self._vector = delta.vector
+        if delta.finish_reason is not None:
+            self.is_finished = True
+        if delta.finish_reason == "error":
+            # One that never started was refused: the core found that it could not run even alone.
+            was_refused = self._num_cached_tokens is None
+            self._error = RequestError(str(delta.error)) if was_refused else RequestFailedError(str(delta.error))
+        elif delta.finish_reason == "abort":
+            self._error = RequestFailedError("The request was aborted before its vector was there.")
+        return False
+
+    def output(self) -> EmbeddingRequestOutput:
+        """Raises what ended it instead: nobody is to take an empty vector for one."""
+        if self._error is not None:
+            raise self._error
+        assert self._vector is not None, "a prompt that was pooled ended without its vector"
+        vector = _finished(np.frombuffer(self._vector, dtype=np.float32), self._prepared.pooling_params)
+        return EmbeddingRequestOutput(
+            request_id=self._label,
+            prompt=self._prepared.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=EmbeddingOutput(vector),
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+
+async def embedded(
+    prepared: PreparedEmbedding, client: AsyncEngineClient, on_start: Callable[[int], None], label: str | None = None
+) -> EmbeddingRequestOutput:
+    """The vector, when it is there; a caller that is cancelled aborts the request."""
+    job = EmbeddingJob(prepared, label)
+    deltas = prepared.start(client)
+    try:
+        async for delta in deltas:
+            if delta.num_cached_tokens is not None:
+                on_start(delta.num_cached_tokens)
+            job.push(delta)
+    finally:
+        await deltas.aclose()  # type: ignore[attr-defined]
+    return job.output()
+
+
+def _check_dimensions(params: PoolingParams, size: int | None) -> None:
+    if params.dimensions is not None and size is not None and params.dimensions > size:
+        raise RequestError(
+            f"dimensions={params.dimensions}: this model's vectors have {size} numbers, and the first of these are "
+            "kept. Ask for fewer, or leave it out for all.",
+            param="dimensions",
+        )
+
+
+def _finished(vector: NDArray[np.float32], params: PoolingParams) -> NDArray[np.float32]:
+    _check_dimensions(params, len(vector))
+    vector = vector[: params.dimensions].astype(np.float64)
+    if params.normalize:
+        vector /= max(float(np.linalg.norm(vector)), 1e-12)
+    return vector.astype(np.float32)

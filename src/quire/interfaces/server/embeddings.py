@@ -1,0 +1,195 @@
+"""POST /v1/embeddings: the vectors of texts, in the order of the texts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from quire.errors import ContextLengthError
+from quire.interfaces.server.api_description import described
+from quire.interfaces.server.errors import invalid
+from quire.interfaces.server.field_rules import FieldRules, Refused
+from quire.interfaces.server.in_flight import until_disconnect
+from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.rendering import render
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.token_ids import check_token_ids
+from quire.observability.tracing import current_trace
+from quire.outputs import EmbeddingRequestOutput
+from quire.pooling_params import PoolingParams
+
+# OpenAI's
+MAX_INPUTS = 2048
+FLOAT, BASE64 = "float", "base64"
+
+router = APIRouter()
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """A request for vectors."""
+
+    input: Annotated[
+        str | list[Any],
+        Meta(description="text, list of texts, list of token ids, or list of such lists; at most 2,048"),
+    ]
+    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
+    encoding_format: Annotated[
+        str | None, Meta(description="float (default), or base64: the same numbers as float32 in base64")
+    ] = None
+    dimensions: Annotated[
+        int | None, Meta(description="so many of the first numbers; for models that were trained for it")
+    ] = None
+    normalize: Annotated[bool | None, Meta(description="vLLM's: false leaves a vector's length as it is")] = None
+    pooling: Annotated[str | None, Meta(description="Quire's: last or mean, where it is not to be the model's own")] = (
+        None
+    )
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="vLLM's: false leaves out what the tokenizer adds to a text")
+    ] = None
+    priority: Annotated[int | None, Meta(description="vLLM's: lower is served first, with the policy priority")] = None
+    cache_salt: Annotated[str | None, Meta(description="vLLM's: only requests of the same salt share a cache")] = None
+
+
+_REFUSED = {
+    "messages": Refused("input is a text or its tokens; /tokenize makes the tokens of a chat"),
+    "truncate_prompt_tokens": Refused("inputs are never cut; shorten the input"),
+    "embed_dtype": Refused("numbers are float32", ("float32",)),
+    "endianness": Refused("base64 holds little-endian numbers", ("little", "native")),
+}
+RULES = FieldRules(EmbeddingRequest, _REFUSED)
+
+
+class Embedding(msgspec.Struct):
+    """One vector."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """OpenAI's `usage` of embeddings."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """The answer."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+@router.post("/v1/embeddings", openapi_extra=described(request=EmbeddingRequest, answer=EmbeddingList))
+async def create_embeddings(request: Request) -> Response:
+    """Vectors of texts."""
+    state = state_of(request)
+    body = await read_request(request, EmbeddingRequest, RULES, strict=state.strict)
+    state.check_model(body.model)
+    if body.encoding_format not in (None, FLOAT, BASE64):
+        shown = str(body.encoding_format)[:40]
+        raise invalid(f"encoding_format={shown!r}: must be {FLOAT} or {BASE64}.", "encoding_format")
+    params = PoolingParams(
+        pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
+    )
+    inputs = [await _tokens(state, one, body.add_special_tokens) for one in split_inputs(body.input)]
+    outputs = await until_disconnect(state.in_flight, request.receive, _vectors(state, inputs, params, body))
+    num_tokens = sum(map(len, inputs))
+    data = [
+        Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64))
+        for index, output in enumerate(outputs)
+    ]
+    return json_answer(EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens)))
+
+
+def split_inputs(given: str | list[Any]) -> list[str] | list[list[int]]:
+    """The four forms of `input` as a list of texts or of token lists, none of them empty."""
+    if isinstance(given, str):
+        given = [given]
+    if not given:
+        raise invalid("input: must not be an empty list.", "input")
+    if all(_is_token(part) for part in given):
+        return [given]
+    if len(given) > MAX_INPUTS:
+        raise invalid(f"input: {len(given)} inputs, at most {MAX_INPUTS} are allowed.", "input")
+    if all(isinstance(part, str) for part in given) or all(_are_tokens(part) for part in given):
+        if not all(given):
+            raise invalid("input: holds an empty text or list; there is nothing to embed. Leave it out.", "input")
+        return given
+    raise invalid("input: must be a text, a list of texts, a list of token ids or a list of such lists.", "input")
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_token(token) for token in value)
+
+
+async def _tokens(state: ServerState, one: str | list[int], add_special_tokens: bool | None) -> list[int]:
+    if isinstance(one, str):
+        one = (await render(state, one, add_special_tokens=add_special_tokens)).token_ids
+        if not one:
+            raise invalid("input: a text holds no tokens. Give at least one character.", "input")
+    else:
+        check_token_ids(one, state.engine.config.facts.vocab_size, "input")
+    if len(one) > state.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {state.max_model_len} tokens. However, your input resulted in "
+            f"{len(one)} tokens. Please reduce the length of the input.",
+            param="input",
+        )
+    return one
+
+
+async def _vectors(
+    state: ServerState, inputs: list[list[int]], params: PoolingParams, body: EmbeddingRequest
+) -> list[EmbeddingRequestOutput]:
+    """All at once; the engine takes as many as it has room for. The first that fails ends the others."""
+    current_trace.get().describe({"gen_ai.request.model": state.model_name})
+    tasks = [asyncio.ensure_future(_vector(state, token_ids, params, body)) for token_ids in inputs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _vector(
+    state: ServerState, token_ids: list[int], params: PoolingParams, body: EmbeddingRequest
+) -> EmbeddingRequestOutput:
+    observer = state.metrics.observe_pooling(len(token_ids), time.monotonic())
+    reason = "abort"
+    try:
+        output = await state.engine.embed(
+            token_ids,
+            params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            on_start=lambda num_cached_tokens: observer.started(num_cached_tokens, time.monotonic()),
+        )
+        reason = "stop"
+        return output
+    except Exception:
+        reason = "error"
+        raise
+    finally:
+        observer.finished(reason, time.monotonic())
+
+
+def _encoded(output: EmbeddingRequestOutput, *, is_base64: bool) -> list[float] | str:
+    if is_base64:
+        return base64.b64encode(output.outputs.vector.astype("<f4").tobytes()).decode()
+    return output.outputs.embedding

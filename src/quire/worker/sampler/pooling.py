@@ -1,0 +1,112 @@
+"""Vectors of prompts: of the rows that were asked for one, what their hidden states become.
+
+Owns which rows pool, and the sums of those that take a mean. Same hooks as a logits processor. A row that pools samples
+nothing: it is done when its last token is computed. Hidden states are taken as the model's last norm leaves them.
+
+    last    the state of the last token: whatever came before may have come from a cache
+    mean    the mean of all: summed chunk by chunk, each position once, also when it is computed again after a
+            preemption. So nothing of such a prompt may come from a cache, which is the core's business.
+
+Called by Sampler; a step without such rows pays for a look at a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from quire.messages import AdmittedSequence, ForkedSequence
+from quire.pooling_params import MEAN
+from quire.worker.input_batch import InputBatch
+from quire.worker.row_table import RowTable
+from quire.worker.staging import Array
+
+NOT_FINITE = "the model's hidden states are not finite (NaN or infinity), so there is no vector."
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """Of the first so many positions. In float64: a prompt in chunks is to give what the whole one gives."""
+
+    num_tokens: int = 0
+    total_E: Tensor | float = 0.0
+
+
+class Pooling:
+    """Looks at the hidden states of a step."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        # None: it wants its last token alone
+        self._rows: dict[int, _Sum | None] = {}
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        self._rows.pop(sequence.row, None)
+        if sequence.pooling:
+            # one that had lost its row begins anew, and so does its sum
+            self._rows[sequence.row] = _Sum() if sequence.pooling == MEAN else None
+
+    def fork(self, fork: ForkedSequence) -> None:
+        self._rows.pop(fork.row, None)
+
+    def release(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def start(self, hidden_TE: Tensor, batch: InputBatch) -> PoolingReading:
+        """What this step brings; its tensors go to the host together with the sampled tokens."""
+        if not self._rows:
+            return _NOTHING_TO_READ
+        reading = PoolingReading(self._rows)
+        for s in np.flatnonzero(np.isin(batch.rows_S, list(self._rows))).tolist():
+            self._add_row(reading, s, hidden_TE, batch)
+        return reading
+
+    def _add_row(self, reading: PoolingReading, s: int, hidden_TE: Tensor, batch: InputBatch) -> None:
+        row, start = int(batch.rows_S[s]), int(batch.num_computed_S[s])
+        end, place = start + int(batch.num_tokens_S[s]), int(batch.query_starts_S1[s])
+        is_done = bool(self._table.is_final[row]) and end >= int(self._table.num_total[row])
+        done = self._rows[row]
+        if done is None:
+            if is_done:
+                reading.add(row, hidden_TE[place + end - start - 1].float())
+            return
+        assert start <= done.num_tokens, "a mean lacks positions that were not computed here"
+        if end > done.num_tokens:
+            new_E = hidden_TE[place + done.num_tokens - start : place + end - start].double().sum(dim=0)
+            done = reading.sums[row] = _Sum(end, done.total_E + new_E)
+        if is_done:
+            assert isinstance(done.total_E, Tensor)
+            reading.add(row, (done.total_E / done.num_tokens).float())
+
+
+class PoolingReading:
+    """Vectors of one step on their way to the host."""
+
+    def __init__(self, rows: dict[int, _Sum | None]) -> None:
+        self._rows = rows
+        # they count once `by_row` has been called: until then a step may be repeated
+        self.sums: dict[int, _Sum] = {}
+        self.done: list[int] = []
+        self.tensors: list[Tensor] = []
+
+    def add(self, row: int, vector_E: Tensor) -> None:
+        self.done.append(row)
+        self.tensors.append(vector_E)
+
+    def by_row(self, arrays: Sequence[Array]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """float32 vectors as bytes, and rows that have none, out of the arrays of `tensors`."""
+        self._rows.update(self.sums)
+        vectors: dict[int, bytes] = {}
+        failures: dict[int, str] = {}
+        for row, vector_E in zip(self.done, arrays, strict=True):
+            if np.isfinite(vector_E).all():
+                vectors[row] = vector_E.tobytes()
+            else:
+                failures[row] = NOT_FINITE
+        return vectors, failures
+
+
+_NOTHING_TO_READ = PoolingReading({})

@@ -1,0 +1,199 @@
+"""/v1/embeddings on a fake engine: forms of the input, formats of the answer, what is refused and what goes wrong."""
+
+import asyncio
+import base64
+
+import numpy as np
+import openai
+import pytest
+
+from quire.testing.fake_core import vector_of
+
+
+def unit(prompt: list[int], pooling: str = "last", dimensions: int | None = None) -> np.ndarray:
+    vector = vector_of(prompt, pooling)[:dimensions].astype(np.float64)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def numbers(response) -> list[np.ndarray]:
+    assert response.status_code == 200, response.text
+    data = response.json()["data"]
+    assert [entry["index"] for entry in data] == list(range(len(data)))
+    assert all(entry["object"] == "embedding" for entry in data)
+    return [np.array(entry["embedding"], dtype=np.float32) for entry in data]
+
+
+async def embed(server, given, **fields):
+    return await server.post("/v1/embeddings", {"input": given, **fields})
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("ab", [[97, 98]]),
+        (["ab", "c"], [[97, 98], [99]]),
+        ([97, 98], [[97, 98]]),
+        ([[97, 98], [99]], [[97, 98], [99]]),
+    ],
+)
+def test_the_four_forms_of_input(run, served, given, prompts):
+    async def main():
+        async with served() as server:
+            response = await embed(server, given, user="somebody")
+            for found, prompt in zip(numbers(response), prompts, strict=True):
+                assert np.array_equal(found, unit(prompt))
+            body, count = response.json(), sum(map(len, prompts))
+            assert (body["object"], body["model"]) == ("list", "byte-model")
+            assert body["usage"] == {"prompt_tokens": count, "total_tokens": count}
+            assert [request.prompt_token_ids for request in server.requests()] == prompts
+
+    run(main())
+
+
+def test_float_and_base64_are_the_same_numbers(run, served):
+    async def main():
+        async with served() as server:
+            plain = numbers(await embed(server, ["ab", "xyz"], encoding_format="float"))
+            packed = (await embed(server, ["ab", "xyz"], encoding_format="base64")).json()["data"]
+            for one, other in zip(plain, packed, strict=True):
+                assert np.frombuffer(base64.b64decode(other["embedding"]), "<f4").tolist() == one.tolist()
+
+    run(main())
+
+
+def test_dimensions_length_and_pooling(run, served):
+    async def main():
+        async with served() as server:
+            [cut] = numbers(await embed(server, "abc", dimensions=2))
+            assert np.array_equal(cut, unit([97, 98, 99], dimensions=2))
+            assert np.linalg.norm(cut) == pytest.approx(1)
+            [raw] = numbers(await embed(server, "abc", normalize=False, pooling="mean"))
+            assert np.array_equal(raw, vector_of([97, 98, 99], "mean"))
+            assert [request.pooling for request in server.requests()] == ["last", "mean"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"input": []}, "input", "empty list"),
+        ({"input": [""]}, "input", "nothing to embed"),
+        ({"input": ["a", ""]}, "input", "nothing to embed"),
+        ({"input": [[1], []]}, "input", "nothing to embed"),
+        ({"input": ""}, "input", ""),
+        ({"input": ["a", 1]}, "input", "must be a text"),
+        ({"input": [[1], "a"]}, "input", "must be a text"),
+        ({"input": [True]}, "input", "must be a text"),
+        ({"input": [1.5]}, "input", "must be a text"),
+        ({"input": 5}, "input", "must be"),
+        ({"input": {}}, "input", "must be"),
+        ({}, "input", "required"),
+        ({"input": [300]}, "input", "not in the vocabulary (0 to 260)"),
+        ({"input": [[1], [-1]]}, "input", "not in the vocabulary"),
+        ({"input": [10**30]}, "input", "vocabulary"),
+        ({"input": ["a"] * 2049}, "input", "at most 2048"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "must be float or base64"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "between 1"),
+        ({"input": "a", "dimensions": 5}, "dimensions", "4 numbers"),
+        ({"input": "a", "dimensions": "4"}, "dimensions", "whole number"),
+        ({"input": "a", "pooling": "cls"}, "pooling", "must be last or mean"),
+        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "never cut"),
+        ({"input": "a", "messages": []}, "messages", "not supported"),
+        ({"input": "a", "priority": 2**40}, "priority", "between"),
+        ({"input": "a", "encoding_formt": "float"}, "encoding_formt", "encoding_format"),
+    ],
+)
+def test_what_cannot_be_embedded(run, served, fields, param, words):
+    async def main():
+        async with served() as server:
+            response = await server.post("/v1/embeddings", fields)
+            error = response.json()["error"]
+            assert response.status_code == 400, error
+            assert error["type"] == "invalid_request_error"
+            assert error["param"] == param
+            assert words in error["message"]
+            # the engine is as before
+            assert (await embed(server, "a")).status_code == 200
+
+    run(main())
+
+
+def test_what_reaches_the_engine(run, served):
+    async def main():
+        async with served() as server:
+            await embed(server, ["a", "b"], priority=3, cache_salt="mine")
+            asked = [(request.priority, request.cache_salt, request.is_final) for request in server.requests()]
+            assert asked == [(3, "mine", True)] * 2
+
+    run(main())
+
+
+def test_an_input_may_fill_the_model_and_no_more(run, served):
+    async def main():
+        async with served(max_model_len=16) as server:
+            assert (await embed(server, "x" * 16)).status_code == 200
+            for given in ("x" * 17, [5] * 17):
+                response = await embed(server, given)
+                assert response.status_code == 400
+                assert response.json()["error"]["code"] == "context_length_exceeded"
+            assert (await embed(server, "a", model="another")).status_code == 404
+
+    run(main())
+
+
+def test_one_that_fails_fails_the_request_and_a_client_that_leaves_aborts_it(run, served):
+    async def main():
+        async with served() as server:
+            server.fake.failures[0] = "it broke"
+            response = await embed(server, ["a", "b"])
+            assert response.status_code == 500
+            assert "it broke" not in response.text
+            server.fake.failures.clear()
+            server.fake.hold(0)
+            asking = asyncio.ensure_future(embed(server, ["a", "b"]))
+            while len(server.fake.running) < 2:
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert not server.fake.running
+            assert len(server.fake.aborted) == 2
+
+    run(main())
+
+
+def test_what_metrics_say_of_it(run, served):
+    async def main():
+        async with served() as server:
+            await embed(server, ["abcd", "ef"])
+            text = (await server.http.get("/metrics")).text
+        of = '{model_name="byte-model"}'
+        for line in (
+            f"quire:prompt_tokens_total{of} 6.0",
+            f"quire:generation_tokens_total{of} 0.0",
+            'quire:request_success_total{finished_reason="stop",model_name="byte-model"} 2.0',
+            f"quire:request_queue_time_seconds_count{of} 2.0",
+            f"quire:request_generation_tokens_count{of} 0.0",
+        ):
+            assert line in text
+
+    run(main())
+
+
+def test_the_official_client(run, served, on_a_socket):
+    async def main():
+        async with served() as server, on_a_socket(server) as url:
+            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            # it asks for base64 by itself, and decodes it
+            found = await client.embeddings.create(input=["ab", "c"], model="byte-model", dimensions=3)
+            plain = await client.embeddings.create(
+                input=[[97, 98], [99]], model="byte-model", dimensions=3, encoding_format="float", user="me"
+            )
+            assert [entry.embedding for entry in found.data] == [entry.embedding for entry in plain.data]
+            assert [entry.index for entry in found.data] == [0, 1]
+            assert found.usage.prompt_tokens == 3
+            with pytest.raises(openai.BadRequestError, match="not in the vocabulary"):
+                await client.embeddings.create(input=[10**6], model="byte-model")
+            await client.close()
+
+    run(main())

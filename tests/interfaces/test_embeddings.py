@@ -1,0 +1,212 @@
+"""LLM.embed and AsyncLLM.embed: forms, errors, whole checkpoints of embedding models."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from quire import LLM, AsyncLLM, ModelError, PoolingParams, RequestError, RequestFailedError, SamplingParams
+from quire.interfaces.own_pooling import own_pooling
+from quire.testing.fake_core import vector_of
+from quire.testing.fake_llm import fake_async_llm, fake_llm
+from quire.testing.tiny_checkpoints import make_checkpoint, make_model, write_tokenizer
+
+
+def test_vectors_in_the_order_of_prompts():
+    with fake_llm() as llm:
+        first, second = llm.embed([[5, 6, 7], {"prompt_token_ids": [8]}], PoolingParams(normalize=False))
+        assert np.array_equal(first.outputs.vector, vector_of([5, 6, 7]))
+        assert second.outputs.embedding == vector_of([8]).tolist()
+        assert (first.prompt_token_ids, first.finished, second.outputs.hidden_size) == ([5, 6, 7], True, 4)
+        [text] = llm.embed("Hello")
+        assert text.prompt == "Hello"
+        assert np.linalg.norm(text.outputs.vector) == pytest.approx(1)
+        each = llm.embed([[5, 6]] * 2, [PoolingParams(pooling="mean"), PoolingParams(dimensions=1)])
+        assert [output.outputs.hidden_size for output in each] == [4, 1]
+        # texts as before
+        assert llm.generate([[5, 6, 7]])[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        ([[5], []], None, "no tokens"),
+        ([[5], [10**9]], None, "whole number between 0 and"),
+        ([[5]] * 2, [PoolingParams()], "1 given for 2 prompts"),
+        ([[5]], [3], "must be PoolingParams"),
+        ([[5] * 300], None, "maximum context length"),
+        ([[5]], PoolingParams(dimensions=10**6), "dimensions=1000000"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_starts(prompts, params, words):
+    with fake_llm() as llm:
+        with pytest.raises(RequestError, match=words):
+            llm.embed(prompts, params)
+        assert llm.statistics()["requests_open"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"pooling": "lst"}, "Did you mean 'last'|last or mean"),
+        ({"dimensions": 0}, "between 1"),
+        ({"normalize": 1}, "True or False"),
+        ({"normalise": True}, "normalize"),
+    ],
+)
+def test_parameters_say_what_is_wrong(fields, words):
+    with pytest.raises(RequestError, match=words):
+        PoolingParams(**fields)
+
+
+def test_one_that_fails_is_no_empty_vector():
+    with fake_llm() as llm:
+        llm._client._link._driver._core.failures[0] = "not finite"
+        with pytest.raises(RequestFailedError, match="not finite"):
+            llm.embed([[5], [6]])
+
+
+def test_streams_and_labels():
+    async def main():
+        engine = fake_async_llm()
+        async with engine:
+            outputs = await asyncio.gather(*(engine.embed([5, number], PoolingParams()) for number in range(9)))
+            assert [output.prompt_token_ids[1] for output in outputs] == list(range(9))
+            await engine.control("hold", {"at": 0})
+            begun = []
+            task = asyncio.ensure_future(engine.embed([5, 6], request_id="mine", on_start=begun.append))
+            while not engine._labels.count("mine"):
+                await asyncio.sleep(0)
+            await engine.abort("mine")
+            with pytest.raises(RequestFailedError, match="aborted"):
+                await task
+            assert engine.num_open_requests == 0
+            await engine.control("hold", {"at": None})
+            assert (await engine.embed([5, 6], request_id="mine", on_start=begun.append)).request_id == "mine"
+            assert begun == [0]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+# ------------------------------------------------------------------------------------------------- what authors say
+
+
+def write(folder, modules=None, pooling=None, name="1_Pooling"):
+    if modules is not None:
+        kinds = [{"idx": number, "path": path, "type": kind} for number, (path, kind) in enumerate(modules)]
+        (folder / "modules.json").write_text(json.dumps(kinds))
+    if pooling is not None:
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **pooling}))
+    return folder
+
+
+_PARTS = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "expected"),
+    [
+        (None, None, "last"),
+        (_PARTS, {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False, "include_prompt": True}, "last"),
+        (_PARTS, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        (None, {"pooling_mode_mean_tokens": True}, "mean"),
+        ([*_PARTS, ("2_Normalize", "sentence_transformers.models.Normalize")], {"pooling_mode": "lasttoken"}, "last"),
+    ],
+)
+def test_the_pooling_that_its_authors_wrote_down(tmp_path, modules, pooling, expected):
+    assert own_pooling(write(tmp_path, modules, pooling)) == expected
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "words"),
+    [
+        (_PARTS, {"pooling_mode_cls_token": True}, "pooled by cls_token"),
+        (_PARTS, {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "mean_tokens and max_tokens"),
+        ([*_PARTS, ("2_Dense", "sentence_transformers.models.Dense")], {"pooling_mode_lasttoken": True}, "kind Dense"),
+        (["broken"], None, "kind"),
+    ],
+)
+def test_what_is_not_computed_here_is_said(tmp_path, modules, pooling, words):
+    if modules == ["broken"]:
+        (tmp_path / "modules.json").write_text('["broken"]')
+    else:
+        write(tmp_path, modules, pooling)
+    with pytest.raises(RequestError, match=words):
+        own_pooling(tmp_path)
+
+
+def test_a_folder_outside_the_checkpoint_is_not_read(tmp_path):
+    inside = tmp_path / "model"
+    inside.mkdir()
+    write(tmp_path, pooling={"pooling_mode_mean_tokens": True}, name="other")
+    write(inside, [("../other", "x.Pooling")])
+    assert own_pooling(inside) == "last"
+
+
+# ------------------------------------------------------------------------------------------------- whole checkpoints
+
+PROMPTS = [[5, 6, 7, 8], [9] * 20]
+
+
+def expected_means(backbone) -> list[np.ndarray]:
+    import torch
+
+    with torch.inference_mode():
+        states = [backbone(torch.tensor([prompt])).last_hidden_state[0].mean(dim=0) for prompt in PROMPTS]
+    return [(state / state.norm()).numpy() for state in states]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_a_checkpoint_of_a_backbone_alone(tmp_path, name):
+    """As embedding models come: no head, no prefix in the names, a pooling of its own."""
+    backbone = make_model(name).model
+    backbone.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    write(tmp_path, _PARTS, {"pooling_mode_mean_tokens": True})
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("Model")
+    with LLM(str(tmp_path), device="cpu", dtype="float32", num_threads=1, max_model_len=64) as llm:
+        outputs = llm.embed(PROMPTS, use_tqdm=False)
+        for output, expected in zip(outputs, expected_means(backbone), strict=True):
+            assert np.abs(output.outputs.vector - expected).max() < 1e-5
+        with pytest.raises(RequestError, match="a backbone without a head"):
+            llm.generate([[5]])
+
+
+def test_names_without_a_prefix_and_a_head_that_is_tied(tmp_path):
+    """The architecture says that there is a head, the weights are those of the backbone."""
+    model = make_model("qwen3_tied")
+    model.model.save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))
+    write_tokenizer(tmp_path)
+    with LLM(str(tmp_path), device="cpu", dtype="float32", num_threads=1, max_model_len=64) as llm:
+        [first, _] = llm.embed(PROMPTS, PoolingParams(pooling="mean"), use_tqdm=False)
+        assert np.abs(first.outputs.vector - expected_means(model.model)[0]).max() < 1e-5
+        assert llm.generate([[5]], use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_an_encoder_is_refused_at_the_start(tmp_path):
+    with pytest.raises(ModelError, match="bert"):
+        LLM(str(make_checkpoint(tmp_path / "m", "bert")), device="cpu", num_threads=1)
+
+
+def test_beside_texts_in_an_engine_of_its_own_process():
+    async def main():
+        async with AsyncLLM(device="cpu", dtype="float32", num_threads=1, max_model_len=128) as engine:
+
+            async def text():
+                async for output in engine.generate([7, 8, 9], SamplingParams(temperature=0.0)):
+                    last = output
+                return last.outputs[0].token_ids
+
+            alone = await text()
+            vector = (await engine.embed([5, 6, 7])).outputs.vector
+            together = await asyncio.gather(text(), engine.embed([5, 6, 7]), text(), engine.embed([5, 6, 7]))
+            assert together[0] == together[2] == alone
+            for output in together[1::2]:
+                assert np.abs(output.outputs.vector - vector).max() < 1e-5
+
+    asyncio.run(asyncio.wait_for(main(), 60))
