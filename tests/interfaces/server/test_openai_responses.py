@@ -118,6 +118,22 @@ def test_a_stream_says_what_the_whole_says(asked, answer):
     asked(test)
 
 
+def test_lengths_can_be_hidden(asked):
+    async def test(server, client):
+        server.fake.reply_to = lambda request, index: "a 😀 \n" * 5
+        options = {"include_obfuscation": True}
+        events = await streamed(client, input="Hi", stream_options=options)
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        assert len({len(event.delta) for event in deltas}) > 1
+        for event in deltas:
+            size = len(json.dumps(event.delta, ensure_ascii=False).encode()) + len(str(event.sequence_number))
+            assert (size + len(',"logprobs":[]') + len(event.obfuscation)) % 256 == 0
+        plain = await streamed(client, input="Hi")
+        assert not any("obfuscation" in event.to_dict() for event in plain)
+
+    asked(test)
+
+
 def without_ids(response) -> dict:
     """What two responses to one request have in common."""
     found = response.to_dict()

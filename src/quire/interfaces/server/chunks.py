@@ -131,6 +131,13 @@ class ChunkEncoder:
         return self._head + b'],"usage":' + msgspec.json.encode(usage) + b"}" + self._closing
 
 
+def obfuscation(size: int) -> bytes:
+    """The field that fills up an object of which `size` bytes differ from one to the next; it is not the first one."""
+    missing = -size % PADDED_BYTES
+    # letters that a compressing proxy cannot make short again
+    return b',"obfuscation":"%b"' % secrets.token_urlsafe(missing)[:missing].encode()
+
+
 class PaddingEncoder(ChunkEncoder):
     """The same events, filled up in steps of PADDED_BYTES: who sees only the sizes of encrypted packets does not see
     the lengths of tokens, from which texts have been guessed."""
@@ -144,10 +151,7 @@ class PaddingEncoder(ChunkEncoder):
     def _padded(self, event: bytes, size: int) -> bytes:
         """`size` is the part of it that differs from event to event."""
         end = len(self._closing) + 1
-        missing = -size % PADDED_BYTES
-        # letters that a compressing proxy cannot make short again
-        letters = secrets.token_urlsafe(missing)[:missing].encode()
-        return event[:-end] + b',"obfuscation":"' + letters + b'"' + event[-end:]
+        return event[:-end] + obfuscation(size) + event[-end:]
 
 
 def encoder_of(*, is_padded: bool) -> type[ChunkEncoder]:

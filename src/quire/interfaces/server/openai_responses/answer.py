@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from quire.interfaces.server.chunks import obfuscation
 from quire.interfaces.server.dialect import AnswerStep, ChatRun
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.openai_responses.items import Item, item_id
@@ -22,10 +23,11 @@ from quire.renderer.output_parsing.answer import CallArguments, CallStart, Conte
 class ResponseInTheMaking:
     """Takes the steps of a chat, gives bytes of events, and holds the response as it is so far."""
 
-    def __init__(self, head: dict[str, Any], run: ChatRun) -> None:
-        """head: the response's fields that are certain from the beginning."""
+    def __init__(self, head: dict[str, Any], run: ChatRun, *, is_padded: bool = False) -> None:
+        """head: the response's fields that are certain from the beginning. is_padded: deltas hide their lengths."""
         self.response: dict[str, Any] = {**head, "status": "in_progress", "output": []}
         self._run = run
+        self._is_padded = is_padded
         self._number = 0
         self._open: _OpenItem | None = None
 
@@ -111,7 +113,10 @@ class ResponseInTheMaking:
         one.logprobs += logprobs
         number, self._number = self._number, self._number + 1
         shown = b',"logprobs":%b' % msgspec.json.encode(logprobs) if one.kind == "message" else b""
-        return one.template() % (number, msgspec.json.encode(text), shown)
+        encoded = msgspec.json.encode(text)
+        if self._is_padded:
+            shown += obfuscation(len(str(number)) + len(encoded) + len(shown))
+        return one.template() % (number, encoded, shown)
 
     def _closed(self, status: str) -> bytes:
         one, self._open = self._open, None

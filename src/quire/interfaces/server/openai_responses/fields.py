@@ -69,7 +69,7 @@ class ResponsesRequest(DialectFields, kw_only=True):
     ] = None
     stop: Annotated[str | list[str] | None, Meta(description="as in a chat: strings that end the text")] = None
     stream_options: Annotated[
-        StreamOptions | None, Meta(description="include_obfuscation is accepted and has no effect")
+        StreamOptions | None, Meta(description="include_obfuscation: hide the lengths of tokens")
     ] = None
 
 

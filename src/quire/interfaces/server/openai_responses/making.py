@@ -43,7 +43,8 @@ class Making:
         messages = messages_of(body.instructions, [*past, *items])
         with in_words_of(NAMES):
             run = await _fitting_run(body, messages, state)
-        answer = ResponseInTheMaking(_head(body, run, state), run)
+        is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
+        answer = ResponseInTheMaking(_head(body, run, state), run, is_padded=is_padded)
         return cls(answer, run, items, stored if body.store is not False else None)
 
     @classmethod
