@@ -29,6 +29,8 @@ _CHECKS = (
     "response_schema_conformance", "negative_data_rejection", "unsupported_method", "allow_header_conformance",
     "missing_required_header", "ignored_auth",
 )  # fmt: skip
+# Not an operation: requests one after the other, each made of what an earlier one answered.
+_SEQUENCES = "sequences"
 # Long answers would measure the model, not the server.
 _MAX_MODEL_LEN = 256
 
@@ -78,6 +80,7 @@ class _Runs:
             data = response.read()
         document = json.loads(data)
         self.operations = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+        self.operations.append(_SEQUENCES)
         # another interface or other settings: begin anew
         settings = [hashlib.sha256(data).hexdigest(), arguments.cases, arguments.seed, arguments.seconds]
         state = json.loads(_STATE.read_text()) if _STATE.exists() else {}
@@ -107,8 +110,7 @@ class _Runs:
         return [
             str(_PYTHON.with_name("schemathesis")), "run", f"{self._url}/openapi.json",
             "--header", f"Authorization: Bearer {self._key}",
-            "--include-operation-id", operation,
-            "--phases", "examples,coverage,fuzzing,stateful",
+            *(("--phases", "stateful") if operation == _SEQUENCES else ("--include-operation-id", operation)),
             "--mode", "all",
             "--max-examples", str(options.cases),
             "--seed", str(options.seed),
