@@ -69,6 +69,7 @@ class EngineConfig:
     served_model_name: str
     chat_template: str | None
     tool_call_parser: str
+    special_tokens_in_messages: bool
     reasoning_parser: str
     use_generation_config: bool
     max_model_len: int

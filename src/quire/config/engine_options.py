@@ -51,6 +51,11 @@ class EngineOptions:
         False, "run Python code that comes with a checkpoint (Transformers path only)", section="model"
     )
     chat_template: str | None = option(None, "file with a Jinja chat template, instead of the model's", section="model")
+    special_tokens_in_messages: bool = option(
+        False, "strings such as <|im_end|> in the messages of a chat become special tokens, as in Transformers; else "
+        "they are text, and nobody can forge a turn",
+        section="model",
+    )  # fmt: skip
     tool_call_parser: str = option(
         "auto", "how calls of tools are found in an answer: auto means by the chat template (docs/tools.md)",
         section="model",

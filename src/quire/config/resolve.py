@@ -90,6 +90,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         served_model_name=name,
         chat_template=options.chat_template,
         tool_call_parser=options.tool_call_parser,
+        special_tokens_in_messages=options.special_tokens_in_messages,
         reasoning_parser=options.reasoning_parser,
         use_generation_config=options.generation_config == "auto",
         max_model_len=length,

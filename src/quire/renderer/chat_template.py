@@ -7,7 +7,7 @@ a template of its own, only values for one. Called by Renderer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import ModelError, OptionError, RequestError
 from quire.renderer.chat_messages import Dialect, plain, prepare_messages
 from quire.renderer.gguf_tokenizer import read_templates
+from quire.renderer.quoting import Quoting
 from quire.renderer.special_tokens import SpecialTokens, read_json
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ class ChatTemplates:
                 return cls(texts, special)
         return None
 
-    def render(
+    def render(self, chat: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The text of a chat; options as below."""
+        return "".join(self.render_pieces(chat, **options))
+
+    def render_pieces(
         self,
         chat: Sequence[Mapping[str, Any]],
         *,
@@ -59,9 +64,14 @@ class ChatTemplates:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+        marks: Collection[str] = (),
+    ) -> list[str]:
+        """The text, cut inside each of `marks` that a client wrote: pieces are to be tokenised one by one."""
         text = self._choose(tools)
         messages = prepare_messages(chat, dialect_of(text))
+        shown_tools = plain(list(tools), "tools") if tools is not None else None
+        quoting = Quoting(marks, messages, shown_tools)
+        messages = [quoting.quote(message) for message in messages]
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -76,11 +86,11 @@ class ChatTemplates:
                 "documents": None,
                 **_checked_kwargs(template_kwargs),
                 "messages": messages,
-                "tools": plain(list(tools), "tools") if tools is not None else None,
+                "tools": quoting.quote(shown_tools),
                 "add_generation_prompt": add_generation_prompt,
             },
         )
-        return _cut_at_end(rendered) if continue_final_message else rendered
+        return quoting.pieces(_cut_at_end(rendered) if continue_final_message else rendered)
 
     def _choose(self, tools: object) -> str:
         if tools is not None and "tool_use" in self.texts:

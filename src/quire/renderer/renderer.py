@@ -45,7 +45,10 @@ class Renderer:
         templates: ChatTemplates | None = None,
         eos_token_ids: Sequence[int] = (),
         output_formats: OutputFormats | None = None,
+        *,
+        special_tokens_in_messages: bool = False,
     ) -> None:
+        self._marks_in_messages = special_tokens_in_messages
         self._tokenizer = tokenizer
         self._templates = templates
         # how this model calls tools and how it thinks
@@ -63,6 +66,7 @@ class Renderer:
             trust_remote_code=config.worker.trust_remote_code,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
+            special_tokens_in_messages=config.special_tokens_in_messages,
         )
 
     @classmethod
@@ -76,6 +80,7 @@ class Renderer:
         trust_remote_code: bool = False,
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
+        special_tokens_in_messages: bool = False,
     ) -> Renderer:
         """A renderer from files alone. Without a tokenizer it still serves prompts of token ids."""
         tokenizer = Tokenizer.from_folder(folder, trust_remote_code=trust_remote_code)
@@ -84,7 +89,7 @@ class Renderer:
         formats = OutputFormats.choose(
             templates.texts.values() if templates is not None else (), tool=tool_call_parser, reasoning=reasoning_parser
         )
-        return cls(tokenizer, templates, eos_token_ids, formats)
+        return cls(tokenizer, templates, eos_token_ids, formats, special_tokens_in_messages=special_tokens_in_messages)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -120,18 +125,20 @@ class Renderer:
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
         if isinstance(chat, str):
-            text, add_special_tokens = chat, add_special_tokens is not False
+            pieces, add_special_tokens = [chat], add_special_tokens is not False
         else:
-            text = self._needed_templates().render(
+            pieces = self._needed_templates().render_pieces(
                 chat,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 template_kwargs=template_kwargs,
+                marks=() if self._marks_in_messages else self.special_tokens,
             )
+        text = "".join(pieces)
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
-        return RenderedPrompt(tokenizer.encode(text, add_special_tokens=bool(add_special_tokens)), text=text)
+        return RenderedPrompt(tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens)), text=text)
 
     def render_continuation(self, text: str, *, max_tokens: int) -> list[int]:
         """The tokens of a text that follows other tokens: no special tokens around it, no space put before it."""

@@ -86,6 +86,21 @@ class Tokenizer:
             # half of a surrogate pair: JSON can carry one, UTF-8 cannot
             raise RequestError(_SURROGATE) from error
 
+    def encode_pieces(self, pieces: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """One text whose parts are tokenised one by one, so that no special token goes across."""
+        if len(pieces) == 1:
+            return self.encode(pieces[0], add_special_tokens=add_special_tokens)
+        before, after = self._around if add_special_tokens else ([], [])
+        first = self.encode(pieces[0], add_special_tokens=False)
+        return [*before, *first, *(i for piece in pieces[1:] for i in self.encode_continuation(piece)), *after]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What stands before and after a text."""
+        whole, bare = (self.encode(_LINE_END, add_special_tokens=asked) for asked in (True, False))
+        start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+        return whole[:start], whole[start + len(bare) :]
+
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens without special ones around them, and the characters from which to which each goes."""
         failpoint("in_tokenise")
