@@ -14,6 +14,7 @@ import msgspec
 from quire.interfaces.server.admin_pinned_prefixes import PinPrefixRequest
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
+from quire.interfaces.server.batches.requests import BatchRequest
 from quire.interfaces.server.beam_search import NOT_WITH_BEAMS
 from quire.interfaces.server.chat import RULES as CHAT_RULES
 from quire.interfaces.server.completions import RULES as COMPLETION_RULES
@@ -23,6 +24,7 @@ from quire.interfaces.server.field_rules import FieldRules
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.openai_responses.fields import ResponsesRequest
 from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
+from quire.interfaces.server.sessions.requests import REFUSED_BY_TURNS, RewindRequest, SessionRequest
 from quire.observability.instruments import Counter, Histogram
 from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
 
@@ -37,6 +39,10 @@ def tables() -> dict[str, str]:
         "Fields of /v1/embeddings": _implemented(EmbeddingRequest, set()),
         "Fields of a piece": _implemented(PromptPiece, set()),
         "Fields of /v1/admin/pinned_prefixes": _implemented(PinPrefixRequest, set()),
+        "Fields of /v1/batches": _implemented(BatchRequest, set()),
+        "Fields of /v1/sessions": _implemented(SessionRequest, set()),
+        "Fields of /v1/sessions/{id}/rewind": _implemented(RewindRequest, set()),
+        "Refused by turns of sessions": _refused(FieldRules(ChatRequest, REFUSED_BY_TURNS)),
         "Refused with use_beam_search": _table(("field", "let through"), _refused_with_beams()),
         "Refused by /v1/chat/completions": _refused(CHAT_RULES),
         "Refused by /v1/completions": _refused(COMPLETION_RULES),
@@ -57,7 +63,10 @@ def page_of(title: str) -> str:
     """Where a table stands."""
     if title.startswith("Of the "):
         return "metrics.md"
-    return next((f"{name}.md" for name in ("responses", "messages") if title.endswith(f"/v1/{name}")), "server.md")
+    if "sessions" in title:
+        return "sessions.md"
+    pages = "responses", "messages", "batches"
+    return next((f"{name}.md" for name in pages if title.endswith(f"/v1/{name}")), "server.md")
 
 
 def _ignored(rules: FieldRules) -> str:

@@ -32,7 +32,7 @@ class RewindRequest(msgspec.Struct, kw_only=True):
     num_tokens: Annotated[int | None, Meta(description="so many tokens are left; in a chat the end of a turn")] = None
 
 
-REFUSED_BY_TURNS: dict[str, Refused] = {
+_BY_BOTH: dict[str, Refused] = {
     "n": Refused("a session goes on with one answer; leave it out, or fork the session", (1,)),
     "use_beam_search": Refused("a session goes on with one answer; leave it out", (False,)),
     "prompt_logprobs": Refused("only what is new is computed; send the whole as a request of its own"),
@@ -45,9 +45,10 @@ _BY_CHATS = {
 }
 _BY_TEXTS = {"echo": Refused("the answer of a turn is what is new; leave it out", (False,))}
 
+# what turns refuse beyond the endpoints that they resemble
+REFUSED_BY_TURNS = {**_BY_BOTH, **_BY_CHATS, **_BY_TEXTS}
+
 OPEN_RULES = FieldRules(SessionRequest, {})
 REWIND_RULES = FieldRules(RewindRequest, {})
-CHAT_RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT, **REFUSED_BY_TURNS, **_BY_CHATS})
-TEXT_RULES = FieldRules(
-    CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS, **REFUSED_BY_TURNS, **_BY_TEXTS}
-)
+CHAT_RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT, **_BY_BOTH, **_BY_CHATS})
+TEXT_RULES = FieldRules(CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS, **_BY_BOTH, **_BY_TEXTS})
