@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.observability.instruments import Counter
 from quire.observability.metric_names import OLDER_NAMES, SAME_AS_VLLM
 from quire.observability.metric_prefixes import VLLM_PREFIX
 from quire.observability.metrics import ENGINE_STATISTICS, ServerMetrics
@@ -35,7 +36,9 @@ def exposed(prefix: str = "quire:") -> dict[str, set[str]]:
     observer.tokens(1, now=2.0)
     observer.tokens(1, now=3.0)
     observer.finished("stop", now=4.0)
-    metrics.http_responses.add(1, "/v1/models", "200")
+    for counter in metrics.instruments:
+        if isinstance(counter, Counter) and counter.label_names:
+            counter.add(1, *("x" for _ in counter.label_names))
     text = metrics.exposition(dict.fromkeys(ENGINE_STATISTICS, 1.0)).decode()
     families = list(text_string_to_metric_families(text))
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}

@@ -113,6 +113,21 @@ def test_completions_are_batched_too(run, batching, official):
     run(main())
 
 
+def test_embeddings_are_batched_too(run, batching, official):
+    async def main():
+        async with batching() as server:
+            client = official(server)
+            url, body = "/v1/embeddings", {"input": ["Hi", "Ho"], "priority": 7}
+            line = {"custom_id": "e", "method": "POST", "url": url, "body": body}
+            batch = await ended(server, client, await begun(client, line, endpoint=url))
+            answer = (await lines_of(client, batch.output_file_id))["e"]["response"]["body"]
+            direct = (await server.post(url, {"input": ["Hi", "Ho"]})).json()
+            assert answer == direct
+            assert [request.priority for request in server.requests()] == [BACKGROUND_PRIORITY] * 2 + [0, 0]
+
+    run(main())
+
+
 def test_interactive_requests_go_first(run, batching, official):
     async def main():
         async with batching() as server:

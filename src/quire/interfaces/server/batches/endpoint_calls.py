@@ -79,6 +79,10 @@ class _Background:
         priority = max(priority, BACKGROUND_PRIORITY)
         return await self._engine.prepare(prompt, sampling_params, priority=priority, **settings)
 
+    async def embed(self, prompt: Any, pooling_params: Any, *, priority: int = 0, **settings: Any) -> Any:
+        priority = max(priority, BACKGROUND_PRIORITY)
+        return await self._engine.embed(prompt, pooling_params, priority=priority, **settings)
+
 
 class _App:
     """All that an endpoint looks up in its application."""
