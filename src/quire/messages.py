@@ -71,6 +71,16 @@ class KVTransfer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_output_tokens: int = 0
 
 
+class Tenancy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """On whose behalf, where several share an engine."""
+
+    name: str
+    # its share of the tokens, relative to that of the others
+    weight: float = 1.0
+    # mixed into the names of blocks behind pinned prefixes, so that nobody else finds them; "": shared with all
+    cache_scope: str = ""
+
+
 class EngineRequest(Message):
     """Tokens in. `seed` is always set by the client, so that the core draws no randomness of its own."""
 
@@ -96,6 +106,8 @@ class EngineRequest(Message):
     transfer: KVTransfer | None = None
     # "last" or "mean": nothing is sampled, and the prompt becomes a vector, which ends the request
     pooling: str = ""
+    # None: there is nobody to be told apart from
+    tenant: Tenancy | None = None
 
 
 class ExtendRequest(Message):

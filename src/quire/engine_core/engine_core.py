@@ -132,6 +132,7 @@ class EngineCore:
 
     def _checked(self) -> bool:
         self.scheduler.check_invariants()
+        self.scheduler.queues.shares.check_invariants(len(self.scheduler.lifecycle.requests))
         return True
 
 

@@ -95,6 +95,7 @@ class Sequence:
         rows.writable_until[row] = 0
         rows.sequence_id[row] = self.sequence_id
         rows.priority[row] = self.request.priority
+        rows.tenant[row] = self.request.tenant
         self.row, self._rows = row, rows
         self._prompt = _NO_TOKENS
 
@@ -145,6 +146,11 @@ class Request:
         self.max_total = 0
         # what besides the tokens changes a block's content or its visibility
         self.user_key = _user_key(message)
+        # a tenant's own: mixed in behind so many blocks, which are those of a pinned prefix and everybody's
+        self.scope = message.tenant.cache_scope.encode() if message.tenant is not None else b""
+        self.num_public_blocks = 0
+        # index of the tenant in the shares of the scheduler
+        self.tenant = 0
         # Without a prefix cache only its own sequences find its blocks by content.
         self.content_key = self.user_key + (struct.pack("<q", message.request_id) if is_private else b"")
         # both need every position computed, so nothing may come from the cache

@@ -29,6 +29,7 @@ class Rows:
         self.num_known = np.zeros(num_rows, dtype=np.int64)
         self.num_total = np.zeros(num_rows, dtype=np.int64)
         self.priority = np.zeros(num_rows, dtype=np.int64)
+        self.tenant = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Tokens from this number on fill a block that the prefix cache does not know yet.

@@ -35,7 +35,7 @@ from quire.interfaces.setup import configured, default_sampling_params
 from quire.interfaces.steps import Call, Control, Step, Steps, perform_async
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
-from quire.messages import EngineReady
+from quire.messages import EngineReady, Tenancy
 from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -167,13 +167,16 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: Tenancy | None = None,
     ) -> PreparedRequest:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
         parts = await self._started()
         text, token_ids, media = await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
         await self.perform(parts.structured.check(params))
-        request = parts.maker.make(token_ids, params, priority=priority, cache_salt=cache_salt, media=media)
+        request = parts.maker.make(
+            token_ids, params, priority=priority, cache_salt=cache_salt, media=media, tenant=tenant
+        )
         return PreparedRequest(request, text, params.logprobs is not None)
 
     async def receive(
@@ -185,6 +188,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: Tenancy | None = None,
     ) -> ReceivedRequest:
         """Computes a prompt while it arrives, in texts or in token ids (4.4.4); returns when the last piece has come.
 
@@ -194,7 +198,7 @@ class AsyncLLM:
         parts = await self._started()
         params = sampling_params if sampling_params is not None else self._defaults
         await self.perform(parts.structured.check(params))
-        request = parts.maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False)
+        request = parts.maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False, tenant=tenant)
         feed = PromptFeed(
             self._held.running,
             parts.maker,

@@ -16,7 +16,7 @@ import msgspec
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
-from quire.messages import EngineRequest
+from quire.messages import EngineRequest, Tenancy
 from quire.parameter_checks import check_encodable, plain
 from quire.sampling_params import SamplingParams
 
@@ -296,6 +296,7 @@ class RequestMaker:
         num_kept_tokens: int = 0,
         is_final: bool = True,
         pooling: str = "",
+        tenant: Tenancy | None = None,
     ) -> EngineRequest:
         """A request for the core; raises RequestError for what cannot be done. Not final: its prompt is to come."""
         beams = params if isinstance(params, BeamSearchParams) else None
@@ -335,6 +336,7 @@ class RequestMaker:
             continues=continues,
             is_final=is_final,
             pooling=pooling,
+            tenant=tenant,
         )
 
     def checked_piece(self, token_ids: list[int], sampling: SamplingParams, num_before: int) -> list[int]:

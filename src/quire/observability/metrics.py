@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.observability.instruments import Counter, Histogram
+from quire.observability.instruments import Counter, Gauge, Histogram
 from quire.observability.metric_names import renamed
 from quire.observability.metric_prefixes import OWN_PREFIX
 from quire.observability.request_observer import RequestObserver
@@ -182,6 +182,15 @@ class ServerMetrics(Collector):
         self.http_responses = Counter(
             "quire:http_responses_total", "Responses, by route and status.", ["route", "status"]
         )
+        self.rejected = Counter(
+            "quire:rejected_total",
+            "Requests refused for want of room, by why: queued_requests, queued_tokens, tenant_requests, "
+            "tenant_queued, tenant_tokens; queue_time: accepted, and waited too long.",
+            ["why"],
+        )
+        self.queued_requests = Gauge("quire:queued_requests", "Sequences that were accepted and have not begun.")
+        self.queued_tokens = Gauge("quire:queued_tokens", "Prompt tokens of those.")
+        self.queue_oldest_seconds = Gauge("quire:queue_oldest_seconds", "How long the oldest of them has waited.")
         self.time_to_first_token = Histogram(
             "quire:time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN
         )
@@ -235,9 +244,9 @@ class ServerMetrics(Collector):
         ProcessCollector(registry=self._registry)
 
     @property
-    def instruments(self) -> tuple[Counter | Histogram, ...]:
+    def instruments(self) -> tuple[Counter | Gauge | Histogram, ...]:
         """In the order in which they were made."""
-        return tuple(value for value in vars(self).values() if isinstance(value, Counter | Histogram))
+        return tuple(value for value in vars(self).values() if isinstance(value, Counter | Gauge | Histogram))
 
     def set_model_name(self, name: str) -> None:
         """Goes into the label `model_name` of every metric."""

@@ -145,6 +145,7 @@ class FakeCore:
         self.failures: dict[int, str] = {}
         self.hold_at: float = math.inf
         self._operations: dict[str, Callable[..., Any]] = {
+            "reset_prefix_cache": lambda: True,
             "statistics": self.statistics,
             "echo": lambda **args: args,
             "worker.open_vocabulary": lambda vocabulary: None,

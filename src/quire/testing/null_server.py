@@ -14,6 +14,7 @@ import signal
 
 from quire.interfaces.server.http import HttpServer
 from quire.interfaces.server.listener import listen
+from quire.interfaces.server.options import ServerOptions
 from quire.testing.fake_llm import fake_async_llm
 from quire.testing.null_core import FIRST, NUM
 
@@ -21,8 +22,8 @@ from quire.testing.null_core import FIRST, NUM
 async def serve(port: int) -> None:
     engine = fake_async_llm(own_process=True, core="quire.testing.null_core:build", max_num_seqs=4096)
     with listen("127.0.0.1", port) as listener:
-        http = HttpServer(api_keys=(), allowed_origins=(), strict=False)
-        http.start(listener)
+        http = HttpServer(ServerOptions(max_num_queued_requests=10**6, max_num_queued_tokens=10**9), listener, None)
+        http.start()
         await engine.start()
         http.attach(engine)
         texts = [engine.renderer.token_text(token_id) for token_id in range(FIRST, FIRST + NUM)]

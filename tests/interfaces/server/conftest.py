@@ -65,10 +65,10 @@ def served(tmp_path: Path):
     """`async with served(...) as server`."""
 
     @contextlib.asynccontextmanager
-    async def make(*, api_keys=(), allowed_origins=(), strict=False, storage=None, services=None, **checkpoint):
+    async def make(*, max_model_len=512, generation_config=None, **options):
+        checkpoint = {"max_model_len": max_model_len, "generation_config": generation_config}
         engine = await fake_engine(tmp_path / "model", **checkpoint)
-        settings = {"strict": strict, "storage": storage, "services": services}
-        app = create_app(engine, api_keys=api_keys, allowed_origins=allowed_origins, **settings)
+        app = create_app(engine, **options)
         server = Server(app, engine)
         try:
             async with server.http:

@@ -18,8 +18,10 @@ SIZE = len(fake_renderer().render_prompt(PREFIX).token_ids)
 async def keeping(**server_options):
     """A client of a server whose engine keeps what it is told to keep."""
     async with fake_async_llm(core=KEEPING_CORE) as engine:
-        transport = httpx.ASGITransport(app=create_app(engine, **server_options), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as http:
+        transport = httpx.ASGITransport(
+            app=create_app(engine, is_local=True, **server_options), raise_app_exceptions=False
+        )
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             yield http
 
 
@@ -113,13 +115,81 @@ def test_memory(run):
     run(main())
 
 
-def test_the_key_is_needed_here_too(run):
+CALLS = [("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/a"), ("GET", "/v1/admin/memory")]
+
+
+async def statuses(http, key=None, **headers):
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    return {(await http.request(method, path, headers=headers)).status_code for method, path in CALLS[::3]}
+
+
+def test_ordinary_keys_do_not_administrate(run):
     async def main():
         async with keeping(api_keys=["secret"]) as http:
-            calls = [("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/a"), ("GET", "/v1/admin/memory")]
-            for method, path in calls:
-                assert (await http.request(method, path)).status_code == 401
-            assert (await http.get(PATH, headers={"authorization": "Bearer secret"})).status_code == 200
+            assert await statuses(http) == {401}
+            # without a key for administrators there are no such addresses
+            assert await statuses(http, "secret") == {404}
+        async with keeping(api_keys=["secret"], admin_api_key="root") as http:
+            for key in (None, "secret", "roo", "root "):
+                assert await statuses(http, key) == {401}, key
+            assert await statuses(http, "root") == {200}
+            models = await http.get("/v1/models", headers={"authorization": "Bearer root"})
+            assert models.status_code == 200
+
+    run(main())
+
+
+def test_without_keys_only_the_machine_itself_administrates(run):
+    async def main():
+        async with keeping() as http:
+            for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
+                assert await statuses(http, host=host) == {200}, host
+            for host in ("rebound.example", "localhost.example", "", "127.0.0.1@evil", "localhost:8000/x"):
+                assert await statuses(http, host=host) == {401}, host
+        async with keeping(admin_api_key="root") as http:
+            assert await statuses(http) == {401}
+            assert (await http.get("/v1/models")).status_code == 200, "others need no key"
+            assert await statuses(http, "root", host="any.example") == {200}
+
+    run(main())
+
+
+def test_a_port_of_its_own(run):
+    async def main():
+        async with fake_async_llm(core=KEEPING_CORE) as engine:
+            for key, expected in ((None, {200}), ("root", {401})):
+                app = create_app(engine, is_local=True, admin_port=0, admin_api_key=key, api_keys=["secret"])
+                transport = httpx.ASGITransport(app=app.state.admin_app, raise_app_exceptions=False)
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                    assert await statuses(http) == expected
+                    assert await statuses(http, "secret") == expected
+                    assert (await http.post("/v1/completions", json={"prompt": "a"})).status_code in (401, 404)
+                    assert (await http.get("/health")).status_code == 200
+                main_transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+                async with httpx.AsyncClient(transport=main_transport, base_url="http://localhost") as http:
+                    assert await statuses(http, "secret") == {404}
+                    assert await statuses(http, key or "x") == {401}
+
+    run(main())
+
+
+def test_other_administration(run):
+    async def main():
+        async with keeping() as http:
+            reset = await http.post("/v1/admin/reset_prefix_cache")
+            assert (reset.status_code, reset.json()["reset"]) == (200, True)
+            unknown = await http.post("/v1/admin/requests/req_1/abort")
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")
+            assert (await http.put("/v1/admin/log_level", json={"level": "loud"})).status_code == 400
+            before = (await http.get("/v1/admin/log_level")).json()["level"]
+            for level in ("debug", before):
+                answer = await http.put("/v1/admin/log_level", json={"level": level})
+                assert answer.json() == {"object": "log_level", "level": level}
+            await http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
+            [use] = (await http.get("/v1/admin/tenants")).json()["data"]
+            assert (use["name"], use["num_accepted"], use["num_requests"]) == ("", 1, 0)
+            assert use["num_generated_tokens"] == 2
 
     run(main())
 

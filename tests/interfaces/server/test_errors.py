@@ -242,7 +242,7 @@ def test_a_large_body_is_refused_while_it_is_read(run, served, announced):
             headers = {"content-type": "application/json"}
             response = await server.http.post(CHAT, content=content, headers=headers)
             assert response.status_code == 413
-            assert "32 MiB" in error_of(response)["message"]
+            assert "8 MiB" in error_of(response)["message"]
 
     run(main())
 

@@ -9,8 +9,6 @@ import openai
 import pytest
 
 from quire.interfaces.server.files import disk
-from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.services import ServiceSettings
 
 LINES = b'{"custom_id": "a"}\n'
 
@@ -23,7 +21,7 @@ def folder(tmp_path):
 @pytest.fixture
 def filing(served, folder):
     """`async with filing(...) as server`: a server whose files lie in `folder`."""
-    return lambda **settings: served(services=ServiceSettings.of(ServerOptions(files_folder=str(folder), **settings)))
+    return lambda **options: served(files_folder=str(folder), **options)
 
 
 def stored(folder):
@@ -331,12 +329,11 @@ def test_what_a_crash_left_is_removed(run, filing, folder):
 
 def test_tenants_do_not_see_each_other(run, filing):
     async def main():
-        async with filing() as server:
+        async with filing(api_keys=["one", "two"]) as server:
+            server.http.headers["authorization"] = "Bearer one"
             made = (await upload(server)).json()["id"]
-            other = httpx.AsyncClient(
-                transport=httpx.ASGITransport(app=as_tenant(server.app, "other")), base_url="http://quire.test"
-            )
-            async with other:
+            transport, headers = httpx.ASGITransport(app=server.app), {"authorization": "Bearer two"}
+            async with httpx.AsyncClient(transport=transport, base_url="http://quire.test", headers=headers) as other:
                 assert (await other.get("/v1/files")).json()["data"] == []
                 assert (await other.get(f"/v1/files/{made}")).status_code == 404
                 assert (await other.get(f"/v1/files/{made}/content")).status_code == 404
@@ -344,11 +341,3 @@ def test_tenants_do_not_see_each_other(run, filing):
             assert (await server.http.get(f"/v1/files/{made}")).status_code == 200
 
     run(main())
-
-
-def as_tenant(app, name):
-    async def call(scope, receive, send):
-        scope.setdefault("state", {})["tenant"] = name
-        await app(scope, receive, send)
-
-    return call

@@ -92,7 +92,7 @@ def test_garbage_behind_a_request_does_not_become_its_answer(on_http):
 
 def test_a_wrong_method_hears_of_all_that_are_allowed(run, served):
     async def main():
-        async with served() as server:
+        async with served(is_local=True) as server:
             response = await server.http.put("/v1/admin/pinned_prefixes")
             assert response.status_code == 405
             assert response.headers["allow"] == "GET, HEAD, POST"

@@ -87,12 +87,18 @@ ADMIN_EXCHANGES = [
     ("DELETE", PREFIXES + "/p", PREFIXES + "/{name}", None, 200),
     ("DELETE", PREFIXES + "/p", PREFIXES + "/{name}", None, 404),
     ("GET", "/v1/admin/memory", None, None, 200),
+    ("POST", "/v1/admin/reset_prefix_cache", None, None, 200),
+    ("POST", "/v1/admin/requests/req_1/abort", "/v1/admin/requests/{request_id}/abort", None, 404),
+    ("GET", "/v1/admin/tenants", None, None, 200),
+    ("PUT", "/v1/admin/log_level", None, {"level": "info"}, 200),
+    ("PUT", "/v1/admin/log_level", None, {"level": "loud"}, 400),
+    ("GET", "/v1/admin/log_level", None, None, 200),
 ]
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return document(create_app().routes)
+    return document(create_app(is_local=True).routes)
 
 
 def references_in(value):
@@ -205,8 +211,8 @@ def test_real_answers_are_as_described(served, run, events_of):
 def test_answers_to_whoever_runs_the_server_are_as_described(run, events_of):
     async def main():
         async with fake_async_llm(core=KEEPING_CORE) as engine:
-            transport = httpx.ASGITransport(app=create_app(engine), raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as http:
+            transport = httpx.ASGITransport(app=create_app(engine, is_local=True), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 await exchange(http, ADMIN_EXCHANGES, events_of)
 
     run(main())

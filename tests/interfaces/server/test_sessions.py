@@ -8,7 +8,6 @@ import pytest
 
 from quire.interfaces.server import create_app
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.services import ServiceSettings
 from quire.interfaces.server.sessions.kept_session import shared_length
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm
@@ -21,8 +20,7 @@ class Server:
 
     def __init__(self, engine, **limits) -> None:
         self.engine = engine
-        options = ServerOptions(**limits)
-        self.app = create_app(engine, services=ServiceSettings.of(options))
+        self.app = create_app(engine, ServerOptions(**limits))
         self.sessions = self.app.state.server.services.sessions
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://quire.test")
 
@@ -359,15 +357,11 @@ def test_an_evicted_session_is_computed_again(run, keeping):
 
 def test_tenants_do_not_see_each_other(run, keeping):
     async def main():
-        async with keeping(max_sessions=1) as server:
+        async with keeping(max_sessions=1, api_keys=["one", "two"]) as server:
+            server.http.headers["authorization"] = "Bearer one"
             name = await server.opened()
-
-            async def as_other(scope, receive, send):
-                scope.setdefault("state", {})["tenant"] = "other"
-                await server.app(scope, receive, send)
-
-            transport = httpx.ASGITransport(app=as_other)
-            async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as other:
+            transport, headers = httpx.ASGITransport(app=server.app), {"authorization": "Bearer two"}
+            async with httpx.AsyncClient(transport=transport, base_url="http://quire.test", headers=headers) as other:
                 assert (await other.get("/v1/sessions")).json()["data"] == []
                 for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/fork")):
                     answer = await other.request(method, f"/v1/sessions/{name}{path}")

@@ -172,10 +172,9 @@ def test_mistakes(run, served, lines, param, words):
 
 def test_sizes(run, served, monkeypatch):
     monkeypatch.setattr(prompt_pieces, "MAX_PIECE_BYTES", 100)
-    monkeypatch.setattr(prompt_pieces, "MAX_BODY_BYTES", 1000)
 
     async def main():
-        async with served() as server:
+        async with served(max_body_bytes=1000) as server:
             response = await send(server, {}, {"text": "a" * 200})
             assert (response.status_code, "A piece is larger" in response.text) == (413, True)
             response = await send(server, {}, b'{"text": "' + b"a" * 300)

@@ -21,7 +21,7 @@ from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, looks_up
-from quire.engine_core.request import Sequence, Tokens
+from quire.engine_core.request import Request, Sequence, Tokens
 from quire.errors import UserError, suggestion
 
 
@@ -29,13 +29,21 @@ class KeptSequence:
     """Tokens [0, num_computed_tokens) lie in the blocks; the rest would be computed when it is continued."""
 
     def __init__(
-        self, handle: str, tokens: Tokens, tables: list[BlockTable], num_computed_tokens: int, user_key: bytes
+        self,
+        handle: str,
+        tokens: Tokens,
+        tables: list[BlockTable],
+        num_computed_tokens: int,
+        user_key: bytes,
+        scope: bytes = b"",
     ) -> None:
         self.handle = handle
         self.tokens = tokens
         self.block_tables = tables
         self.num_computed_tokens = num_computed_tokens
         self.user_key = user_key
+        # the tenant's whose it is; only what has none can be everybody's
+        self.scope = scope
         self.is_pinned = False
         self.num_hits = 0
         self.num_hit_tokens = 0
@@ -100,6 +108,7 @@ class KeptSequences:
             [table.first(num_blocks) for table in sequence.block_tables],
             num_computed,
             sequence.request.user_key,
+            sequence.request.scope,
         )
         self._hold(kept)
         if old is not None:
@@ -111,7 +120,7 @@ class KeptSequences:
         if into in self._by_handle:
             raise UserError(f"handle {into!r}: it is in use. Release it, or choose another one.")
         tables = [table.first(len(table)) for table in source.block_tables]
-        copy = KeptSequence(into, source.tokens, tables, source.num_computed_tokens, source.user_key)
+        copy = KeptSequence(into, source.tokens, tables, source.num_computed_tokens, source.user_key, source.scope)
         self._hold(copy)
         self._by_handle[into] = copy
         return True
@@ -179,11 +188,22 @@ class KeptSequences:
 
     # ------------------------------------------------------------------------------------------ for the manager
 
+    def set_public_part(self, request: Request) -> None:
+        """Of a tenant's prompt the full blocks that a pinned prefix has as well, and that are no secret. It is settled
+        before the first of its blocks has a name."""
+        (sequence,) = request.sequences.values()
+        if not request.scope or sequence.block_hashes or sequence.is_begun:
+            return
+        tokens = sequence.token_ids(0, sequence.num_known_tokens)
+        most = max((_num_common(one.tokens, tokens) for one in self._pinned if _is_open_to(one, request)), default=0)
+        request.num_public_blocks = most // self._block_size
+
     def continued(self, sequence: Sequence) -> ComputedBlocks | None:
         """What the handle that the request continues has at hand; None if it has lost its blocks or has changed."""
         handle = sequence.request.message.continues
         kept = self._by_handle.get(handle) if handle is not None else None
-        if kept is None or kept.user_key != sequence.request.user_key:
+        request = sequence.request
+        if kept is None or (kept.user_key, kept.scope) != (request.user_key, request.scope):
             return None
         num_tokens = min(kept.num_computed_tokens, sequence.num_known_tokens - 1)
         if num_tokens <= 0 or not np.array_equal(kept.tokens[:num_tokens], sequence.token_ids(0, num_tokens)):
@@ -295,6 +315,18 @@ class KeptSequences:
 
     def _begins(self, kept: KeptSequence, sequence: Sequence) -> bool:
         """Whether the sequence begins with these tokens, under the same salt and adapter."""
-        if kept.user_key != sequence.request.user_key:
+        if not _is_open_to(kept, sequence.request):
             return False
         return np.array_equal(kept.tokens, sequence.token_ids(0, len(kept.tokens)))
+
+
+def _is_open_to(kept: KeptSequence, request: Request) -> bool:
+    """Of the same salt and adapter, and not a tenant's."""
+    return kept.user_key == request.user_key and not kept.scope
+
+
+def _num_common(one: Tokens, other: Tokens) -> int:
+    """How many tokens both begin with."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length

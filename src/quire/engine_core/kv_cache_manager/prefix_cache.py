@@ -56,11 +56,21 @@ class PrefixHasher:
 
     def hashes(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Hashes of the first num_blocks full blocks; earlier results are kept on the sequence. Not to be changed."""
-        known = sequence.block_hashes
-        if len(known) < num_blocks:
-            tokens = sequence.token_ids(len(known) * self.block_size, num_blocks * self.block_size)
-            known += self.chain(known[-1] if known else self.root(sequence.request.content_key), tokens)
+        known, num_public = sequence.block_hashes, sequence.request.num_public_blocks
+        # what all may find and what is a tenant's own are two pieces of one chain
+        for end in (min(num_public, num_blocks), num_blocks):
+            if len(known) < end:
+                tokens = sequence.token_ids(len(known) * self.block_size, end * self.block_size)
+                known += self.chain(self.parent(sequence), tokens)
         return known if len(known) == num_blocks else known[:num_blocks]
+
+    def parent(self, sequence: Sequence) -> bytes:
+        """What the next hash of this sequence is chained to."""
+        known, request = sequence.block_hashes, sequence.request
+        parent = known[-1] if known else self.root(request.content_key)
+        return (
+            self.digest(parent + request.scope) if request.scope and len(known) == request.num_public_blocks else parent
+        )
 
     def root(self, content_key: bytes) -> bytes:
         """What the first block's hash is chained to."""
@@ -127,10 +137,9 @@ class PrefixCache:
         """Names the next block of each, whose tokens stand in `content` one block after the other."""
         size = self._block_size * 4
         for start, sequence in zip(range(0, len(content), size), sequences, strict=True):
-            hashes = sequence.block_hashes
-            parent = hashes[-1] if hashes else self.hasher.root(sequence.request.content_key)
-            hashes.append(self.hasher.digest(parent + content[start : start + size]))
-            self._pool.register(sequence.block_tables[0][sequence.num_named_blocks], (0, hashes[-1]))
+            name = self.hasher.digest(self.hasher.parent(sequence) + content[start : start + size])
+            sequence.block_hashes.append(name)
+            self._pool.register(sequence.block_tables[0][sequence.num_named_blocks], (0, name))
             sequence.num_named_blocks += 1
 
     def has_promises(self, request: Request) -> bool:

@@ -78,10 +78,11 @@ class Lifecycle:
             self._refuse_unseen(message.request_id, message.sampling.n, str(error))
             return
         prompt = self._prompt_of(message)
-        is_private = not self._manager.pool.keeps_contents
-        request = Request(message, method, self.num_arrivals, prompt, is_private=is_private)
+        request = Request(message, method, self.num_arrivals, prompt, is_private=not self._manager.pool.keeps_contents)
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
         request.max_total = self._admission.max_total_tokens(request)
+        self._manager.kept.set_public_part(request)
+        request.tenant = self.queues.shares.enter(message.tenant)
         self.num_arrivals += 1
         self.requests[request.request_id] = request
         self._methods[request.request_id] = method
@@ -115,6 +116,7 @@ class Lifecycle:
             return
         (sequence,) = request.sequences.values()
         sequence.extend_prompt(np.asarray(token_ids, dtype=np.int32))
+        self._manager.kept.set_public_part(request)
         if request.status is Status.WAITING:
             self.queues.add(request)
         if sequence.row < 0:
@@ -354,7 +356,7 @@ class Lifecycle:
         self._reserve(request, -request.num_reserved_rows)
         if request.status is Status.RUNNING:
             self.running.leave(request)
-        self.queues.remove(request)
+        self.queues.end(request)
         request.status = Status.ENDED
         del self.requests[request.request_id], self._methods[request.request_id]
         self.streams.pop(request.request_id, None)

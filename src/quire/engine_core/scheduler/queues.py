@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from quire.engine_core.request import Request, Status
+from quire.engine_core.scheduler.tenant_shares import TenantShares
 
 # By request id. Ordinary dicts look slowly for their first entry once many before it are gone.
 Line = OrderedDict[int, Request]
@@ -21,8 +22,11 @@ class WaitingQueues:
     """Arrival order in each line; a preempted request goes back before everything that never ran."""
 
     def __init__(self) -> None:
+        self.shares = TenantShares()
         self._by_arrival: Line = OrderedDict()
         self._by_priority: dict[int, Line] = {}
+        # the same requests, of each priority by tenant
+        self._by_tenant: dict[int, dict[int, Line]] = {}
         self._priorities: list[int] = []
         # streamed input of which not a token has come
         self._silent: Line = OrderedDict()
@@ -49,8 +53,10 @@ class WaitingQueues:
         self._by_arrival[request.request_id] = request
         if request.priority not in self._by_priority:
             self._by_priority[request.priority] = OrderedDict()
+            self._by_tenant[request.priority] = {}
             insort(self._priorities, request.priority)
         self._by_priority[request.priority][request.request_id] = request
+        self._by_tenant[request.priority].setdefault(request.tenant, OrderedDict())[request.request_id] = request
 
     def add_preempted(self, request: Request) -> None:
         request.status = Status.PREEMPTED
@@ -58,13 +64,20 @@ class WaitingQueues:
 
     def remove(self, request: Request) -> None:
         if self._by_arrival.pop(request.request_id, None) is not None:
-            line = self._by_priority[request.priority]
-            del line[request.request_id]
+            line, lines = self._by_priority[request.priority], self._by_tenant[request.priority]
+            del line[request.request_id], lines[request.tenant][request.request_id]
+            if not lines[request.tenant]:
+                del lines[request.tenant]
             if not line:
-                del self._by_priority[request.priority]
+                del self._by_priority[request.priority], self._by_tenant[request.priority]
                 self._priorities.remove(request.priority)
         self._silent.pop(request.request_id, None)
         self._preempted.pop(request.request_id, None)
+
+    def end(self, request: Request) -> None:
+        """It ends, wherever it is."""
+        self.remove(request)
+        self.shares.leave(request.tenant)
 
     def is_waiting(self, request: Request) -> bool:
         return self._by_arrival.get(request.request_id) is request
@@ -75,6 +88,10 @@ class WaitingQueues:
 
     def has_line(self, priority: int) -> bool:
         return priority in self._by_priority
+
+    def lines_of(self, priority: int) -> dict[int, Line]:
+        """New requests of one priority by tenant, each line by arrival."""
+        return self._by_tenant[priority]
 
     # ------------------------------------------------------------------------------------------ who may start
 

@@ -122,6 +122,7 @@ class Scheduler:
     def _decided(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
         """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
         self.rows.num_computed[rows] += num_tokens
+        self.queues.shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
         self._results.in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))

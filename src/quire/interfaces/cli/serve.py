@@ -6,12 +6,15 @@ import argparse
 import os
 from typing import Any
 
+from quire.config.option import options_of
 from quire.errors import OptionError
 from quire.interfaces.cli.engine_flags import add_engine_flags, add_model_argument, engine_options_of
 from quire.interfaces.cli.option_flags import add_flags, typed_options
 from quire.interfaces.server.options import ServerOptions
 
 _KEY_VARIABLE = "QUIRE_API_KEY"
+# secrets that need not be seen in the list of processes
+_SECRETS = {"QUIRE_ADMIN_API_KEY": "admin_api_key", "QUIRE_TENANT_SECRET": "tenant_secret"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,13 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _server_options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Those that were typed, and the key of the environment."""
+    """Those that were typed, and the secrets of the environment."""
     typed = typed_options(vars(arguments), ServerOptions)
     if _KEY_VARIABLE in os.environ:
         key = os.environ[_KEY_VARIABLE]
         if not key.strip():
             raise OptionError(f"{_KEY_VARIABLE}: the key is empty. Give one, or unset it for a server without keys.")
-        typed["api_keys"] = (*typed.get("api_keys", ()), key)
+        typed["api_keys"] = (*typed.get("api_keys", ()), *key.split())
+    for variable, name in _SECRETS.items():
+        if variable in os.environ:
+            if name in typed:
+                raise OptionError(f"{name}: {variable} is set, and it was typed as well. Give one of them.")
+            typed[name] = options_of(ServerOptions)[name].check(os.environ[variable])
     return typed
 
 

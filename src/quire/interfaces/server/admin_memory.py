@@ -6,14 +6,15 @@ from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
+from quire.interfaces.server.access import admins_only
 from quire.interfaces.server.api_description import described
 from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.responses import only
 from quire.interfaces.server.state import state_of
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(admins_only)])
 
 
 class Memory(msgspec.Struct, kw_only=True):

@@ -6,12 +6,13 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
 from quire.errors import RequestError
 from quire.interfaces.pinned_prefixes import NAME_IS_TAKEN, NOT_FOUND, PinnedPrefix
 from quire.interfaces.prefix_file import prompt_of
+from quire.interfaces.server.access import admins_only
 from quire.interfaces.server.api_description import described
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.field_rules import FieldRules
@@ -20,7 +21,7 @@ from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.responses import only
 from quire.interfaces.server.state import state_of
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(admins_only)])
 _PATH = "/v1/admin/pinned_prefixes"
 _STATUS_BY_CODE = {NAME_IS_TAKEN: 409, NOT_FOUND: 404}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +14,7 @@ from starlette.routing import Match
 
 from quire.errors import QuireError
 from quire.interfaces.server import (
+    admin,
     admin_memory,
     admin_pinned_prefixes,
     chat,
@@ -26,8 +29,10 @@ from quire.interfaces.server import (
     streamed_completion,
     tokenization,
 )
+from quire.interfaces.server.access import Access
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.batches import endpoints as batches
+from quire.interfaces.server.doors import doors_of
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.files import endpoints as files
@@ -39,8 +44,6 @@ from quire.interfaces.server.services import Services, ServiceSettings
 from quire.interfaces.server.sessions import endpoints as sessions
 from quire.interfaces.server.sessions import turns
 from quire.interfaces.server.state import ServerState, StorageSettings
-from quire.observability.metric_prefixes import OWN_PREFIX
-from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
 from quire.version import __version__
 
@@ -57,8 +60,6 @@ _FAMILIES = (
     tokenization,
     metrics,
     openapi,
-    admin_pinned_prefixes,
-    admin_memory,
     observe,
     page,
     files,
@@ -66,58 +67,72 @@ _FAMILIES = (
     sessions,
     turns,
 )
+# Of whoever runs the server; their routers ask `admins_only`.
+_ADMIN_FAMILIES = (admin, admin_pinned_prefixes, admin_memory)
 
 
 def create_app(
     engine: ServedEngine | None = None,
+    options: ServerOptions | None = None,
     *,
-    api_keys: Sequence[str] = (),
-    allowed_origins: Sequence[str] = (),
-    strict: bool = False,
-    metrics_prefix: str = OWN_PREFIX,
+    is_local: bool = False,
     tracing: Tracing | None = None,
     storage: StorageSettings | None = None,
     services: ServiceSettings | None = None,
+    **changes: Any,
 ) -> FastAPI:
     """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
 
-    `api_keys`: if there are any, all endpoints but /health* and /version need one of them. `allowed_origins`: for
-    browsers (CORS), none by default. `strict`: any unknown request field is an error. `metrics_prefix`: of the metrics
-    that vLLM has, too. `tracing`: where traces of requests go. `storage`: where responses are kept; by default in
-    memory, as long as the application lives. `services`: bounds of files, batches and sessions.
+    `changes` are options by name. `is_local`: only this machine will reach the application (doors.py). Where there is
+    a port for administrators, `app.state.admin_app` is its application. `tracing`: where traces of requests
+    go. `storage`: where responses are kept; by default in memory, as long as the application lives. `services`:
+    bounds of files, batches and sessions, if not those of the options.
     """
+    options = replace(options or ServerOptions(), **changes)
+    doors = doors_of(options, is_local=is_local)
+    state = ServerState(options, doors.tenants, tracing, storage)
+    state.needs_key = doors.main.needs_key
+    families = (*_FAMILIES, *_ADMIN_FAMILIES) if doors.is_administrated_here else _FAMILIES
+    app = _application(families, state, doors.main, options)
+    state.services = Services(state, app.routes, services or ServiceSettings.of(options))
+    if options.allowed_origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        # added last, so it stands outside the gate: a browser's preflight carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(options.allowed_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+        )
+    if not isinstance(state.tracing, NoTracing):
+        app.add_middleware(RequestTraces, tracing=state.tracing)
+    app.state.admin_app = None
+    if doors.admin is not None:
+        admin_families = (health, metrics, *_ADMIN_FAMILIES)
+        app.state.admin_app = _application(admin_families, state, doors.admin, replace(options, allowed_origins=()))
+    if engine is not None:
+        state.attach(engine)
+    return app
+
+
+def _application(families: Iterable[Any], state: ServerState, access: Access, options: ServerOptions) -> FastAPI:
+    """The endpoints of one port, behind a gate."""
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
     app = FastAPI(title="Quire", version=__version__, openapi_url=None, redirect_slashes=False)
-    state = ServerState(strict=strict, metrics=ServerMetrics(metrics_prefix), tracing=tracing, storage=storage)
-    state.needs_key = bool(api_keys)
     app.state.server = state
-    for family in _FAMILIES:
+    for family in families:
         # flat, so that `app.routes` is a list that a test can walk through
         app.router.routes.extend(family.router.routes)
     for route in app.routes:
         if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
             # whoever may read an answer may ask for its head alone
             route.methods.add("HEAD")
-    state.services = Services(state, app.routes, services or ServiceSettings.of(ServerOptions()))
     for kind in (ApiError, ClientGoneError, QuireError):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle_routing)
     app.add_exception_handler(RequestValidationError, _handle_parameters)
-    app.add_middleware(Gate, state=state, api_keys=api_keys, allowed_origins=allowed_origins)
-    if allowed_origins:
-        from starlette.middleware.cors import CORSMiddleware
-
-        # added last, so it stands outside the gate: a browser's preflight carries no key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(allowed_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-        )
-    if not isinstance(state.tracing, NoTracing):
-        app.add_middleware(RequestTraces, tracing=state.tracing)
-    if engine is not None:
-        state.attach(engine)
+    app.add_middleware(Gate, state=state, access=access, allowed_origins=options.allowed_origins)
     return app
 
 

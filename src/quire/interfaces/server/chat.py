@@ -20,7 +20,7 @@ from quire.interfaces.server.chunks import ChatChunk, encoder_of
 from quire.interfaces.server.errors import invalid, renamed
 from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
-from quire.interfaces.server.generation import Answer, Choice, Counts, Work, collect, deltas_of
+from quire.interfaces.server.generation import Answer, Choice, Counts, Work, collect, deltas_of, num_sequences
 from quire.interfaces.server.in_flight import until_disconnect
 from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.logprobs import chat_logprobs, prompt_logprobs_json
@@ -32,6 +32,7 @@ from quire.interfaces.server.responses import ChatChoice, ChatCompletion, ChatLo
 from quire.interfaces.server.sampling import check_length, check_stream_options, generation_params
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.structured_outputs import form_names
+from quire.interfaces.server.visit import current_visit
 from quire.renderer.output_formats import AnswerFormats, OutputFormats
 from quire.sampling_params import SamplingParams
 
@@ -59,6 +60,7 @@ async def prepare_chat(body: ChatRequest, state: ServerState) -> tuple[Work, Ans
     """A chat, checked and not started, and how to read its answers. Other dialects come this way, too."""
     check_stream_options(body)
     params = _params(body, state)
+    current_visit().check_room(num_sequences(params))
     choice = tool_choice_of(body.tools, body.tool_choice)
     if choice.must_call:
         formats = state.engine.renderer.output_formats

@@ -12,7 +12,7 @@ from quire.interfaces.server.continuations import Continuations
 from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, FieldRules
-from quire.interfaces.server.generation import Work
+from quire.interfaces.server.generation import Work, num_sequences
 from quire.interfaces.server.in_flight import until_disconnect
 from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.rendering import render
@@ -24,6 +24,7 @@ from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.streamed_completion import answer_to_lines, is_in_lines
 from quire.interfaces.server.structured_outputs import form_names
 from quire.interfaces.server.token_ids import check_token_ids
+from quire.interfaces.server.visit import current_visit
 
 router = APIRouter()
 RULES = FieldRules(CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS})
@@ -82,7 +83,10 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
     params = completion_params(body, state.defaults)
     prompts: list[list[int]] = []
     texts: list[str] = []
-    for prompt in split_prompts(body.prompt):
+    asked = split_prompts(body.prompt)
+    num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
+    current_visit().check_room(len(asked) * num_sequences(params), num_tokens)
+    for prompt in asked:
         token_ids, text = await _tokens_and_text(state, prompt, body)
         check_length(len(token_ids), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
         prompts.append(token_ids)

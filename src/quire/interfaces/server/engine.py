@@ -11,7 +11,7 @@ from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
-from quire.messages import EngineReady
+from quire.messages import EngineReady, Tenancy
 from quire.observability.recorded import Recording
 from quire.outputs import EmbeddingRequestOutput
 from quire.pooling_params import PoolingParams
@@ -34,7 +34,13 @@ class ServedEngine(Protocol):
     def dead_reason(self) -> str | None: ...
 
     async def prepare(
-        self, prompt: list[int], sampling_params: GenerationParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt: list[int],
+        sampling_params: GenerationParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: Tenancy | None = None,
     ) -> Any:
         """Checks a request without starting it; raises RequestError. The result is given to `stream`."""
 
@@ -46,6 +52,7 @@ class ServedEngine(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        tenant: Tenancy | None = None,
     ) -> Any:
         """The same for a prompt that arrives in pieces, when it has arrived: it runs, and has `aclose`."""
 

@@ -115,6 +115,12 @@ def engine_lost() -> ApiError:
     )
 
 
+def rate_limited(message: str, seconds: int) -> ApiError:
+    """429: too much at once; a client may try again after so many seconds."""
+    headers = {"retry-after": str(seconds)}
+    return ApiError(429, message, type="requests", code="rate_limit_exceeded", headers=headers)
+
+
 def internal(message: str = "The server had an error while processing the request.") -> ApiError:
     """500: our own fault, without details."""
     return ApiError(500, message, type="server_error", code="internal_error")

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,9 @@ from quire.interfaces.server import beam_search
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import internal, renamed
 from quire.interfaces.server.responses import Usage, usage_of
+from quire.interfaces.server.time_limits import within_time
+from quire.interfaces.server.visit import Visit, current_visit
+from quire.interfaces.server.waiting_room import Stay
 from quire.observability.metrics import ServerMetrics
 from quire.observability.request_observer import RequestObserver
 from quire.observability.tracing import current_trace
@@ -38,6 +41,10 @@ class Work:
     prompts: list[list[int]]
     params: GenerationParams
     prepared: list[Any]
+    # on whose behalf
+    visit: Visit = field(default_factory=current_visit)
+    # its places, once it was accepted
+    stay: Stay | None = None
 
     @classmethod
     async def prepare(
@@ -51,13 +58,14 @@ class Work:
         names: Mapping[str, str] | None = None,
     ) -> Work:
         """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's."""
+        visit = current_visit()
+        visit.check_priority(priority)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": visit.tenancy}
         try:
-            prepared = [
-                await engine.prepare(prompt, params, priority=priority, cache_salt=cache_salt) for prompt in prompts
-            ]
+            prepared = [await engine.prepare(prompt, params, **whose) for prompt in prompts]
         except RequestError as error:
             raise _in_words_of_the_client(error, params, names) from None
-        return cls(prompts, params, prepared)
+        return cls(prompts, params, prepared, visit)
 
     @classmethod
     async def receive(
@@ -72,17 +80,38 @@ class Work:
         names: Mapping[str, str] | None = None,
     ) -> Work:
         """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
+        visit = current_visit()
+        visit.check_priority(priority)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": visit.tenancy}
+        stay = visit.room.admit(visit.tenant, [(num_sequences(params), 0)], is_arriving=True)
         try:
-            received = await engine.receive(
-                pieces, params, priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens
-            )
-        except RequestError as error:
-            raise _in_words_of_the_client(error, params, names) from None
-        return cls([received.request.prompt_token_ids], params, [received])
+            with within_time(visit.room, stay, is_arriving=True):
+                received = await engine.receive(pieces, params, add_special_tokens=add_special_tokens, **whose)
+        except BaseException as error:
+            stay.close()
+            if isinstance(error, RequestError):
+                raise _in_words_of_the_client(error, params, names) from None
+            raise
+        prompt = received.request.prompt_token_ids
+        stay.begin(0)
+        stay.add_tokens(num_prompt=len(prompt))
+        return cls([prompt], params, [received], visit, stay)
 
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
+
+    def accepted(self) -> Stay:
+        """Places for all its prompts, or 429."""
+        if self.stay is None:
+            count = num_sequences(self.params)
+            self.stay = self.visit.room.admit(self.visit.tenant, [(count, len(prompt)) for prompt in self.prompts])
+        return self.stay
+
+
+def num_sequences(params: GenerationParams) -> int:
+    """What a prompt needs places for."""
+    return params.beam_width if isinstance(params, BeamSearchParams) else params.n
 
 
 def _in_words_of_the_client(
@@ -171,12 +200,13 @@ async def collect(engine: ServedEngine, work: Work, metrics: ServerMetrics) -> A
 async def deltas_of(
     engine: ServedEngine, work: Work, metrics: ServerMetrics, counts: Counts
 ) -> AsyncGenerator[PromptDelta, None]:
-    """What is new, as it comes. Closing it aborts what still runs."""
+    """What is new, as it comes. Raises 429 before anything, if there is no room. Closing it aborts what still runs."""
     current_trace.get().describe(_asked(engine, work.params))
-    streams = [_stream_of(engine, work, number, metrics, counts) for number in range(len(work.prompts))]
-    async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
-        async for pair in deltas:
-            yield pair
+    with closing(work.accepted()) as stay, within_time(work.visit.room, stay):
+        streams = [_stream_of(engine, work, number, metrics, counts) for number in range(len(work.prompts))]
+        async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
+            async for pair in deltas:
+                yield pair
 
 
 def _asked(engine: ServedEngine, params: GenerationParams) -> dict[str, Any]:
@@ -199,14 +229,18 @@ async def _stream_of(
     counts.num_prompt_tokens += num_prompt
     num_open = work.params.n
     stream = cast(AsyncGenerator[OutputDelta, None], engine.stream(work.prepared[number]))
+    stay = work.accepted()
     try:
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 if delta.num_cached_tokens is not None:
+                    stay.begin(number)
+                    stay.add_tokens(num_cached=delta.num_cached_tokens)
                     counts.num_cached_tokens += delta.num_cached_tokens
                     observer.started(delta.num_cached_tokens, time.monotonic())
                 if delta.token_ids:
                     counts.num_generated_tokens += len(delta.token_ids)
+                    stay.add_tokens(num_generated=len(delta.token_ids))
                     observer.tokens(len(delta.token_ids), time.monotonic(), delta.index)
                 if delta.finish_reason is not None:
                     counts.num_drafted_tokens += delta.num_drafted_tokens

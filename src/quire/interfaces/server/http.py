@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from quire.interfaces.server.app import create_app
+from quire.interfaces.server.connections import connections_of
+from quire.interfaces.server.doors import is_loopback
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import unavailable
-from quire.interfaces.server.http_protocol import OpenAIProtocol
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.loop_lag import measure_loop_lag
+from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.services import ServiceSettings
 from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
-from quire.observability.metric_prefixes import OWN_PREFIX
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import make_tracing
 
-_KEEP_ALIVE_SECONDS = 75
 # After the last event of an interrupted stream: connections that do not close by then are dropped.
 _CLOSE_SECONDS = 1
 
@@ -47,31 +48,28 @@ class _WebSockets(WebSocketsSansIOProtocol):
 class HttpServer:
     """Serves from `start` to `close`; answers requests from `attach` on."""
 
-    def __init__(
-        self,
-        *,
-        api_keys: Sequence[str],
-        allowed_origins: Sequence[str],
-        strict: bool,
-        metrics_prefix: str = OWN_PREFIX,
-        otlp_endpoint: str | None = None,
-        storage: StorageSettings | None = None,
-        services: ServiceSettings | None = None,
-    ) -> None:
+    def __init__(self, options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None) -> None:
         app = create_app(
-            api_keys=api_keys,
-            allowed_origins=allowed_origins,
-            strict=strict,
-            metrics_prefix=metrics_prefix,
-            tracing=make_tracing(otlp_endpoint),
-            storage=storage,
-            services=services,
+            options=options,
+            is_local=is_loopback(listener.getsockname()[0]),
+            tracing=make_tracing(options.otlp_endpoint),
+            storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
+            services=ServiceSettings.lasting(options),
         )
         self._state: ServerState = app.state.server
-        self._uvicorn = _Uvicorn(
+        # socket and application of each port
+        self._ports = [(listener, self._uvicorn_of(app, options))]
+        if admin_listener is not None:
+            self._ports.append((admin_listener, self._uvicorn_of(app.state.admin_app, options)))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lag: asyncio.Task[None] | None = None
+
+    @staticmethod
+    def _uvicorn_of(app: FastAPI, options: ServerOptions) -> _Uvicorn:
+        return _Uvicorn(
             uvicorn.Config(
                 app,
-                http=OpenAIProtocol,
+                http=connections_of(options.first_byte_seconds),
                 ws=_WebSockets,
                 ws_max_size=MAX_PIECE_BYTES,
                 # a compressed message could be a thousand times its size
@@ -82,12 +80,10 @@ class HttpServer:
                 server_header=False,
                 # a header that says who the client is can be forged, and nothing here needs it
                 proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=options.keep_alive_seconds,
                 timeout_graceful_shutdown=_CLOSE_SECONDS,
             )
         )
-        self._task: asyncio.Task[None] | None = None
-        self._lag: asyncio.Task[None] | None = None
 
     @property
     def in_flight(self) -> InFlight:
@@ -97,8 +93,8 @@ class HttpServer:
     def metrics(self) -> ServerMetrics:
         return self._state.metrics
 
-    def start(self, listener: socket.socket) -> None:
-        self._task = asyncio.create_task(self._uvicorn.serve(sockets=[listener]))
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(server.serve(sockets=[listener])) for listener, server in self._ports]
         self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
 
     async def open_storage(self) -> None:
@@ -134,10 +130,10 @@ class HttpServer:
         # before the rest, so that what is interrupted in a batch is left for the next start
         await self._state.services.stop()
         self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
-        self._uvicorn.should_exit = True
+        for _, server in self._ports:
+            server.should_exit = True
+        await asyncio.gather(*self._tasks)
         if self._lag is not None:
             self._lag.cancel()
-        if self._task is not None:
-            await self._task
         await asyncio.to_thread(self._state.tracing.close)
         await asyncio.to_thread(self._state.close_storage)

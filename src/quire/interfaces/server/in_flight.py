@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from quire.errors import EngineDeadError
 from quire.interfaces.server.errors import ClientGoneError
+from quire.interfaces.server.visit import current_visit
 
 Receive = Callable[[], Awaitable[Any]]
 _T = TypeVar("_T")
 
 
 class Ticket:
-    """One request that is being answered."""
+    """One request that is being answered. `request_id`: that of its answer's header x-request-id."""
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
+    def __init__(self, task: asyncio.Task[Any], request_id: str = "") -> None:
+        self.request_id = request_id
         self._task = task
         self.cause: Exception | None = None
 
@@ -30,6 +33,14 @@ class Ticket:
         if self.cause is None:
             self.cause = cause
             self._task.cancel()
+
+
+_TICKET: ContextVar[Ticket | None] = ContextVar("ticket", default=None)
+
+
+def current_ticket() -> Ticket | None:
+    """Of the request that is being answered in this context."""
+    return _TICKET.get()
 
 
 class InFlight:
@@ -50,9 +61,10 @@ class InFlight:
         """Registers the running task; an interrupt inside the body leaves it as its cause."""
         task = asyncio.current_task()
         assert task is not None
-        ticket = Ticket(task)
+        ticket = Ticket(task, current_visit().request_id)
         self._tickets[id(ticket)] = ticket
         self._empty.clear()
+        token = _TICKET.set(ticket)
         try:
             yield ticket
         except asyncio.CancelledError:
@@ -65,6 +77,7 @@ class InFlight:
             self._on_abort("engine_restarted")
             raise
         finally:
+            _TICKET.reset(token)
             del self._tickets[id(ticket)]
             if not self._tickets:
                 self._empty.set()
@@ -72,6 +85,13 @@ class InFlight:
     def interrupt_all(self, cause: Exception) -> None:
         for ticket in list(self._tickets.values()):
             ticket.interrupt(cause)
+
+    def interrupt(self, request_id: str, cause: Exception) -> int:
+        """Ends all requests of this id; says how many there were."""
+        found = [ticket for ticket in self._tickets.values() if ticket.request_id == request_id]
+        for ticket in found:
+            ticket.interrupt(cause)
+        return len(found)
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -1,4 +1,5 @@
-"""What stands around every endpoint: the request's id, limits, the key, readiness, and the last catch for exceptions.
+"""What stands around every endpoint: the request's id, limits, who it comes from, readiness, and the last catch for
+exceptions.
 
 Plain ASGI, because it stands in the path of every streamed event. Decisions are taken on `scope["path"]`, the path that
 routing uses too; a path that is rebuilt from the Host header can be forged.
@@ -6,7 +7,6 @@ routing uses too; a path that is rebuilt from the Host header can be forged.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import secrets
@@ -14,12 +14,14 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from quire.interfaces.server.access import Access
 from quire.interfaces.server.anthropic_messages.failures import is_anthropic
 from quire.interfaces.server.errors import ApiError, api_error_of, forbidden
 from quire.interfaces.server.health import PUBLIC_PATHS
 from quire.interfaces.server.in_flight import Receive
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.visit import Visit, visiting
 
 logger = logging.getLogger("quire.server.access")
 
@@ -39,12 +41,10 @@ _ALWAYS = _OPEN | {"/metrics", "/openapi.json"}
 class Gate:
     """The outermost layer of the application."""
 
-    def __init__(
-        self, app: App, state: ServerState, api_keys: Sequence[str] = (), allowed_origins: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, app: App, state: ServerState, access: Access, allowed_origins: Sequence[str] = ()) -> None:
         self._app = app
         self._state = state
-        self._keys = [_digest(key.encode()) for key in api_keys]
+        self._access = access
         self._allowed_origins = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,39 +58,30 @@ class Gate:
             response.headers.append((b"request-id", request_id))
         began = time.monotonic()
         try:
-            self._check(scope)
-            await self._app(scope, receive, response.send)
+            with visiting(self._checked(scope, request_id.decode())):
+                await self._app(scope, receive, response.send)
         except Exception as error:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
             await response.end_with(api_error_of(error), scope, receive)
         finally:
             self._account(scope, response, request_id, time.monotonic() - began)
 
-    def _check(self, scope: Scope) -> None:
+    def _checked(self, scope: Scope, request_id: str) -> Visit:
+        """Raises what the request is refused with at the door."""
         headers = scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             raise headers_too_large()
         if scope["type"] == "websocket":
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
-        if self._keys and scope["path"] not in _OPEN:
-            self._check_key(_keys_in(headers))
+        visitor = self._access.visitor(headers, is_public=scope["path"] in _OPEN)
         if scope["path"] not in _ALWAYS:
             self._state.check_ready()
+        return Visit(visitor.tenant, self._state.tenants, self._state.room, visitor.is_admin, request_id)
 
     def _check_origin(self, origins: list[str]) -> None:
         """Browsers let any page open a WebSocket to any host, and ask nobody before."""
         if "*" not in self._allowed_origins and not self._allowed_origins.issuperset(origins):
             raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
-
-    def _check_key(self, keys: list[bytes]) -> None:
-        challenge = {"www-authenticate": "Bearer"}
-        if not keys:
-            raise ApiError(401, "No API key: send the header Authorization: Bearer KEY.", headers=challenge)
-        digest = _digest(keys[0])
-        # all keys are compared, in constant time
-        matches = [secrets.compare_digest(digest, known) for known in self._keys]
-        if len(keys) > 1 or not any(matches):
-            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
 
     def _account(self, scope: Scope, response: _Response, request_id: bytes, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
@@ -152,15 +143,6 @@ def headers_too_large() -> ApiError:
     return ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
 
 
-def _keys_in(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-    """The keys that a request gives: OpenAI's clients write one into Authorization, Anthropic's into X-Api-Key. What is
-    no key is empty; one that is given both ways counts once."""
-    bearers = [value.partition(b" ") for name, value in headers if name == b"authorization"]
-    keys = [key if scheme.lower() == b"bearer" else b"" for scheme, _, key in bearers]
-    others = [value for name, value in headers if name == b"x-api-key"]
-    return others if keys == others else [*keys, *others]
-
-
 def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """The client's own, if it can stand in a log line; it names nothing inside the engine."""
     for name, value in headers:
@@ -171,7 +153,3 @@ def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 def new_request_id() -> bytes:
     return b"req_" + secrets.token_hex(12).encode()
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -15,16 +15,81 @@ class ServerOptions:
 
     # access
     api_keys: tuple[str, ...] = option(
-        (), "key that clients must send; QUIRE_API_KEY in the environment does the same and is not seen in the list "
-        "of processes",
+        (), "key that clients must send; QUIRE_API_KEY in the environment (several: with spaces between them) does the "
+        "same and is not seen in the list of processes",
         section="access", flag="--api-key",
     )  # fmt: skip
+    api_key_file: str | None = option(
+        None, "file of keys, tenants and quotas, of mode 0600 (docs/tenants.md); `quire api-key` makes lines for it",
+        section="access",
+    )  # fmt: skip
+    admin_api_key: str | None = option(
+        None, "key for /v1/admin/*, without which these addresses do not exist on a server with keys or one that other "
+        "machines reach; QUIRE_ADMIN_API_KEY in the environment does the same",
+        section="access",
+    )  # fmt: skip
+    admin_port: int | None = option(
+        None, "port of its own for /v1/admin/*, which then leave the main port; 0 means any free one",
+        section="access", least=0, greatest=65535,
+    )  # fmt: skip
+    admin_host: str = option(
+        "127.0.0.1", "address of the admin port; others than this machine's own need admin_api_key", section="access"
+    )
     allowed_origins: tuple[str, ...] = option(
         (), "web page that may call this server from a browser", section="access", flag="--allowed-origin"
     )
 
     # requests
     strict: bool = option(False, "refuse requests with unknown fields", section="requests")
+    max_body_bytes: int = option(
+        32 * 2**20, "largest body; also all pieces of a prompt together", section="requests", least=1, unit="bytes"
+    )
+    max_text_body_bytes: int = option(
+        8 * 2**20, "largest body of a request that is JSON", section="requests", least=1, unit="bytes"
+    )
+    max_num_queued_requests: int = option(
+        1024, "sequences that may wait to begin; more are refused with 429", section="requests", least=1
+    )
+    max_num_queued_tokens: int | None = option(
+        None, "prompt tokens that may wait to begin; by default four times what the KV cache holds",
+        section="requests", least=1, unit="tokens",
+    )  # fmt: skip
+    max_queue_seconds: float = option(
+        60.0, "longest wait before a request begins; then it is ended with 503", section="requests", least=0.001,
+        unit="seconds",
+    )  # fmt: skip
+    max_request_seconds: float = option(
+        600.0, "longest time from a request's acceptance to its end; then it is ended with 504", section="requests",
+        least=0.001, unit="seconds",
+    )  # fmt: skip
+    first_byte_seconds: float = option(
+        10.0, "a connection is closed if a request's head does not arrive whole in this time, or its body stands still "
+        "so long",
+        section="requests", least=0.001, unit="seconds",
+    )  # fmt: skip
+    keep_alive_seconds: int = option(
+        75, "how long an idle connection stays open for another request", section="requests", least=1, unit="seconds"
+    )
+
+    # tenants
+    tenant_max_requests: int | None = option(
+        None, "sequences that one key's tenant may have in flight, where the key file says nothing else",
+        section="tenants", least=1,
+    )  # fmt: skip
+    tenant_max_queued_requests: int | None = option(None, "of them, those that wait", section="tenants", least=1)
+    tenant_tokens_per_minute: int | None = option(
+        None, "tokens of prompts and outputs that a tenant may use in a minute, averaged", section="tenants", least=1
+    )
+    share_prefix_cache: bool = option(
+        False, "let tenants use what others have computed; each can then find out by the time of an answer what others "
+        "asked",
+        section="tenants",
+    )  # fmt: skip
+    tenant_secret: str | None = option(
+        None, "secret from which tenants' parts of the prefix cache are named, for replicas that share a cache; random "
+        "by default; QUIRE_TENANT_SECRET in the environment does the same",
+        section="tenants",
+    )  # fmt: skip
 
     # seeing what goes on
     metrics_prefix: str = option(

@@ -15,7 +15,7 @@ from fastapi import Request, WebSocket
 
 from quire.interfaces.server.errors import ApiError, ClientGoneError, invalid
 from quire.interfaces.server.field_rules import FieldRules
-from quire.interfaces.server.request_body import MAX_BODY_BYTES, parse_request
+from quire.interfaces.server.request_body import in_bytes, parse_request
 from quire.interfaces.server.requests import PromptPiece
 
 Messages: TypeAlias = AsyncGenerator[bytes, None]
@@ -47,7 +47,7 @@ async def pieces_of(messages: Messages, first: str | list[int] | None) -> AsyncI
             return
 
 
-async def bounded(messages: Messages) -> Messages:
+async def bounded(messages: Messages, max_bytes: int) -> Messages:
     """No message and no sum of them is too large, and none keeps the engine waiting for ever."""
     size = 0
     while True:
@@ -62,8 +62,8 @@ async def bounded(messages: Messages) -> Messages:
         size += len(data)
         if len(data) > MAX_PIECE_BYTES:
             raise too_large()
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"The pieces together are larger than {MAX_BODY_BYTES // 2**20} MiB.")
+        if size > max_bytes:
+            raise ApiError(413, f"The pieces together are larger than {in_bytes(max_bytes)}.")
         yield data
 
 

@@ -25,7 +25,7 @@ from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_R
 from quire.interfaces.server.openai_responses.fields import ResponsesRequest
 from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
 from quire.interfaces.server.sessions.requests import REFUSED_BY_TURNS, RewindRequest, SessionRequest
-from quire.observability.instruments import Counter, Histogram
+from quire.observability.instruments import Counter, Gauge, Histogram
 from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
 
 
@@ -114,7 +114,7 @@ def _values(neutral: tuple[typing.Any, ...]) -> str:
 
 def _front_end_metrics() -> Iterator[tuple[str, str, str]]:
     for instrument in ServerMetrics().instruments:
-        kind = "histogram" if isinstance(instrument, Histogram) else "counter"
+        kind = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}[type(instrument)]
         labels = [*instrument.label_names] if isinstance(instrument, Counter) else []
         by = f" By {', '.join(f'`{label}`' for label in labels)}." if labels else ""
         yield instrument.name, kind, instrument.help_text + by

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,10 +15,11 @@ from fastapi import Request
 
 from quire.interfaces.server.errors import ApiError, ClientGoneError, invalid
 from quire.interfaces.server.field_rules import FieldRules
+from quire.interfaces.server.state import state_of
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
 # A refused body is read on and thrown away up to this size, because a client that is still sending misses the answer.
-_MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES
+_MAX_DISCARDED_BYTES = 256 * 1024 * 1024
+MAX_DEPTH = 64
 
 # And one that sends no more gets its answer.
 _DISCARD_SECONDS = 1.0
@@ -43,7 +45,9 @@ _WORDS = {
 async def read_request(request: Request, request_type: type[_T], rules: FieldRules, *, strict: bool = False) -> _T:
     """The body as `request_type`, or ApiError."""
     _check_media_type(request)
-    return parse_request(await _read_body(request, MAX_BODY_BYTES), request_type, rules, strict=strict)
+    state = state_of(request)
+    data = await _read_body(request, state.max_text_body_bytes, state.body_seconds)
+    return parse_request(data, request_type, rules, strict=strict)
 
 
 def parse_request(data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool = False) -> _T:
@@ -61,6 +65,8 @@ def parse_request(data: bytes, request_type: type[_T], rules: FieldRules, *, str
         raise invalid(f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
         raise invalid("The body must be a JSON object.")
+    if _is_deeper(data, body, MAX_DEPTH):
+        raise invalid(f"The body is nested more than {MAX_DEPTH} levels deep.")
     rules.check(body, strict=strict)
     try:
         return msgspec.convert(body, request_type, str_keys=True)
@@ -83,17 +89,34 @@ def check_encoding(request: Request) -> None:
         raise ApiError(415, f"Content-Encoding {encoding[:32]!r} is not supported; send the body as it is.")
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+def _is_deeper(data: bytes, body: dict[str, Any], most: int) -> bool:
+    """Level by level, and only where there are brackets enough for it."""
+    if data.count(b"{") + data.count(b"[") <= most:
+        return False
+    level: list[Any] = [body]
+    for _ in range(most):
+        inside = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for one in inside if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """Each part must come within so many seconds."""
     length = request.headers.get("content-length", "")
     is_too_large = length.isdigit() and int(length) > max_bytes
     chunks: list[bytes] = []
     size = 0
     while True:
         try:
-            async with asyncio.timeout(_DISCARD_SECONDS if is_too_large else None):
+            async with asyncio.timeout(_DISCARD_SECONDS if is_too_large else seconds):
                 message = await request.receive()
         except TimeoutError:
-            break
+            if is_too_large:
+                break
+            text = f"Nothing of the body came for {seconds:g} seconds (first_byte_seconds)."
+            raise ApiError(408, text, code="idle_timeout", headers={"connection": "close"}) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         chunk = message.get("body", b"")
@@ -106,9 +129,13 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
         if not message.get("more_body") or size > _MAX_DISCARDED_BYTES:
             break
     if is_too_large:
-        text = f"The body is larger than {max_bytes // 2**20} MiB."
+        text = f"The body is larger than {in_bytes(max_bytes)}, the most that is taken here."
         raise ApiError(413, text, headers={"connection": "close"})
     return b"".join(chunks)
+
+
+def in_bytes(count: int) -> str:
+    return f"{count / 2**20:.4g} MiB" if count >= 2**20 else f"{count} bytes"
 
 
 def _bad_key(body: dict[str, Any]) -> ApiError | None:

@@ -15,10 +15,12 @@ import logging
 import signal
 import socket
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from quire.config.option import checked
 from quire.errors import EngineDeadError
+from quire.interfaces.server.doors import doors_of
 from quire.interfaces.server.listener import listen, url_of
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.welcome import welcome
@@ -46,18 +48,24 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
     phases = PhaseTimer()
     options = ServerOptions(**checked(ServerOptions, server_options))
     try:
-        with listen(host, port) as listener:
+        # a key file that cannot be read is found before anything loads
+        doors_of(options)
+        with listen(host, port) as listener, _admin_listener(options) as admin_listener:
             with phases.measure("import"):
                 from quire.interfaces.async_llm import AsyncLLM
             with phases.measure("configure"):
                 engine = AsyncLLM(**engine_options)
             try:
                 with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                    return runner.run(_Server(engine, listener, options, phases).run())
+                    return runner.run(_Server(engine, listener, admin_listener, options, phases).run())
             finally:
                 engine.shutdown()
     finally:
         flush_log()
+
+
+def _admin_listener(options: ServerOptions) -> AbstractContextManager[socket.socket | None]:
+    return nullcontext() if options.admin_port is None else listen(options.admin_host, options.admin_port)
 
 
 def _loop_factory() -> Any:
@@ -71,9 +79,17 @@ def _loop_factory() -> Any:
 class _Server:
     """One life: starting, serving, ending."""
 
-    def __init__(self, engine: AsyncLLM, listener: socket.socket, options: ServerOptions, phases: PhaseTimer) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        listener: socket.socket,
+        admin_listener: socket.socket | None,
+        options: ServerOptions,
+        phases: PhaseTimer,
+    ) -> None:
         self._engine = engine
         self._listener = listener
+        self._admin_listener = admin_listener
         self._options = options
         self._phases = phases
         self._num_signals = 0
@@ -140,14 +156,16 @@ class _Server:
 
     async def _open_http(self) -> HttpServer:
         with self._phases.measure("HTTP server", "while the engine loads"):
-            http = await asyncio.to_thread(_make_http, self._options)
-            http.start(self._listener)
+            http = await asyncio.to_thread(_make_http, self._options, self._listener, self._admin_listener)
+            http.start()
         return http
 
     def _say_welcome(self) -> None:
         logger.info("where the start-up time went:\n%s", self._phases.table())
         name, renderer = self._engine.config.served_model_name, self._engine.renderer
-        is_chat, has_key = renderer.has_chat_template, bool(self._options.api_keys)
+        is_chat, has_key = renderer.has_chat_template, bool(self._options.api_keys or self._options.api_key_file)
+        if self._admin_listener is not None:
+            logger.info("administration: %s/v1/admin", url_of(self._admin_listener))
         print(welcome(url_of(self._listener), name, is_chat=is_chat, has_key=has_key), flush=True)
 
     # ------------------------------------------------------------------------------------------ serving, ending
@@ -174,20 +192,10 @@ class _Server:
         return EXIT_ENGINE_DIED
 
 
-def _make_http(options: ServerOptions) -> HttpServer:
+def _make_http(options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None) -> HttpServer:
     from quire.interfaces.server.http import HttpServer
-    from quire.interfaces.server.services import ServiceSettings
-    from quire.interfaces.server.state import StorageSettings
 
-    return HttpServer(
-        api_keys=options.api_keys,
-        allowed_origins=options.allowed_origins,
-        strict=options.strict,
-        metrics_prefix=options.metrics_prefix,
-        otlp_endpoint=options.otlp_endpoint,
-        storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
-        services=ServiceSettings.lasting(options),
-    )
+    return HttpServer(options, listener, admin_listener)
 
 
 def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions) -> Supervisor:

@@ -14,7 +14,11 @@ from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import CLOSE, RETRY_SOON, ApiError, unavailable
 from quire.interfaces.server.in_flight import InFlight
 from quire.interfaces.server.observed import Observed
+from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.sampling import generation_defaults
+from quire.interfaces.server.tenants import Tenants
+from quire.interfaces.server.visit import Visit, current_visit
+from quire.interfaces.server.waiting_room import WaitingRoom
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
@@ -72,21 +76,36 @@ class ServerState:
 
     def __init__(
         self,
-        *,
-        strict: bool = False,
-        metrics: ServerMetrics | None = None,
+        options: ServerOptions | None = None,
+        tenants: Tenants | None = None,
         tracing: Tracing | None = None,
         storage: StorageSettings | None = None,
     ) -> None:
+        options = options or ServerOptions()
         self.readiness = Readiness.STARTING
-        self.metrics = metrics or ServerMetrics()
-        self.tracing = tracing or NoTracing()
+        self.metrics = ServerMetrics(options.metrics_prefix)
         self.in_flight = InFlight(lambda kind: self.metrics.requests_aborted.add(1, kind))
         # it was ready once
         self.has_started = False
         self.observed = Observed(self.metrics)
+        self.tracing = tracing or NoTracing()
+        self.tenants = tenants or Tenants()
+        self.room = WaitingRoom(
+            self.tenants.by_name.values(),
+            max_requests=options.max_num_queued_requests,
+            max_tokens=options.max_num_queued_tokens,
+            queue_seconds=options.max_queue_seconds,
+            request_seconds=options.max_request_seconds,
+            rejections=self.metrics.rejected,
+        )
+        self.metrics.queued_requests.read = lambda: self.room.num_requests
+        self.metrics.queued_tokens.read = lambda: self.room.num_tokens
+        self.metrics.queue_oldest_seconds.read = lambda: self.room.oldest_seconds
+        self.max_body_bytes = options.max_body_bytes
+        self.max_text_body_bytes = options.max_text_body_bytes
+        self.body_seconds = options.first_byte_seconds
         self.text_threads = TextThreads()
-        self.strict = strict
+        self.strict = options.strict
         self.needs_key = False
         # /openapi.json, once somebody has asked for it
         self.openapi: bytes | None = None
@@ -119,6 +138,7 @@ class ServerState:
         self.model_name = engine.config.served_model_name
         self.defaults = generation_defaults(engine.config)
         self.metrics.set_model_name(self.model_name)
+        self.room.set_capacity(engine.ready.num_blocks * engine.ready.block_size)
         self.readiness = Readiness.READY
         self.has_started = True
 
@@ -132,6 +152,10 @@ class ServerState:
     def max_model_len(self) -> int:
         """What the engine found room for, which may be less than what was asked."""
         return self.engine.ready.max_model_len
+
+    def visit_of(self, tenant: str, request_id: str = "") -> Visit:
+        """For work on behalf of a tenant that no request stands behind any more."""
+        return Visit(self.tenants.named(tenant), self.tenants, self.room, request_id=request_id)
 
     def check_ready(self) -> None:
         """Raises 503 unless requests are answered. A dead engine is noticed here, before anything polls it."""
@@ -149,7 +173,7 @@ class ServerState:
 
 def tenant_of(connection: HTTPConnection) -> str:
     """Who asks, as the gate found by the key. What one tenant stores is not there for another."""
-    return str(getattr(connection.state, "tenant", ""))
+    return current_visit().tenant.name
 
 
 def state_of(connection: HTTPConnection) -> ServerState:

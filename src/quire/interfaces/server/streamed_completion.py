@@ -140,7 +140,7 @@ async def _received(
     messages: Messages, state: ServerState, *, is_socket: bool = False
 ) -> tuple[StreamedCompletionRequest, Continuations]:
     """Parameters, and the prompt when it is whole. The request runs."""
-    async with aclosing(messages), aclosing(bounded(messages)) as checked:
+    async with aclosing(messages), aclosing(bounded(messages, state.max_body_bytes)) as checked:
         first = await anext(checked, None)
         if first is None:
             raise invalid("The body is empty. Its first line holds the parameters as a JSON object.")

@@ -7,12 +7,14 @@ Staging is refilled only when it is empty, so whoever is in it starts before any
 first chunk is bounded, and what the prefix cache has is looked up for a few requests only. Once started, a long prompt
 competes by remaining tokens; progress_share bounds that wait as well. A step sets budget aside for the batch that is in
 staging, not for those behind it. Each priority has lines of its own and goes before the next one.
+
+Where several tenants wait, a batch is filled by their shares and not by arrival (tenant_shares.py); of one tenant alone
+it is the arrivals in their order, as in the drawing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from quire.engine_core.request import Request
 from quire.engine_core.scheduler.policies.policy import PRIORITY_STEP, Numbers, NumRemaining, last_in_rank
@@ -46,6 +48,6 @@ class TwoLevel:
         priority = next(iter(line.values())).priority
         staged = [request for request in self._staging.get(priority, ()) if queues.is_waiting(request)]
         # 4.5.3: in batches, only when the staging queue is empty
-        staged = staged or list(islice(line.values(), self._staging_size))
+        staged = staged or queues.shares.first(queues.lines_of(priority), self._staging_size)
         self._staging[priority] = staged
         return staged

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import ENGINE_RESTARTED, api_error_of, invalid
 from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.visit import visiting
 
 # Greater numbers give way; a client's own is 0 unless it says otherwise.
 BACKGROUND_PRIORITY = 1000
@@ -113,16 +114,17 @@ class EndpointCalls:
         answer = _Answer()
         try:
             _check_body(body)
-            scope = self._scope(path, request_id, tenant)
+            scope = self._scope(path, request_id)
             receive = _Connection(body).receive
-            response = await self._endpoint_by_path[path](Request(scope, receive))
-            await response(scope, receive, answer.send)
+            with visiting(self._state.visit_of(tenant, request_id)):
+                response = await self._endpoint_by_path[path](Request(scope, receive))
+                await response(scope, receive, answer.send)
         except Exception as error:
             failure = api_error_of(error)
             return Called(failure.status, request_id, failure.body())
         return Called(answer.status, request_id, b"".join(answer.chunks))
 
-    def _scope(self, path: str, request_id: str, tenant: str) -> MutableMapping[str, Any]:
+    def _scope(self, path: str, request_id: str) -> MutableMapping[str, Any]:
         # the state of this moment: an engine may have come, or another one
         server = self._state.with_engine(_Background(self._state.engine))
         headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
@@ -141,7 +143,6 @@ class EndpointCalls:
             "server": None,
             "path_params": {},
             "app": _App(server),
-            "state": {"tenant": tenant},
         }
 
 

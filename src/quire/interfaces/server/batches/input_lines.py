@@ -11,10 +11,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from quire.interfaces.server.request_body import MAX_BODY_BYTES
-
-# A line holds a body, and a little around it.
-MAX_LINE_BYTES = MAX_BODY_BYTES + 4096
+# A line holds a body, and a little around it. Which bodies are too large is the endpoint's business.
+MAX_LINE_BYTES = 32 * 2**20 + 4096
 MAX_CUSTOM_ID = 512
 # A file of another kind would bring one for each line.
 MAX_ERRORS = 100

@@ -1,0 +1,139 @@
+"""Shares of tenants in the engine: whose turn it is when several of them have requests that wait.
+
+Each tenant has a virtual time: the tokens that it was granted, prompts and outputs alike, divided by its weight. Whose
+time is the least goes first, so of two that always want something, one of weight 2 gets twice the tokens of one of
+weight 1; a thousand waiting requests buy nothing. Time that a tenant did not use is not saved up: one that comes (back)
+begins no earlier than where the others are.
+
+Owns the numbering of tenants. While there is one, nothing is computed. Called by the lifecycle (who comes and goes), by
+policies (whose turn) and by the scheduler (what was granted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.messages import IntArray, Tenancy
+
+if TYPE_CHECKING:
+    from quire.engine_core.request import Request
+    from quire.engine_core.scheduler.queues import Line
+
+# A name that nobody can have: requests without a tenant.
+_NOBODY = ""
+# Beyond so many, those who are away and owe nothing are forgotten.
+_MOST_REMEMBERED = 1024
+
+
+class TenantShares:
+    """Tenants by number; number 0 is nobody in particular."""
+
+    def __init__(self) -> None:
+        self._number_by_name = {_NOBODY: 0}
+        self._times = np.zeros(1)
+        self._weights = np.ones(1)
+        # living requests of those who have any
+        self._counts: dict[int, int] = {}
+        # where those are who are served now: never goes back
+        self._now = 0.0
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._times) > 1
+
+    @property
+    def num_remembered(self) -> int:
+        return len(self._number_by_name)
+
+    def time_of(self, name: str) -> float:
+        return float(self._times[self._number_by_name[name]])
+
+    # ------------------------------------------------------------------------------------------ coming and going
+
+    def enter(self, tenant: Tenancy | None) -> int:
+        """One more request; the number of its tenant."""
+        number = self._number_of(tenant)
+        if self.are_several and number not in self._counts:
+            self._advance()
+            self._times[number] = max(self._times[number], self._now)
+        self._counts[number] = self._counts.get(number, 0) + 1
+        return number
+
+    def leave(self, number: int) -> None:
+        """One request less."""
+        if self.are_several:
+            self._advance()
+        self._counts[number] -= 1
+        if not self._counts[number]:
+            del self._counts[number]
+        if not self._counts:
+            self._now = max(self._now, float(self._times[number]))
+
+    def _advance(self) -> None:
+        if self._counts:
+            self._now = max(self._now, float(self._times[list(self._counts)].min()))
+
+    def _number_of(self, tenant: Tenancy | None) -> int:
+        if tenant is None:
+            return 0
+        name, weight = tenant.name, tenant.weight
+        number = self._number_by_name.get(name)
+        if number is None:
+            number = self._free_number()
+            self._number_by_name[name] = number
+            self._times[number] = self._now
+        self._weights[number] = weight
+        return number
+
+    def _free_number(self) -> int:
+        if len(self._times) >= _MOST_REMEMBERED:
+            for name, number in self._number_by_name.items():
+                if number and number not in self._counts and self._times[number] <= self._now:
+                    del self._number_by_name[name]
+                    return number
+        self._times = np.append(self._times, 0.0)
+        self._weights = np.append(self._weights, 1.0)
+        return len(self._times) - 1
+
+    # ------------------------------------------------------------------------------------------ shares
+
+    def charge(self, tenants: IntArray, num_tokens: IntArray) -> None:
+        """Tokens that were granted, and to whom."""
+        if self.are_several:
+            granted = np.bincount(tenants, weights=num_tokens, minlength=len(self._times))
+            self._times += granted / self._weights
+
+    def first(self, lines: Mapping[int, Line], most: int) -> list[Request]:
+        """So many of those who wait, whose turn it is first. A line alone comes in its order.
+
+        Each that is taken counts with its prompt, so that one tenant does not fill the batch before it is charged.
+        """
+        if len(lines) == 1:
+            (line,) = lines.values()
+            return list(islice(line.values(), most))
+        waiting = {number: iter(line.values()) for number, line in lines.items()}
+        heads = {number: next(line) for number, line in waiting.items()}
+        heap = [(float(self._times[number]), head.arrival, number) for number, head in heads.items()]
+        heapify(heap)
+        taken: list[Request] = []
+        while heap and len(taken) < most:
+            time, _, number = heap[0]
+            taken.append(heads[number])
+            time += heads[number].num_prompt_tokens / float(self._weights[number])
+            following = next(waiting[number], None)
+            if following is None:
+                heappop(heap)
+            else:
+                heads[number] = following
+                heapreplace(heap, (time, following.arrival, number))
+        return taken
+
+    def check_invariants(self, num_requests: int) -> None:
+        assert min(self._counts.values(), default=1) > 0, "a tenant has less than no requests"
+        assert sum(self._counts.values()) == num_requests, "the requests of tenants are not those that live"
+        assert np.isfinite(self._times).all(), "a tenant's time is no number"
