@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
+from quire.errors import QuireError
 
 PROMPTS = ["2+3=", "The capital of France is", "Count to ten: one, two,"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -100,3 +101,26 @@ def test_a_program_that_never_shuts_down_ends(runs_ahead: bool):
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr
+
+
+def test_what_was_decided_can_be_read_afterwards(expected: list[list[int]]):
+    async def main() -> None:
+        async with AsyncLLM(engine_process=True, **SMALL) as engine:
+            for prompt in PROMPTS:
+                _ = [delta async for delta in engine.stream(prompt, GREEDY)]
+            recording = await engine.recording()
+            assert [one.kind for one in recording.decisions if one.request == recording.decisions[0].request] == [
+                "arrived",
+                "started",
+                "ended",
+            ]
+            num_computed = sum(int(step.num_tokens.sum()) for step in recording.steps)
+            # the last token of an answer is never computed
+            assert num_computed >= sum(map(len, expected)) - len(expected)
+            times = [step.began for step in recording.steps]
+            assert times == sorted(times)
+        async with AsyncLLM(engine_process=True, recorder_bytes=0, **SMALL) as silent:
+            with pytest.raises(QuireError, match="recorder_bytes=0"):
+                await silent.recording()
+
+    asyncio.run(main())

@@ -53,7 +53,7 @@ class Browser:
         )
         self._open = ExitStack()
         self._socket: ClientConnection = self._open.enter_context(
-            connect(self._address(), max_size=None, open_timeout=60)
+            connect(self._address(), max_size=None, open_timeout=60, ping_interval=None)
         )
         self._numbers = itertools.count(1)
         self._tabs: dict[str, Tab] = {}

@@ -14,6 +14,7 @@ from quire.engine_core.scheduler.constraints import ChunkAlignment, Constraint, 
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.speculation import AdaptiveSpeculation, Speculation, SpeculationCosts
 from quire.kv_connectors.memory.store import PrefixStore
+from quire.observability.recorder import DecisionRecorder
 from quire.testing.core import CoreUnderTest, ManyDrafts
 
 POLICIES = ("fifo", "priority", "srtf", "two_level")
@@ -36,6 +37,8 @@ class EngineSettings:
     # what a workload asks for beside
     priorities: tuple[int, ...] = (0, 0, 1)
     max_num_seqs: int | None = None
+    # what is decided is recorded, in so little memory that much is dropped
+    is_recorded: bool = False
 
     def core(self, *, policy: str | SchedulingPolicy | None = None, max_num_seqs: int, **sizes: Any) -> CoreUnderTest:
         """A core that runs so; a policy that is given takes the place of its own."""
@@ -52,6 +55,7 @@ class EngineSettings:
             speculation=self._speculation(num_rows),
             constraints=self._constraints(),
             store=PrefixStore() if self.has_connector and not has_windows else None,
+            recorder=DecisionRecorder(1 << 16, lambda: 0.0) if self.is_recorded else None,
         )
 
     def _speculation(self, num_rows: int) -> Speculation | None:
@@ -102,6 +106,7 @@ def random_engine(seed: int) -> EngineSettings:
         has_connector=pick.random() < 0.3,
         priorities=pick.choice([(0, 0, 1), (0, 1, 2, 3), (-5, 0, 0, 7)]),
         max_num_seqs=pick.choice([None, None, 2, 3]),
+        is_recorded=pick.random() < 0.5,
     )
 
 

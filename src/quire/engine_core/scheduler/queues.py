@@ -115,7 +115,7 @@ class WaitingQueues:
 
     def in_line(self) -> Iterator[Request]:
         """All of them, those that gave way first, each by arrival. The policy has its own order."""
-        yield from self._preempted.values()
+        yield from sorted(self._preempted.values(), key=lambda request: request.arrival)
         yield from self._by_arrival.values()
         yield from self._silent.values()
 

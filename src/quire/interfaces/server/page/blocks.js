@@ -70,13 +70,15 @@ export class BlockMap {
     const wanted = Math.floor(Math.sqrt((width * 300) / squares));
     this.pitch = Math.max(5, Math.min(22, wanted));
     this.across = Math.max(1, Math.floor(width / this.pitch));
+    // the rows fill the width
+    this.wide = width / this.across;
     const height = Math.ceil(squares / this.across) * this.pitch;
     const { pen } = surface(this.canvas, height);
     const colours = scheme();
     const size = this.pitch - (this.pitch > 7 ? 2 : 1);
     for (let square = 0; square < squares; square += 1) {
       const block = this.#blockOf(square);
-      const left = (square % this.across) * this.pitch;
+      const left = Math.round((square % this.across) * this.wide);
       const top = Math.floor(square / this.across) * this.pitch;
       drawBlock(pen, left, top, size, this.view.states[block], this.#colour(block), colours);
       if (square === this.cursor) {
@@ -108,7 +110,7 @@ export class BlockMap {
   #pointAt(event) {
     if (!this.view) return;
     const box = this.canvas.getBoundingClientRect();
-    const across = Math.floor((event.clientX - box.left) / this.pitch);
+    const across = Math.floor((event.clientX - box.left) / this.wide);
     const down = Math.floor((event.clientY - box.top) / this.pitch);
     this.#read(across < this.across ? down * this.across + across : -1);
   }

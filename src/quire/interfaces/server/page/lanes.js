@@ -5,7 +5,7 @@ import { count, element, plural, setText } from "./words.js";
 
 const SECONDS = 30;
 const LANE = 18;
-const MOST_LANES = 20;
+const MOST_LANES = 24;
 const LEFT = 8;
 const AXIS = 18;
 
