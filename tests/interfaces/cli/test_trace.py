@@ -28,7 +28,7 @@ def server(trace: bytes):
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the library's name
+        def do_GET(self) -> None:
             asked.append(self.path)
             is_allowed = self.headers["authorization"] == "Bearer right"
             body = trace if is_allowed else json.dumps({"error": {"message": "The API key is not valid."}}).encode()
