@@ -64,11 +64,9 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if arguments.url:
         yield arguments.url, arguments.api_key
         return
-    from quire.testing.server_process import ServerProcess
+    from conformance.own_server import own_server
 
-    key = arguments.api_key or secrets.token_urlsafe(16)
-    command = ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--api-key", key]
-    with ServerProcess(command) as server:
+    with own_server(arguments.api_key or secrets.token_urlsafe(16)) as (server, key):
         yield server.wait_ready(300), key
         server.signal()
         server.wait()

@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from quire.testing.server_process import ServerProcess
+from conformance.own_server import own_server
 
 BUILD = Path(__file__).parents[1] / "build"
 _PYTHON = BUILD / "fuzz" / "bin" / "python"
@@ -38,9 +38,7 @@ _MAX_MODEL_LEN = 256
 def main() -> int:
     arguments = _parser().parse_args()
     _install()
-    key = secrets.token_urlsafe(16)
-    command = ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--api-key", key]
-    with ServerProcess([*command, "--max-model-len", str(_MAX_MODEL_LEN)]) as server:
+    with own_server(secrets.token_urlsafe(16), "--max-model-len", str(_MAX_MODEL_LEN)) as (server, key):
         runs = _Runs(server.wait_ready(300), key, arguments)
         for operation in [arguments.operation] if arguments.operation else runs.operations:
             runs.run(operation)

@@ -1,11 +1,10 @@
 """The checks of `conformance/`, each a test, on a real server with the embedded model."""
 
 import pytest
+from conformance.own_server import own_server
 from conformance.registry import Check, Skip, all_checks
 from conformance.run import FAILED, PASSED, SKIPPED, run_checks, score, table
 from conformance.target import Target
-
-from quire.testing.server_process import ServerProcess
 
 KEY = "key-of-the-tests"
 # longer ones, of what other tests look at more closely
@@ -14,8 +13,7 @@ LONG = {"forms", "stops"}
 
 @pytest.fixture(scope="module")
 def target():
-    command = ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--api-key", KEY]
-    with ServerProcess(command) as server:
+    with own_server(KEY) as (server, _):
         target = Target(server.wait_ready(300), api_key=KEY)
         yield target
         target.close()

@@ -256,7 +256,8 @@ def http(tmp_path_factory):
     template.write_text(
         "{%- if mood %}[{{ mood }}]{% endif -%}{%- if enable_thinking %}[thinking]{% endif -%}" + template.read_text()
     )
-    command = ["-m", "quire.interfaces.cli", "serve", str(folder), "--port", "0"]
+    storage = f"sqlite:///{tmp_path_factory.mktemp('storage') / 'stored.db'}"
+    command = ["-m", "quire.interfaces.cli", "serve", str(folder), "--port", "0", "--storage-url", storage]
     with ServerProcess(command) as server, httpx.Client(base_url=server.wait_ready(300), timeout=60) as http:
         yield http
 
