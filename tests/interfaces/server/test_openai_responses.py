@@ -400,7 +400,7 @@ MESSAGE = {"role": "user", "content": "Hi"}
     [
         ({}, "input"),
         ({"input": []}, "input"),
-        ({"input": "Hi", "background": True}, "background"),
+        ({"input": "Hi", "background_options": {"completion_window": "2h"}}, "background_options"),
         ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "Hi", "prompt": {"id": "x"}}, "prompt"),
         ({"input": "Hi", "max_tokens": 5}, "max_tokens"),

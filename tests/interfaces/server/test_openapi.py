@@ -56,6 +56,7 @@ EXCHANGES = [
     ("POST", COMPLETIONS, None, {"prompt": "a" * 600}, 400),
     ("POST", RESPONSES, None, {"input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}, 200),
     ("POST", RESPONSES, None, {"input": "Hi", "max_output_tokens": 2, "metadata": {"a": "b"}}, 200),
+    ("POST", RESPONSES, None, {"input": "Hi", "background": True}, 200),
     ("POST", RESPONSES, None, {"input": []}, 400),
     ("POST", RESPONSES + "/input_tokens", None, {"input": "Hi"}, 200),
     ("GET", RESPONSES + "/none", RESPONSES + "/{response_id}", None, 404),

@@ -21,6 +21,26 @@ def test_the_default_file_is_made_when_something_is_stored(run, served, tmp_path
     run(main())
 
 
+def test_two_tenants_do_not_see_each_other(run, served):
+    async def main():
+        async with served(api_keys=["red", "blue"]) as server:
+            red, blue = ({"authorization": f"Bearer {name}"} for name in ("red", "blue"))
+            made = (await server.http.post("/v1/responses", json={"input": "Hi"}, headers=red)).json()["id"]
+            for method, path in (
+                ("GET", f"/v1/responses/{made}"),
+                ("GET", f"/v1/responses/{made}/input_items"),
+                ("DELETE", f"/v1/responses/{made}"),
+                ("POST", f"/v1/responses/{made}/cancel"),
+            ):
+                assert (await server.http.request(method, path, headers=blue)).status_code == 404
+            body = {"input": "Hi", "previous_response_id": made}
+            answer = await server.http.post("/v1/responses", json=body, headers=blue)
+            assert answer.json()["error"]["code"] == "previous_response_not_found"
+            assert (await server.http.get(f"/v1/responses/{made}", headers=red)).status_code == 200
+
+    run(main())
+
+
 def test_a_full_disk_refuses_to_store_and_answers_the_rest(run, served):
     async def main():
         async with served() as server:

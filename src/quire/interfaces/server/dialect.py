@@ -137,6 +137,15 @@ class ChatRun:
             renderer, work.prompts[0], work.params, self._token_ids, thoughts
         )
 
+    def accept(self) -> None:
+        """Takes its places in the queue now, or raises 429; `steps` would do the same."""
+        self._work.accepted()
+
+    def give_up(self) -> None:
+        """It is over, or nothing will come of it: its places are free. May be called again."""
+        if self._work.stay is not None:
+            self._work.stay.close()
+
     async def steps(self) -> AsyncGenerator[AnswerStep, None]:
         """Closing it aborts the request."""
         state = self._state

@@ -35,6 +35,7 @@ class ResponseInTheMaking:
 
     def begin(self) -> bytes:
         """Before anything else."""
+        self.response["status"] = "in_progress"
         return self._snapshot("response.created") + self._snapshot("response.in_progress")
 
     def step(self, step: AnswerStep) -> bytes:
@@ -82,6 +83,11 @@ class ResponseInTheMaking:
         if self._open is not None:
             self._open.item["status"] = "incomplete"
             self._keep(self._open)
+
+    def cancel(self) -> None:
+        """The same, because its client wants no more of it."""
+        self.fail(ApiError(499, ""))
+        self.response |= {"status": "cancelled", "error": None}
 
     # ------------------------------------------------------------------------------------------ items
 

@@ -11,6 +11,7 @@ from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.in_flight import until_disconnect
 from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.openai_responses.background import BackgroundResponses
 from quire.interfaces.server.openai_responses.fields import RULES, ResponsesRequest
 from quire.interfaces.server.openai_responses.items import Item
 from quire.interfaces.server.openai_responses.making import Making, stored_responses
@@ -38,6 +39,8 @@ async def create_response(request: Request) -> Response:
     body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
     state.check_model(body.model)
     making = await Making.prepare(body, state, tenant_of(request))
+    if making.is_background:
+        return json_answer(await background_of(request).start(making))
     if body.stream:
         # the last event says all; nobody waits for a [DONE] here
         dialect = StreamDialect(closing=b"", error_event=making.failed)
@@ -70,14 +73,15 @@ async def get_response(
 async def delete_response(request: Request, response_id: str) -> Response:
     """Deletes a stored response for good."""
     await stored_responses(state_of(request), tenant_of(request)).delete(response_id)
+    background_of(request).drop(response_id)
     return json_answer(DeletedResponse(response_id))
 
 
 @router.post("/v1/responses/{response_id}/cancel", openapi_extra=described(answer=ResponseObject, errors=(400,)))
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Refused: only responses in the background can be cancelled, and none is made there."""
-    await stored_responses(state_of(request), tenant_of(request)).body(response_id)
-    raise invalid("A response that was not made in the background cannot be cancelled: it is over.", "response_id")
+    """Ends a response that is made in the background; one that is over stays as it is."""
+    body = await background_of(request).cancel(response_id, tenant_of(request))
+    return Response(body, media_type="application/json")
 
 
 @router.get("/v1/responses/{response_id}/input_items", openapi_extra=described(answer=ItemList))
@@ -91,6 +95,14 @@ async def list_input_items(
     """The items that a stored response was made of, a page at a time."""
     items = await stored_responses(state_of(request), tenant_of(request)).input_items(response_id)
     return json_answer(_page(items if order == "asc" else items[::-1], limit, after))
+
+
+def background_of(request: Request) -> BackgroundResponses:
+    """Of this application."""
+    found: BackgroundResponses | None = getattr(request.app.state, "background_responses", None)
+    if found is None:
+        found = request.app.state.background_responses = BackgroundResponses(state_of(request))
+    return found
 
 
 def _page(items: list[Item], limit: int, after: str | None) -> ItemList:

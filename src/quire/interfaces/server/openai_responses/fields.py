@@ -39,6 +39,9 @@ class ResponsesRequest(DialectFields, kw_only=True):
     instructions: Annotated[str | None, Meta(description="a system message; not inherited from earlier turns")] = None
     previous_response_id: Annotated[str | None, Meta(description="the stored response that this one follows")] = None
     store: Annotated[bool | None, Meta(description="default true: keep the response for later")] = None
+    background: Annotated[
+        bool | None, Meta(description="answer at once with status queued; the response is looked at with GET")
+    ] = None
     max_output_tokens: Annotated[int | None, Meta(description="default: up to the model's length")] = None
     text: Annotated[
         TextField | None,
@@ -75,8 +78,7 @@ class ResponsesRequest(DialectFields, kw_only=True):
 
 _CHAT_NAMES = "it belongs to /v1/chat/completions"
 REFUSED: dict[str, Refused] = {
-    "background": Refused("a response is made while its client waits; use stream, or POST /v1/batches", (False,)),
-    "background_options": Refused("no response is made in the background"),
+    "background_options": Refused("a response in the background begins at once, and is not continued"),
     "conversation": Refused("conversations are not stored as such; use previous_response_id"),
     "prompt": Refused("no prompts are stored here; send instructions and input"),
     "context_management": Refused("nothing is compacted; use truncation", ([],)),
@@ -136,6 +138,10 @@ def check(body: ResponsesRequest) -> None:
     if body.stream_options is not None and body.stream_options.include_usage:
         raise invalid("stream_options.include_usage: the last event always has the usage. Leave it out.",
                       "stream_options.include_usage")  # fmt: skip
+    if body.background and (body.stream or body.store is False):
+        other = "stream" if body.stream else "store"
+        text = "is not sent as a stream" if body.stream else "must be stored, there is no other way to get it"
+        raise invalid(f"{other}={str(getattr(body, other)).lower()}: a response in the background {text}.", other)
     pairs = body.metadata or {}
     if len(pairs) > _MAX_PAIRS:
         raise invalid(f"metadata: {len(pairs)} pairs, at most {_MAX_PAIRS} are allowed.", "metadata")

@@ -29,6 +29,8 @@ class Making:
     items: list[Item]
     # None: it is not kept
     stored: Any
+    # its row is there already, and follows
+    is_background: bool = False
 
     @classmethod
     async def prepare(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> Making:
@@ -45,7 +47,8 @@ class Making:
             run = await _fitting_run(body, messages, state)
         is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
         answer = ResponseInTheMaking(_head(body, run, state), run, is_padded=is_padded)
-        return cls(answer, run, items, stored if body.store is not False else None)
+        kept = stored if body.store is not False else None
+        return cls(answer, run, items, kept, is_background=bool(body.background))
 
     @classmethod
     async def count_input(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> int:
@@ -66,13 +69,17 @@ class Making:
             async for step in steps:
                 # only now: a request that fails before is answered with its status
                 events = b"" if has_begun else answer.begin()
+                if self.is_background and not has_begun:
+                    await self.stored.update(answer.response)
                 has_begun = True
                 finish_reason = step.finish_reason
                 events += answer.step(step)
                 if events:
                     yield events
         last = answer.finish(finish_reason, self.run.usage)
-        if self.stored is not None:
+        if self.is_background:
+            await self.stored.update(answer.response)
+        elif self.stored is not None:
             # before its client can know that it is there
             await self.stored.add(answer.response, self.items)
         yield last + answer.ending()
@@ -120,7 +127,7 @@ def _head(body: ResponsesRequest, run: ChatRun, state: ServerState) -> dict[str,
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "completed_at": None,
         "error": None,
         "incomplete_details": None,

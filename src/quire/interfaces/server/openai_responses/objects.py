@@ -89,7 +89,7 @@ class ResponseObject(msgspec.Struct):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
     completed_at: float | None
     error: ResponseFailure | None

@@ -8,13 +8,18 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.errors import ApiError, invalid
 from quire.interfaces.server.openai_responses.items import MAX_ITEMS, Item
+from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST, UNFINISHED
 from quire.interfaces.server.storage import Storage, mine, owned_table
 
 RESPONSES = owned_table(
     "responses",
     sa.Column("previous_id", sa.String(128)),
+    # of the response; of one in the background it changes, and then the server that makes it says when it last did
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("beat", sa.Float, nullable=False),
+    sa.Column("is_unwanted", sa.Boolean, nullable=False),
     # both as JSON: the response as its client gets it, and the items of its own input
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("items", sa.LargeBinary, nullable=False),
@@ -39,6 +44,9 @@ class StoredResponses:
             "used": now,
             "num_bytes": len(body) + len(encoded),
             "previous_id": response["previous_response_id"],
+            "status": response["status"],
+            "beat": now,
+            "is_unwanted": False,
             "body": body,
             "items": encoded,
         }
@@ -50,7 +58,32 @@ class StoredResponses:
         """JSON, as it was sent. Raises 404."""
 
         def work(connection: sa.Connection) -> bytes:
-            return bytes(self._row(connection, response_id, not_found).body)
+            row = self._row(connection, response_id, not_found)
+            if self._is_lost(row):
+                return self._write(connection, _failed(msgspec.json.decode(row.body)))
+            return bytes(row.body)
+
+        return await self._storage.run(work)
+
+    async def update(self, response: dict[str, Any]) -> None:
+        """A response in the background goes on, or ends. If it was deleted meanwhile, nothing happens."""
+        await self._storage.run(lambda connection: self._write(connection, response))
+
+    async def ask_to_cancel(self, response_id: str) -> None:
+        """Whoever makes it hears of this with the next beat."""
+        one = mine(RESPONSES, self._tenant, response_id)
+        query = RESPONSES.update().where(one).values(is_unwanted=True)
+        await self._storage.run(lambda connection: connection.execute(query))
+
+    async def beat(self, response_ids: list[str]) -> list[str]:
+        """These are being made; returns those that nobody wants any more. For the server itself, so of all tenants."""
+
+        def work(connection: sa.Connection) -> list[str]:
+            now = self._storage.clock()
+            these = RESPONSES.c.id.in_(response_ids)
+            connection.execute(RESPONSES.update().where(these).values(beat=now, used=now))
+            unwanted = sa.select(RESPONSES.c.id).where(these, RESPONSES.c.is_unwanted)
+            return list(connection.execute(unwanted).scalars())
 
         return await self._storage.run(work)
 
@@ -59,6 +92,8 @@ class StoredResponses:
 
         def work(connection: sa.Connection) -> list[Item]:
             rows = self._chain(connection, response_id)
+            if rows[-1].status in UNFINISHED:
+                raise not_finished(response_id, rows[-1].status)
             ids = [row.id for row in rows]
             is_used = sa.and_(RESPONSES.c.tenant == self._tenant, RESPONSES.c.id.in_(ids))
             connection.execute(RESPONSES.update().where(is_used).values(used=self._storage.clock()))
@@ -102,6 +137,16 @@ class StoredResponses:
                 raise previous_not_found(next_id)
         return rows[::-1]
 
+    def _write(self, connection: sa.Connection, response: dict[str, Any]) -> bytes:
+        body = msgspec.json.encode(response)
+        values = {"body": body, "status": response["status"], "beat": self._storage.clock()}
+        connection.execute(RESPONSES.update().where(mine(RESPONSES, self._tenant, response["id"])).values(values))
+        return body
+
+    def _is_lost(self, row: Any) -> bool:
+        """The server that made it is gone."""
+        return row.status in UNFINISHED and self._storage.clock() - row.beat > BEAT_SECONDS_LOST
+
     def _row(self, connection: sa.Connection, response_id: str, missing: Any) -> Any:
         query = sa.select(RESPONSES).where(mine(RESPONSES, self._tenant, response_id))
         row = connection.execute(query).first()
@@ -113,6 +158,16 @@ class StoredResponses:
 def _items(row: Any) -> list[Item]:
     items: list[Item] = msgspec.json.decode(row.items)
     return items
+
+
+def _failed(response: dict[str, Any]) -> dict[str, Any]:
+    text = "The server was stopped while it made this response."
+    return {**response, "status": "failed", "error": {"code": "server_error", "message": text}}
+
+
+def not_finished(response_id: str, status: str) -> ApiError:
+    text = f"previous_response_id={response_id[:80]!r}: this response is {status}. Wait until it is completed."
+    return invalid(text, "previous_response_id")
 
 
 def not_found(response_id: str) -> ApiError:

@@ -1,0 +1,175 @@
+"""Responses in the background: polled, cancelled, deleted, refused; and a server that ends while it makes one."""
+
+import asyncio
+
+import openai
+import pytest
+
+from quire.interfaces.server.openai_responses import background
+from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST
+from quire.interfaces.server.state import StorageSettings
+
+BODY = {"input": "Hi", "background": True}
+
+
+async def made(server, **fields) -> dict:
+    answer = await server.post("/v1/responses", {**BODY, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def seen(server, response_id: str) -> dict:
+    return (await server.http.get(f"/v1/responses/{response_id}")).json()
+
+
+async def until(server, condition) -> None:
+    """Until the fake engine's state fulfils it."""
+    while not condition():
+        server.fake.changed.clear()
+        await server.fake.changed.wait()
+
+
+async def over(server, response_id: str) -> dict:
+    """The response when its task has ended."""
+    running = server.app.state.background_responses._running.get(response_id)
+    if running is not None:
+        await asyncio.wait({running.task})
+    return await seen(server, response_id)
+
+
+def test_one_is_looked_at_until_it_is_completed(run, served):
+    async def main():
+        async with served() as server:
+            client = openai.AsyncOpenAI(
+                base_url="http://quire.test/v1", api_key="none", http_client=server.http, max_retries=0,
+                _strict_response_validation=True,
+            )  # fmt: skip
+            server.fake.hold(3)
+            response = await client.responses.create(model="byte-model", input="Hi", background=True)
+            assert (response.status, response.background, response.output) == ("queued", True, [])
+            await until(server, lambda: server.fake.running)
+            while response.status == "queued":
+                response = await client.responses.retrieve(response.id)
+            assert (response.status, response.output) == ("in_progress", [])
+            # nobody can follow what is not there yet
+            with pytest.raises(openai.BadRequestError, match="this response is in_progress"):
+                await client.responses.create(input="Two", previous_response_id=response.id)
+            server.fake.release()
+            await over(server, response.id)
+            response = await client.responses.retrieve(response.id)
+            assert response.status == "completed"
+            assert response.output_text == server.texts(1, response.usage.input_tokens)[0]
+            await client.responses.create(input="Two", previous_response_id=response.id)
+            # one that is over stays as it is
+            assert await client.responses.cancel(response.id) == response
+
+    run(main())
+
+
+def test_one_is_cancelled(run, served):
+    async def main():
+        async with served() as server:
+            server.fake.hold(3)
+            response = await made(server)
+            await until(server, lambda: server.fake.running)
+            answer = await server.post(f"/v1/responses/{response['id']}/cancel", {})
+            assert answer.json()["status"] == "cancelled"
+            assert answer.json()["error"] is None
+            assert await seen(server, response["id"]) == answer.json()
+            await until(server, lambda: server.fake.aborted)
+            assert len(server.state.in_flight) == 0
+
+    run(main())
+
+
+def test_one_that_is_deleted_is_made_no_more(run, served):
+    async def main():
+        async with served() as server:
+            server.fake.hold(3)
+            response = await made(server)
+            await until(server, lambda: server.fake.running)
+            assert (await server.http.delete(f"/v1/responses/{response['id']}")).status_code == 200
+            await until(server, lambda: server.fake.aborted)
+            answer = await over(server, response["id"])
+            assert answer["error"]["code"] == "response_not_found"
+
+    run(main())
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_one_fails(run, served, at):
+    async def main():
+        async with served() as server:
+            server.fake.failures[at] = "broken"
+            found = await over(server, (await made(server))["id"])
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            assert len(found["output"]) == (1 if at else 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"stream": True}, "stream"), ({"store": False}, "store")])
+def test_what_does_not_go_together(run, served, fields, param):
+    async def main():
+        async with served() as server:
+            answer = await server.post("/v1/responses", {**BODY, **fields})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+    run(main())
+
+
+def test_a_server_that_stops_says_so(run, served, tmp_path):
+    """SIGTERM: it fails at once, and is found so after the restart."""
+    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+
+    async def main():
+        async with served(storage=storage) as server:
+            server.fake.hold(3)
+            response = await made(server)
+            await until(server, lambda: server.fake.running)
+            server.state.in_flight.interrupt_all(RuntimeError("the end"))
+            assert (await over(server, response["id"]))["status"] == "failed"
+        async with served(storage=storage) as server:
+            assert (await seen(server, response["id"]))["status"] == "failed"
+
+    run(main())
+
+
+def test_a_server_that_is_killed_leaves_nothing_that_seems_to_go_on(run, served, tmp_path):
+    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+
+    async def main():
+        async with served(storage=storage) as server, served(storage=storage) as other:
+            server.fake.hold(3)
+            response = await made(server)
+            path = f"/v1/responses/{response['id']}"
+            # somebody else's, who may be at it: as long as there are beats
+            assert (await seen(other, response["id"]))["status"] in ("queued", "in_progress")
+            now = other.state.storage.clock()
+            other.state.storage.clock = lambda: now + BEAT_SECONDS_LOST + 1
+            found = await seen(other, response["id"])
+            assert (found["status"], found["error"]["message"]) == (
+                "failed",
+                "The server was stopped while it made this response.",
+            )
+            assert (await other.http.delete(path)).status_code == 200
+
+    run(main())
+
+
+def test_another_server_can_cancel_it(run, served, tmp_path, monkeypatch):
+    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+    monkeypatch.setattr(background, "BEAT_SECONDS", 0.01)
+
+    async def main():
+        async with served(storage=storage) as server, served(storage=storage) as other:
+            server.fake.hold(3)
+            response = await made(server)
+            await until(server, lambda: server.fake.running)
+            path = f"/v1/responses/{response['id']}/cancel"
+            assert (await other.post(path, {})).json()["status"] in ("queued", "in_progress")
+            await until(server, lambda: server.fake.aborted)
+            assert (await over(server, response["id"]))["status"] == "cancelled"
+            assert (await seen(other, response["id"]))["status"] == "cancelled"
+
+    run(main())
