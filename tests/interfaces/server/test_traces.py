@@ -107,6 +107,20 @@ def test_a_stream_and_several_prompts(run, traced):
     run(main())
 
 
+def test_a_prompt_that_becomes_a_vector(run, traced):
+    async def main():
+        async with traced() as (server, spans):
+            assert (await server.post("/v1/embeddings", {"input": SECRET})).status_code == 200
+            found = spans()
+        assert set(found) == {"POST /v1/embeddings", "queue", "vector"}
+        whole = found["POST /v1/embeddings"].attributes
+        assert (whole["gen_ai.operation.name"], whole["gen_ai.request.model"]) == ("embeddings", "byte-model")
+        assert (whole["gen_ai.usage.input_tokens"], whole["gen_ai.usage.output_tokens"]) == (len(SECRET), 0)
+        assert SECRET not in "".join(span.to_json() for span in found.values())
+
+    run(main())
+
+
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "é" * 99])
 def test_a_bad_parent_begins_a_trace_of_its_own(run, traced, parent):
     async def main():
@@ -288,6 +302,13 @@ def test_nobody_asks_for_traces(monkeypatch):
 def test_an_endpoint_that_is_none():
     with pytest.raises(OptionError, match="otlp_endpoint='localhost:4317': must be a URL"):
         make_tracing("localhost:4317")
+
+
+def test_a_server_that_is_told_a_wrong_endpoint_does_not_start():
+    from quire.interfaces.server.http import HttpServer
+
+    with pytest.raises(OptionError, match="otlp_endpoint"):
+        HttpServer(api_keys=(), allowed_origins=(), strict=False, otlp_endpoint="grpc://x")
 
 
 def test_packages_that_are_missing(monkeypatch, caplog):

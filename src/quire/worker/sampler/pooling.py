@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from quire.messages import AdmittedSequence, ForkedSequence
@@ -24,6 +25,8 @@ from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.staging import Array
 
+# tokens
+_SLICE = 512
 NOT_FINITE = "the model's hidden states are not finite (NaN or infinity), so there is no vector."
 
 
@@ -75,11 +78,19 @@ class Pooling:
             return
         assert start <= done.num_tokens, "a mean lacks positions that were not computed here"
         if end > done.num_tokens:
-            new_E = hidden_TE[place + done.num_tokens - start : place + end - start].double().sum(dim=0)
-            done = reading.sums[row] = _Sum(end, done.total_E + new_E)
+            new_TE = hidden_TE[place + done.num_tokens - start : place + end - start]
+            done = reading.sums[row] = _Sum(end, _sum_of(new_TE) + done.total_E)
         if is_done:
             assert isinstance(done.total_E, Tensor)
             reading.add(row, (done.total_E / done.num_tokens).float())
+
+
+def _sum_of(states_TE: Tensor) -> Tensor:
+    """In slices: a large step as float64 would take memory that nobody has measured."""
+    total_E, *others = (part_TE.sum(dim=0, dtype=torch.float64) for part_TE in states_TE.split(_SLICE))
+    for part_E in others:
+        total_E = total_E + part_E
+    return total_E
 
 
 class PoolingReading:
