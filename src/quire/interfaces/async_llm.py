@@ -297,12 +297,14 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: Tenancy | None = None,
         on_start: Callable[[int], None] = lambda num_cached_tokens: None,
     ) -> EmbeddingRequestOutput:
         """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request."""
         parts = await self._started()
         rendered = await self._rendered(prompt, parts)
-        asked = parts.embeddings.prepare(*rendered, pooling_params, priority=priority, cache_salt=cache_salt)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
+        asked = parts.embeddings.prepare(*rendered, pooling_params, **whose)
         client = self._held.running
         with self._labels.borne(request_id, partial(client.abort, asked.request.request_id)):
             return await embedded(asked, client, on_start, request_id)

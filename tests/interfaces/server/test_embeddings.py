@@ -162,6 +162,40 @@ def test_one_that_fails_fails_the_request_and_a_client_that_leaves_aborts_it(run
     run(main())
 
 
+def test_a_request_takes_no_more_than_its_part_of_the_queue(run, served):
+    async def main():
+        async with served(max_num_queued_requests=4) as server:
+            room = server.state.room
+            server.fake.hold(0)
+            asking = asyncio.ensure_future(embed(server, [[number] for number in range(20)]))
+            while len(server.fake.running) < 4:
+                await asyncio.sleep(0)
+            refused = await embed(server, "a")
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"]
+            assert len(server.requests()) == room.num_requests == 4
+            server.fake.release()
+            for number, found in enumerate(numbers(await asking)):
+                assert np.array_equal(found, unit([number]))
+            assert room.num_requests == room.num_tokens == 0
+            assert room.report()[0].num_prompt_tokens == 20
+            assert (await embed(server, "a")).status_code == 200
+
+    run(main())
+
+
+def test_a_request_that_waits_too_long_is_ended(run, served):
+    async def main():
+        async with served(max_queue_seconds=0.05) as server:
+            server.fake.hold(0)
+            response = await embed(server, ["a", "b"])
+            assert response.status_code == 503
+            assert "had not begun" in response.json()["error"]["message"]
+            assert not server.fake.running
+
+    run(main())
+
+
 def test_what_metrics_say_of_it(run, served):
     async def main():
         async with served() as server:

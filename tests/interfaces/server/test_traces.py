@@ -305,10 +305,13 @@ def test_an_endpoint_that_is_none():
 
 
 def test_a_server_that_is_told_a_wrong_endpoint_does_not_start():
-    from quire.interfaces.server.http import HttpServer
+    import socket
 
-    with pytest.raises(OptionError, match="otlp_endpoint"):
-        HttpServer(api_keys=(), allowed_origins=(), strict=False, otlp_endpoint="grpc://x")
+    from quire.interfaces.server.http import HttpServer
+    from quire.interfaces.server.options import ServerOptions
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(OptionError, match="otlp_endpoint"):
+        HttpServer(ServerOptions(otlp_endpoint="grpc://x"), listener, None)
 
 
 def test_packages_that_are_missing(monkeypatch, caplog):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
@@ -20,13 +22,17 @@ from quire.interfaces.server.json_answer import json_answer
 from quire.interfaces.server.rendering import render
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.time_limits import within_time
 from quire.interfaces.server.token_ids import check_token_ids
+from quire.interfaces.server.visit import Visit, current_visit
+from quire.interfaces.server.waiting_room import Stay
 from quire.observability.tracing import current_trace
 from quire.outputs import EmbeddingRequestOutput
 from quire.pooling_params import PoolingParams
 
 # OpenAI's
 MAX_INPUTS = 2048
+_MOST_AT_ONCE = 64
 FLOAT, BASE64 = "float", "base64"
 
 router = APIRouter()
@@ -102,8 +108,12 @@ async def create_embeddings(request: Request) -> Response:
     params = PoolingParams(
         pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
     )
-    inputs = [await _tokens(state, one, body.add_special_tokens) for one in split_inputs(body.input)]
-    outputs = await until_disconnect(state.in_flight, request.receive, _vectors(state, inputs, params, body))
+    asked, visit = split_inputs(body.input), current_visit()
+    visit.check_priority(body.priority or 0)
+    visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+    inputs = [await _tokens(state, one, body.add_special_tokens) for one in asked]
+    work = _Work(inputs, params, body, visit)
+    outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
     num_tokens = sum(map(len, inputs))
     data = [
         Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64))
@@ -153,40 +163,75 @@ async def _tokens(state: ServerState, one: str | list[int], add_special_tokens: 
     return one
 
 
-async def _vectors(
-    state: ServerState, inputs: list[list[int]], params: PoolingParams, body: EmbeddingRequest
-) -> list[EmbeddingRequestOutput]:
-    """All at once; the engine takes as many as it has room for. The first that fails ends the others."""
-    current_trace.get().describe({"gen_ai.request.model": state.model_name})
-    tasks = [asyncio.ensure_future(_vector(state, token_ids, params, body)) for token_ids in inputs]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def _window(visit: Visit, num_inputs: int) -> int:
+    """How many inputs of one request are in the engine at a time: no request fills the queue alone."""
+    quota = visit.tenant.quota
+    bounds = (num_inputs, _MOST_AT_ONCE, visit.room.max_requests, quota.max_requests, quota.max_queued)
+    return max(1, min(bound for bound in bounds if bound is not None))
 
 
-async def _vector(
-    state: ServerState, token_ids: list[int], params: PoolingParams, body: EmbeddingRequest
-) -> EmbeddingRequestOutput:
-    observer = state.metrics.observe_pooling(len(token_ids), time.monotonic())
-    reason = "abort"
-    try:
-        output = await state.engine.embed(
-            token_ids,
-            params,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            on_start=lambda num_cached_tokens: observer.started(num_cached_tokens, time.monotonic()),
-        )
-        reason = "stop"
-        return output
-    except Exception:
-        reason = "error"
-        raise
-    finally:
-        observer.finished(reason, time.monotonic())
+class _Work:
+    """The inputs of one request on their way."""
+
+    def __init__(self, inputs: list[list[int]], params: PoolingParams, body: EmbeddingRequest, visit: Visit) -> None:
+        self._inputs = inputs
+        self._params = params
+        self._visit = visit
+        self._asked: dict[str, Any] = {
+            "priority": body.priority or 0,
+            "cache_salt": body.cache_salt or "",
+            "tenant": visit.tenancy,
+        }
+
+    async def outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
+        """In the order of the inputs. The first that fails ends the others."""
+        current_trace.get().describe({"gen_ai.request.model": state.model_name})
+        visit, count = self._visit, _window(self._visit, len(self._inputs))
+        places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]
+        found: dict[int, EmbeddingRequestOutput] = {}
+        with closing(visit.room.admit(visit.tenant, places)) as stay, within_time(visit.room, stay):
+            stay.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
+            left = iter(enumerate(self._inputs))
+            tasks = [asyncio.ensure_future(self._take(left, found, state, stay)) for _ in range(count)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return [found[number] for number in range(len(self._inputs))]
+
+    async def _take(
+        self,
+        left: Iterator[tuple[int, list[int]]],
+        found: dict[int, EmbeddingRequestOutput],
+        state: ServerState,
+        stay: Stay,
+    ) -> None:
+        """One input after the other, as long as there are some."""
+        for number, token_ids in left:
+            found[number] = await self._output(number, token_ids, state, stay)
+
+    async def _output(
+        self, number: int, token_ids: list[int], state: ServerState, stay: Stay
+    ) -> EmbeddingRequestOutput:
+        observer = state.metrics.observe_pooling(len(token_ids), time.monotonic())
+
+        def started(num_cached_tokens: int) -> None:
+            stay.begin(number)
+            stay.add_tokens(num_cached=num_cached_tokens)
+            observer.started(num_cached_tokens, time.monotonic())
+
+        reason = "abort"
+        try:
+            output = await state.engine.embed(token_ids, self._params, on_start=started, **self._asked)
+            reason = "stop"
+            return output
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            observer.finished(reason, time.monotonic())
 
 
 def _encoded(output: EmbeddingRequestOutput, *, is_base64: bool) -> list[float] | str:

@@ -65,6 +65,7 @@ class ServedEngine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: Tenancy | None = None,
         on_start: Callable[[int], None] = ...,
     ) -> EmbeddingRequestOutput:
         """A vector; cancelling aborts. `on_start` is called with the number of tokens that were there already."""
