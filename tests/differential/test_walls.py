@@ -63,7 +63,8 @@ def make_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 
 
 def requests(first_id: int, poison: int | None) -> list[EngineRequest]:
-    """Of one beginning, which they find in each other's blocks: greedy and drawn ones, several at once, a beam."""
+    """Of one beginning, which they find in each other's blocks: greedy and drawn ones, several at once, a beam,
+    and two that become vectors."""
     made = []
     for number in range(NUM_REQUESTS):
         tail = [number + 3, (11 * number) % 190, 3, 5, 3, 5, 3]
@@ -88,6 +89,7 @@ def requests(first_id: int, poison: int | None) -> list[EngineRequest]:
                 sampling=sampling,
                 seed=number,
                 decoding=decoding,
+                pooling={9: "last", 10: "mean"}.get(number, ""),
             )
         )
     return made

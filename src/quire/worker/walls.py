@@ -211,24 +211,27 @@ class _Division:
         )
 
     def _merged(self) -> StepOutput:
-        """One answer for all parts. A row may be in several: then its prompt's entries follow each other."""
-        prompt_logprobs: dict[int, list[Any]] = {}
-        for output in self._outputs:
-            for row, entries in output.prompt_logprobs.items():
-                prompt_logprobs.setdefault(row, []).extend(entries)
-            self._failures |= output.failures
-            self._counts.update(output.counts)
-        merged = StepOutput(step=self._scheduled.step, failures=self._failures, counts=dict(self._counts))
-        merged.prompt_logprobs = prompt_logprobs
+        """One answer for all parts, whatever an answer consists of."""
         others = np.setdiff1d(self._scheduled.rows, self._rows)
         report = self._steps.report(self._part(others, np.zeros_like(others), self._asked[others]))
-        merged.speculated = np.concatenate([report, *(output.speculated for output in self._outputs)], axis=1)
-        if self._outputs:
-            for name in ("rows", "token_ids"):
-                setattr(merged, name, np.concatenate([getattr(output, name) for output in self._outputs]))
-            merged.logprobs = {row: entries for output in self._outputs for row, entries in output.logprobs.items()}
-            merged.candidates = {row: found for output in self._outputs for row, found in output.candidates.items()}
+        merged = StepOutput(step=self._scheduled.step, failures=self._failures, speculated=report)
+        for output in self._outputs:
+            for name in StepOutput.__struct_fields__:
+                if name == "counts":
+                    self._counts.update(output.counts)
+                elif name != "step":
+                    setattr(merged, name, _together(getattr(merged, name), getattr(output, name)))
+        merged.counts = dict(self._counts)
         return merged
+
+
+def _together(left: Any, right: Any) -> Any:
+    """Columns behind each other, and what is said by row. A row may be in several parts: then its entries follow."""
+    if isinstance(left, np.ndarray):
+        return np.concatenate([left, right], axis=-1)
+    for row, entries in right.items():
+        left[row] = [*left[row], *entries] if row in left and isinstance(entries, list) else entries
+    return left
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -24,6 +24,7 @@ from quire.structured_output.grammars import Grammars
 from quire.worker.input_batch import InputBatch
 from quire.worker.kernels import gather_logits
 from quire.worker.row_table import RowTable
+from quire.worker.sampler import pooling
 from quire.worker.sampler.candidates import NOTHING_TO_READ, CandidateReading, read_candidates
 from quire.worker.sampler.choose import choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
@@ -62,7 +63,8 @@ class Sampled:
     @property
     def counts(self) -> dict[str, int]:
         """As StepOutput has them."""
-        num_nan_rows = sum(reason == NOT_FINITE for reason in self.failures.values()) if self.failures else 0
+        not_finite = (NOT_FINITE, pooling.NOT_FINITE)
+        num_nan_rows = sum(reason in not_finite for reason in self.failures.values()) if self.failures else 0
         return {"num_nan_rows": num_nan_rows} if num_nan_rows else {}
 
 
