@@ -128,6 +128,30 @@ def test_embeddings_are_batched_too(run, batching, official):
     run(main())
 
 
+def test_every_endpoint_of_batches_can_be_called(run, batching, official):
+    bodies = {
+        CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+        TEXT: {"prompt": "Hi", "max_tokens": 4},
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 20, "store": False},
+        "/v1/embeddings": {"input": "Hi"},
+    }
+
+    async def main():
+        async with batching() as server:
+            client = official(server)
+            calls = server.state.services.batches._shop.runner.calls
+            assert set(calls.paths) == set(bodies)
+            for path, body in bodies.items():
+                direct = await server.post(path, body)
+                called = await calls.call(path, json.dumps(body).encode())
+                # whatever it is: an answer, or that this engine has no vectors
+                assert called.status == direct.status_code, (path, called.body)
+                assert set(json.loads(called.body)) == set(direct.json())
+            assert (await client.batches.list()).data == []
+
+    run(main())
+
+
 def test_interactive_requests_go_first(run, batching, official):
     async def main():
         async with batching() as server:

@@ -8,7 +8,9 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from quire.interfaces.server.errors import unavailable
 from quire.interfaces.server.files import disk
+from quire.interfaces.server.files.records import FileRecords
 
 LINES = b'{"custom_id": "a"}\n'
 
@@ -267,6 +269,26 @@ def test_a_disk_that_takes_nothing(run, filing, folder, monkeypatch, where, numb
             assert code in (None, answer.json()["error"]["code"])
             assert stored(folder) == []
             assert (await upload(server)).status_code == 200
+
+    run(main())
+
+
+def test_a_storage_that_takes_nothing(run, filing, folder, monkeypatch):
+    """The bytes are written before the row; without the row they go again."""
+
+    async def main():
+        async with filing() as server:
+            assert (await upload(server)).status_code == 200
+            before = stored(folder)
+
+            async def fail(*args, **kwargs):
+                raise unavailable("The server's storage is not available.")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(FileRecords, "insert", fail)
+                assert (await upload(server)).status_code == 503
+            assert stored(folder) == before
+            assert len((await server.http.get("/v1/files")).json()["data"]) == 1
 
     run(main())
 

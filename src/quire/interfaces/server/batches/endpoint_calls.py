@@ -76,13 +76,11 @@ class _Background:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def prepare(self, prompt: Any, sampling_params: Any, *, priority: int = 0, **settings: Any) -> Any:
-        priority = max(priority, BACKGROUND_PRIORITY)
-        return await self._engine.prepare(prompt, sampling_params, priority=priority, **settings)
+    async def prepare(self, prompt: Any, params: Any, *, priority: int = 0, **settings: Any) -> Any:
+        return await self._engine.prepare(prompt, params, priority=max(priority, BACKGROUND_PRIORITY), **settings)
 
-    async def embed(self, prompt: Any, pooling_params: Any, *, priority: int = 0, **settings: Any) -> Any:
-        priority = max(priority, BACKGROUND_PRIORITY)
-        return await self._engine.embed(prompt, pooling_params, priority=priority, **settings)
+    async def embed(self, prompt: Any, params: Any, *, priority: int = 0, **settings: Any) -> Any:
+        return await self._engine.embed(prompt, params, priority=max(priority, BACKGROUND_PRIORITY), **settings)
 
 
 class _App:

@@ -18,6 +18,7 @@ from quire.interfaces.server.paging import Page
 from quire.interfaces.server.services import marker_of
 
 _MAX_OPEN = 100
+_STOP_SECONDS = 2.0
 
 
 class Batches:
@@ -56,7 +57,9 @@ class Batches:
         tasks, has_open = list(self._tasks), bool(self._jobs)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            # a disk that hangs is not waited for
+            await asyncio.wait(tasks, timeout=_STOP_SECONDS)
         self._lock.release(is_left=has_open)
         self._has_started = False
 

@@ -72,8 +72,9 @@ class Files:
             size = (await asyncio.to_thread(path.stat)).st_size
         except FileNotFoundError:
             return None
-        file = self._object(file_id, size, filename, BATCH_OUTPUT, expires_after)
-        await self._records.insert(file, tenant, quota=None)
+        now = self._records.now
+        file = _object(now, file_id, size, filename, BATCH_OUTPUT, expires_after)
+        await self._records.insert(file, tenant, now, quota=None)
         return file
 
     async def find(self, file_id: str, tenant: str) -> FileObject:
@@ -109,22 +110,16 @@ class Files:
     async def _keep(self, upload: Upload, tenant: str) -> FileObject:
         assert upload.file is not None
         purpose, seconds = _checked_fields(upload.fields)
-        file = self._object(new_file_id(), upload.file.num_bytes, upload.filename, purpose, seconds)
+        now = self._records.now
+        file = _object(now, new_file_id(), upload.file.num_bytes, upload.filename, purpose, seconds)
         await asyncio.to_thread(self._folder.keep, upload.file, file.id)
         try:
-            if not await self._records.insert(file, tenant, self._max_tenant_bytes):
+            if not await self._records.insert(file, tenant, now, quota=self._max_tenant_bytes):
                 raise self._no_room()
         except BaseException:
             self._folder.remove(file.id)
             raise
         return file
-
-    def _object(self, file_id: str, size: int, filename: str, purpose: str, seconds: int | None) -> FileObject:
-        created = int(self._records.now)
-        expires_at = None if seconds is None else created + seconds
-        return FileObject(
-            id=file_id, bytes=size, created_at=created, expires_at=expires_at, filename=filename, purpose=purpose
-        )
 
     @contextlib.contextmanager
     def _room(self, tenant: str, num_stored: int) -> Iterator[_Room]:
@@ -158,6 +153,14 @@ class _Room:
         self.num_bytes = size
         if self._num_stored + pending[self._tenant] > self._files._max_tenant_bytes:
             raise self._files._no_room()
+
+
+def _object(now: float, file_id: str, size: int, filename: str, purpose: str, seconds: int | None) -> FileObject:
+    created = int(now)
+    expires_at = None if seconds is None else created + seconds
+    return FileObject(
+        id=file_id, bytes=size, created_at=created, expires_at=expires_at, filename=filename, purpose=purpose
+    )
 
 
 def _checked_fields(fields: Mapping[str, str]) -> tuple[str, int | None]:

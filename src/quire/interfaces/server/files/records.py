@@ -30,7 +30,7 @@ class FileRecords:
     async def check(self) -> None:
         await self._storage.check()
 
-    async def insert(self, file: FileObject, tenant: str, quota: int | None) -> bool:
+    async def insert(self, file: FileObject, tenant: str, now: float, *, quota: int | None) -> bool:
         """False if the tenant's files would be larger than `quota` together. A row that is there stays as it is."""
 
         def work(connection: sa.Connection) -> bool:
@@ -40,9 +40,7 @@ class FileRecords:
                 return False
             values = {"filename": file.filename, "purpose": file.purpose, "expires_at": file.expires_at}
             connection.execute(
-                FILES.insert().values(
-                    id=file.id, tenant=tenant, created=self.now, used=self.now, num_bytes=file.bytes, **values
-                )
+                FILES.insert().values(id=file.id, tenant=tenant, created=now, used=now, num_bytes=file.bytes, **values)
             )
             return True
 
