@@ -330,10 +330,12 @@ class AsyncLLM:
         """What is pinned, with its size and its use so far."""
         return await self.perform((await self._started()).prefixes.all())
 
-    async def open_session(self, name: str | None = None, *, cache_salt: str | None = None) -> AsyncSession:
+    async def open_session(
+        self, name: str | None = None, *, cache_salt: str | None = None, tenant: Tenancy | None = None
+    ) -> AsyncSession:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
         parts = await self._started()
-        return AsyncSession(self, parts.conversations.open(name, checked_cache_salt(cache_salt)))
+        return AsyncSession(self, parts.conversations.open(name, checked_cache_salt(cache_salt), tenant))
 
     async def perform(self, steps: Steps[_T]) -> _T:
         """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""

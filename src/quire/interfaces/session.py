@@ -23,6 +23,7 @@ from quire.interfaces.prompts import Prompt, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
 from quire.interfaces.steps import Steps, control, release_if_kept
 from quire.interfaces.structured_outputs import StructuredOutputs
+from quire.messages import Tenancy
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 
@@ -59,20 +60,20 @@ class Conversations:
         """The new one keeps nothing: each conversation is computed again with its next turn."""
         self.generation += 1
 
-    def open(self, name: str | None, cache_salt: str = "") -> Conversation:
+    def open(self, name: str | None, cache_salt: str = "", tenant: Tenancy | None = None) -> Conversation:
         name = free_name("session", self.names) if name is None else checked_name(name, "session")
         if name in self.names:
             raise RequestError(
                 f"name={name!r}: a session of this name is open. Close it first, or choose another name.", param="name"
             )
         self.names.add(name)
-        return Conversation(self, name, cache_salt, f"{KEPT}{name}#{next(self._numbers)}")
+        return Conversation(self, name, cache_salt, tenant, f"{KEPT}{name}#{next(self._numbers)}")
 
 
 class Conversation:
     """What is kept of one session, and the steps that change it. Knows nothing of waiting."""
 
-    def __init__(self, house: Conversations, name: str, cache_salt: str, handle: str) -> None:
+    def __init__(self, house: Conversations, name: str, cache_salt: str, tenant: Tenancy | None, handle: str) -> None:
         self.name = name
         # No two conversations have the same, also one after the other: what an interrupted one has left meets nobody.
         self.handle = handle
@@ -81,6 +82,7 @@ class Conversation:
         self._house = house
         self._generation = house.generation
         self._cache_salt = cache_salt
+        self._tenant = tenant
         # the core's handle holds the first so many of the tokens
         self._num_kept = 0
         # The core may hold more than that, because a turn ended otherwise than by its own end. Of what it holds the
@@ -116,6 +118,7 @@ class Conversation:
                 self.token_ids[self._num_kept :] + added,
                 sampling,
                 cache_salt=self._cache_salt,
+                tenant=self._tenant,
                 keep=self.handle,
                 continues=self.handle if self._num_kept else None,
                 num_kept_tokens=self._num_kept,
@@ -153,7 +156,7 @@ class Conversation:
         """Another conversation with the same past; both share its blocks."""
         self._check_free()
         yield from self._settle()
-        child = self._house.open(name, self._cache_salt)
+        child = self._house.open(name, self._cache_salt, self._tenant)
         try:
             if self._num_kept:
                 yield from control("fork_kept", handle=self.handle, into=child.handle)

@@ -6,6 +6,7 @@ import contextlib
 import httpx2 as httpx
 import pytest
 
+from quire.engine_client import AsyncEngineClient
 from quire.interfaces.server import create_app
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.sessions.kept_session import shared_length
@@ -386,3 +387,28 @@ def test_tenants_do_not_see_each_other(run, keeping):
 )
 def test_the_shared_beginning(first, second, length):
     assert shared_length(first, second) == length
+
+
+def test_the_engine_is_told_whose_session_it_is(run, keeping, monkeypatch):
+    """So its turns have the tenant's share, and nobody else finds in the cache what was said. A fork is the same's."""
+
+    async def main():
+        async with keeping(api_keys=["one", "two"]) as server:
+            told, generate = [], AsyncEngineClient.generate
+
+            def spy(self, request):
+                told.append(request.tenant)
+                return generate(self, request)
+
+            monkeypatch.setattr(AsyncEngineClient, "generate", spy)
+            server.http.headers["authorization"] = "Bearer one"
+            name = await server.opened()
+            await server.say(name)
+            await server.say((await server.ask("POST", f"/{name}/fork", 201))["id"])
+            server.http.headers["authorization"] = "Bearer two"
+            await server.say(await server.opened())
+            first, of_fork, other = told
+            assert first == of_fork != other
+            assert first.cache_scope != other.cache_scope
+
+    run(main())

@@ -80,7 +80,9 @@ class ServedEngine(Protocol):
 
     async def statistics(self) -> dict[str, float]: ...
 
-    async def open_session(self, name: str | None = None, *, cache_salt: str = "") -> AsyncSession: ...
+    async def open_session(
+        self, name: str | None = None, *, cache_salt: str = "", tenant: Tenancy | None = None
+    ) -> AsyncSession: ...
 
     async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
         """A management operation of the core."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.sessions.kept_session import KeptSession
+from quire.interfaces.server.visit import current_visit
 
 # Of sessions that have ended it is remembered why, of so many.
 _MAX_REMEMBERED = 10_000
@@ -62,7 +63,8 @@ class Sessions:
     async def open(self, tenant: str, cache_salt: str) -> KeptSession:
         with self._one_more(tenant):
             session_id = _new_id()
-            engine_session = await self._engine().open_session(session_id, cache_salt=cache_salt)
+            tenancy = current_visit().tenancy
+            engine_session = await self._engine().open_session(session_id, cache_salt=cache_salt, tenant=tenancy)
             return self._enter(KeptSession(session_id, tenant, engine_session, self.now, self.now, int(time.time())))
 
     async def fork(self, kept: KeptSession) -> KeptSession:
