@@ -7,6 +7,7 @@ import pytest
 
 from quire.interfaces.server.openai_responses import background
 from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST
+from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import StorageSettings
 
 BODY = {"input": "Hi", "background": True}
@@ -31,7 +32,7 @@ async def until(server, condition) -> None:
 
 async def over(server, response_id: str) -> dict:
     """The response when its task has ended."""
-    running = server.app.state.background_responses._running.get(response_id)
+    running = server.state.services.background_responses._running.get(response_id)
     if running is not None:
         await asyncio.wait({running.task})
     return await seen(server, response_id)
@@ -119,7 +120,7 @@ def test_what_does_not_go_together(run, served, fields, param):
 
 
 def test_a_server_that_stops_says_so(run, served, tmp_path):
-    """SIGTERM: it fails at once, and is found so after the restart."""
+    """Which the end of `served` does: it fails at once, and is found so after the restart."""
     storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
 
     async def main():
@@ -127,10 +128,10 @@ def test_a_server_that_stops_says_so(run, served, tmp_path):
             server.fake.hold(3)
             response = await made(server)
             await until(server, lambda: server.fake.running)
-            server.state.in_flight.interrupt_all(RuntimeError("the end"))
-            assert (await over(server, response["id"]))["status"] == "failed"
         async with served(storage=storage) as server:
-            assert (await seen(server, response["id"]))["status"] == "failed"
+            found = await seen(server, response["id"])
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            assert "stopped" in found["error"]["message"]
 
     run(main())
 
@@ -171,5 +172,21 @@ def test_another_server_can_cancel_it(run, served, tmp_path, monkeypatch):
             await until(server, lambda: server.fake.aborted)
             assert (await over(server, response["id"]))["status"] == "cancelled"
             assert (await seen(other, response["id"]))["status"] == "cancelled"
+
+    run(main())
+
+
+def test_there_is_no_room_for_any_number(run, served):
+    async def main():
+        async with served(options=ServerOptions(max_num_queued_requests=1)) as server:
+            server.fake.hold(0)
+            first = await made(server)
+            answer = await server.post("/v1/responses", BODY)
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"]
+            await server.post(f"/v1/responses/{first['id']}/cancel", {})
+            # its place is free
+            server.fake.release()
+            assert (await over(server, (await made(server))["id"]))["status"] == "completed"
 
     run(main())

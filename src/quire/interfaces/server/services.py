@@ -1,5 +1,5 @@
-"""What a server has beside its engine: sessions, files and batches. Each is made at its first use, so a server that is
-never asked for one neither opens a database nor makes a folder."""
+"""What a server has beside its engine: sessions, files, batches, and responses in the background. Each is made at its
+first use, so a server that is never asked for one neither opens a database nor makes a folder."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from quire.interfaces.server.options import ServerOptions
 if TYPE_CHECKING:
     from quire.interfaces.server.batches.service import Batches
     from quire.interfaces.server.files.files import Files
+    from quire.interfaces.server.openai_responses.background import BackgroundResponses
     from quire.interfaces.server.sessions.registry import Sessions
     from quire.interfaces.server.state import ServerState
 
@@ -103,6 +104,12 @@ class Services:
         )
         return Batches(shop, self._folder, lambda: self._state.model_name)
 
+    @cached_property
+    def background_responses(self) -> BackgroundResponses:
+        from quire.interfaces.server.openai_responses.background import BackgroundResponses
+
+        return BackgroundResponses(self._state)
+
     def resume(self) -> None:
         """Goes on with batches that an earlier process has left, if there are some."""
         folder = self._settings.files_folder
@@ -110,13 +117,15 @@ class Services:
             self._resuming = asyncio.create_task(self._resume())
 
     async def stop(self) -> None:
-        """What runs is aborted. Batches go on with the next start, sessions end."""
+        """What runs is aborted. Batches go on with the next start, sessions end, responses have failed."""
         if self._resuming is not None:
             self._resuming.cancel()
         if "batches" in self.__dict__:
             await self.batches.stop()
         if "sessions" in self.__dict__:
             await self.sessions.stop()
+        if "background_responses" in self.__dict__:
+            await self.background_responses.stop()
         if self._temporary is not None:
             self._temporary.cleanup()
 

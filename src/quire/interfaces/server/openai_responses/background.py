@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from quire.interfaces.server.errors import ApiError, api_error_of, invalid
+from quire.interfaces.server.errors import ApiError, api_error_of, invalid, unavailable
 from quire.interfaces.server.in_flight import Ticket
 from quire.interfaces.server.openai_responses.making import Making, stored_responses
 from quire.interfaces.server.state import ServerState
@@ -22,6 +22,7 @@ from quire.interfaces.server.state import ServerState
 logger = logging.getLogger("quire.server")
 
 BEAT_SECONDS = 5.0
+_STOP_SECONDS = 2.0
 
 
 class _CancelledByClientError(Exception):
@@ -34,9 +35,9 @@ class _Running:
     task: asyncio.Task[None] | None = None
     ticket: Ticket | None = None
 
-    def interrupt(self) -> None:
+    def interrupt(self, cause: Exception) -> None:
         if self.ticket is not None:
-            self.ticket.interrupt(_CancelledByClientError())
+            self.ticket.interrupt(cause)
 
 
 class BackgroundResponses:
@@ -75,7 +76,7 @@ class BackgroundResponses:
             # of another server, which sees it with its next beat; or over, and nobody sees it
             await stored.ask_to_cancel(response_id)
         else:
-            running.interrupt()
+            running.interrupt(_CancelledByClientError())
             assert running.task is not None
             await asyncio.wait({running.task})
         body: bytes = await stored.body(response_id)
@@ -84,7 +85,17 @@ class BackgroundResponses:
     def drop(self, response_id: str) -> None:
         """It was deleted."""
         if running := self._running.get(response_id):
-            running.interrupt()
+            running.interrupt(_CancelledByClientError())
+
+    async def stop(self) -> None:
+        """Those that run have failed, and it is written down; a storage that hangs is not waited for."""
+        running = list(self._running.values())
+        for one in running:
+            one.interrupt(unavailable("The server was stopped while it made this response."))
+        if tasks := [one.task for one in running if one.task is not None]:
+            await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+        if self._heart is not None:
+            self._heart.cancel()
 
     # ------------------------------------------------------------------------------------------ in tasks
 

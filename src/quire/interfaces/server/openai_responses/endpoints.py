@@ -11,7 +11,6 @@ from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.in_flight import until_disconnect
 from quire.interfaces.server.json_answer import json_answer
-from quire.interfaces.server.openai_responses.background import BackgroundResponses
 from quire.interfaces.server.openai_responses.fields import RULES, ResponsesRequest
 from quire.interfaces.server.openai_responses.items import Item
 from quire.interfaces.server.openai_responses.making import Making, stored_responses
@@ -40,7 +39,7 @@ async def create_response(request: Request) -> Response:
     state.check_model(body.model)
     making = await Making.prepare(body, state, tenant_of(request))
     if making.is_background:
-        return json_answer(await background_of(request).start(making))
+        return json_answer(await state_of(request).services.background_responses.start(making))
     if body.stream:
         # the last event says all; nobody waits for a [DONE] here
         dialect = StreamDialect(closing=b"", error_event=making.failed)
@@ -73,14 +72,14 @@ async def get_response(
 async def delete_response(request: Request, response_id: str) -> Response:
     """Deletes a stored response for good."""
     await stored_responses(state_of(request), tenant_of(request)).delete(response_id)
-    background_of(request).drop(response_id)
+    state_of(request).services.background_responses.drop(response_id)
     return json_answer(DeletedResponse(response_id))
 
 
 @router.post("/v1/responses/{response_id}/cancel", openapi_extra=described(answer=ResponseObject, errors=(400,)))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Ends a response that is made in the background; one that is over stays as it is."""
-    body = await background_of(request).cancel(response_id, tenant_of(request))
+    body = await state_of(request).services.background_responses.cancel(response_id, tenant_of(request))
     return Response(body, media_type="application/json")
 
 
@@ -95,14 +94,6 @@ async def list_input_items(
     """The items that a stored response was made of, a page at a time."""
     items = await stored_responses(state_of(request), tenant_of(request)).input_items(response_id)
     return json_answer(_page(items if order == "asc" else items[::-1], limit, after))
-
-
-def background_of(request: Request) -> BackgroundResponses:
-    """Of this application."""
-    found: BackgroundResponses | None = getattr(request.app.state, "background_responses", None)
-    if found is None:
-        found = request.app.state.background_responses = BackgroundResponses(state_of(request))
-    return found
 
 
 def _page(items: list[Item], limit: int, after: str | None) -> ItemList:
