@@ -199,6 +199,10 @@ class EngineOutputs(Message):
         return not (len(self.sequence_ids) or self.starts or self.ends or self.prompt_logprobs)
 
 
+class EngineConnected(Message):
+    """The process of a core has found its parent. Links keep it to themselves."""
+
+
 class EngineReady(Message):
     """First message of a core: the resolved configuration as a client needs it."""
 
@@ -219,7 +223,7 @@ class EngineFailed(Message):
 
 
 ToCore: TypeAlias = EngineRequest | ExtendRequest | AbortRequests | ControlCall
-ToClient: TypeAlias = EngineOutputs | ControlReply | EngineReady | EngineFailed
+ToClient: TypeAlias = EngineOutputs | ControlReply | EngineConnected | EngineReady | EngineFailed
 
 
 # ---------------------------------------------------------------------------------------------- core and worker

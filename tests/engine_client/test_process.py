@@ -77,7 +77,6 @@ def test_a_core_that_still_loads_dies_with_its_parent_and_cleans_up(tmp_path):
     parent = parent_that("", tmp_path, builder="build_for_ever")
     assert parent.stderr is not None
     assert parent.stderr.readline() == "building\n"
-    assert len(os.listdir(tmp_path)) == 1  # the socket's folder
     parent.kill()
     parent.communicate(timeout=60)
     assert os.listdir(tmp_path) == []

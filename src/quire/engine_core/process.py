@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import NoReturn
 
@@ -28,6 +29,7 @@ from quire.message_encoding import decode_to_core, encode
 from quire.messages import (
     AbortRequests,
     ControlReply,
+    EngineConnected,
     EngineFailed,
     EngineOutputs,
     Message,
@@ -41,6 +43,7 @@ from quire.sampling_params import MAX_N
 _PR_SET_PDEATHSIG = 1
 # Time for the last message to reach a parent that is there.
 _LINGER_MILLISECONDS = 1000
+_LOOK_SECONDS = 0.01
 # the greatest whose sequences have numbers of 64 bits
 _MOST_REQUEST_ID = 2**53 - 1
 logger = logging.getLogger(__name__)
@@ -178,6 +181,8 @@ def run(document: LaunchDocument, core: str | None) -> int:
     """Builds the core and serves it; the exit status."""
     pulse = PulseWriter(document.pulse_descriptor)
     link = CoreSocket(document.endpoint, pulse)
+    link.send(EngineConnected())
+    die_with_parent_once_gone(document.folder)
     try:
         failpoint("start_process")
         driver = CoreDriver.build(document.config, core)
@@ -214,6 +219,17 @@ def watch_parent(folder: str) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="quire-parent-watch", daemon=True).start()
+
+
+def die_with_parent_once_gone(folder: str) -> None:
+    """As soon as the socket's folder is gone nothing is left to be cleaned up, and loading need not be waited for."""
+
+    def watch() -> None:
+        while os.path.exists(folder):
+            time.sleep(_LOOK_SECONDS)
+        die_with_parent()
+
+    threading.Thread(target=watch, name="quire-folder-watch", daemon=True).start()
 
 
 def die_with_parent() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 from typing import TextIO
@@ -23,6 +24,7 @@ class BackgroundHandler(logging.Handler):
     def __init__(self, stream: TextIO, most_lines: int = _MOST_LINES) -> None:
         super().__init__()
         self._stream = stream
+        self._descriptor = _descriptor_of(stream)
         self._lines: queue.Queue[str] = queue.Queue(most_lines)
         self.num_lost = 0
         threading.Thread(target=self._write, name="quire-log", daemon=True).start()
@@ -49,6 +51,23 @@ class BackgroundHandler(logging.Handler):
                 line = f"{line}\n({lost} lines of the log were lost, because nobody read it)"
             # a closed stream: nobody is left to be told
             with contextlib.suppress(OSError, ValueError):
-                self._stream.write(line + "\n")
-                self._stream.flush()
+                self._put(line + "\n")
             self._lines.task_done()
+
+    def _put(self, text: str) -> None:
+        if self._descriptor is None:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        # Past the stream's own buffer: a thread that is blocked in there holds its lock, and the interpreter
+        # cannot end.
+        rest = memoryview(text.encode(errors="backslashreplace"))
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -19,17 +19,20 @@ _SOURCE = str(Path(__file__).resolve().parents[2])
 class ServerProcess:
     """`with ServerProcess([...]) as server: server.wait_ready()`. Whatever happens, it is gone after the `with`."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """`command`: arguments of the Python interpreter, such as ["-m", "quire.interfaces.cli", "serve"]."""
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """`command`: arguments of the Python interpreter, such as ["-m", "quire.interfaces.cli", "serve"];
+        `environment`: what it has besides this process's own."""
         path = os.pathsep.join(filter(None, [_SOURCE, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
             [sys.executable, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
         self._lines: list[str] = []
+        # nobody reads what is printed after a line that holds this
+        self.reads_until: str | None = None
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -94,6 +97,8 @@ class ServerProcess:
             with self._changed:
                 self._lines.append(line)
                 self._changed.notify_all()
+            if self.reads_until is not None and self.reads_until in line:
+                return
 
     def _find(self, text: str) -> str | None:
         return next((line for line in self._lines if text in line), None)

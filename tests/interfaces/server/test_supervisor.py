@@ -23,6 +23,11 @@ def test_restarts_come_later_and_later_and_end():
     assert RestartPolicy(0, 60.0).pause(0.0) is None
 
 
+def test_the_pause_does_not_grow_for_ever():
+    policy = RestartPolicy(10_000, 1e9)
+    assert max(policy.pause(float(now)) or 0.0 for now in range(2000)) < 60.0
+
+
 def test_old_restarts_are_forgotten():
     policy = RestartPolicy(2, 60.0)
     assert [policy.pause(now) for now in (0.0, 50.0, 61.0, 62.0, 110.0)] == [0.0, 0.5, 0.5, None, 0.5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 _FIRST_PAUSE = 0.5
+_MOST_DOUBLINGS = 6
 
 
 class RestartPolicy:
@@ -23,7 +24,7 @@ class RestartPolicy:
         if number >= self._most:
             return None
         self._restarts.append(now)
-        return _FIRST_PAUSE * (2.0**number - 1.0)
+        return _FIRST_PAUSE * (2.0 ** min(number, _MOST_DOUBLINGS) - 1.0)
 
     def __str__(self) -> str:
         return f"{self._most} restarts within {self._seconds:g} s"
