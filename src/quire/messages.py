@@ -199,10 +199,6 @@ class EngineOutputs(Message):
         return not (len(self.sequence_ids) or self.starts or self.ends or self.prompt_logprobs)
 
 
-class EngineConnected(Message):
-    """The process of a core has found its parent. Links keep it to themselves."""
-
-
 class EngineReady(Message):
     """First message of a core: the resolved configuration as a client needs it."""
 
@@ -223,7 +219,7 @@ class EngineFailed(Message):
 
 
 ToCore: TypeAlias = EngineRequest | ExtendRequest | AbortRequests | ControlCall
-ToClient: TypeAlias = EngineOutputs | ControlReply | EngineConnected | EngineReady | EngineFailed
+ToClient: TypeAlias = EngineOutputs | ControlReply | EngineReady | EngineFailed
 
 
 # ---------------------------------------------------------------------------------------------- core and worker

@@ -1,8 +1,8 @@
 """The core in a process of its own, behind a ZeroMQ socket.
 
-The socket is a file in a fresh folder that only this user may enter. It is needed until both sides have met: with the
-first message of the core's process, long before the model is loaded, the folder is removed, so that no later stranger
-can connect and no kind of death leaves a file.
+The socket is a file in a fresh folder that only this user may enter. It is needed until both sides have met: then, long
+before the model is loaded, the core's process removes the folder, so that no later stranger can connect and no kind of
+death leaves a file.
 Messages are msgspec structs, decoded strictly; a frame that cannot be decoded is counted and dropped.
 """
 
@@ -22,7 +22,7 @@ from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.engine_process import WatchedProcess
 from quire.errors import EngineDeadError, EngineError
 from quire.message_encoding import decode_to_client, encode
-from quire.messages import EngineConnected, EngineFailed, ToClient, ToCore
+from quire.messages import EngineFailed, ToClient, ToCore
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
@@ -146,15 +146,13 @@ class SocketLink:
             except zmq.Again:
                 return messages
             try:
-                message = decode_to_client(frame)
+                messages.append(decode_to_client(frame))
             except Exception as error:
                 # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
                 self._num_garbage_frames += 1
                 logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
                 continue
             self._resources.remove_folder()
-            if not isinstance(message, EngineConnected):
-                messages.append(message)
 
     def _last_words(self) -> list[ToClient]:
         """What a process that has ended still said, closed by the failure that its end is."""

@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from types import FrameType
 from typing import NoReturn
 
@@ -29,7 +28,6 @@ from quire.message_encoding import decode_to_core, encode
 from quire.messages import (
     AbortRequests,
     ControlReply,
-    EngineConnected,
     EngineFailed,
     EngineOutputs,
     Message,
@@ -43,7 +41,8 @@ from quire.sampling_params import MAX_N
 _PR_SET_PDEATHSIG = 1
 # Time for the last message to reach a parent that is there.
 _LINGER_MILLISECONDS = 1000
-_LOOK_SECONDS = 0.01
+# Its socket listens already: only a machine that stands still takes longer.
+_MEETING_MILLISECONDS = 5000
 # the greatest whose sequences have numbers of 64 bits
 _MOST_REQUEST_ID = 2**53 - 1
 logger = logging.getLogger(__name__)
@@ -76,9 +75,17 @@ class CoreSocket:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.linger = _LINGER_MILLISECONDS
+        self._meeting = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.connect(endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+
+    def has_met_its_parent(self) -> bool:
+        """Waits for it. ZeroMQ's threads of both sides do it, whatever the parent is busy with."""
+        has_met = bool(self._meeting.poll(_MEETING_MILLISECONDS))
+        self._socket.disable_monitor()
+        self._meeting.close(0)
+        return has_met
 
     def watch(self, descriptor: int) -> None:
         """`wait` also returns when there is something to read here."""
@@ -181,8 +188,10 @@ def run(document: LaunchDocument, core: str | None) -> int:
     """Builds the core and serves it; the exit status."""
     pulse = PulseWriter(document.pulse_descriptor)
     link = CoreSocket(document.endpoint, pulse)
-    link.send(EngineConnected())
-    die_with_parent_once_gone(document.folder)
+    if link.has_met_its_parent():
+        # Nothing is left to be cleaned up, so from here on the process need not be awake to end.
+        shutil.rmtree(document.folder, ignore_errors=True)
+        die_with_parent()
     try:
         failpoint("start_process")
         driver = CoreDriver.build(document.config, core)
@@ -219,17 +228,6 @@ def watch_parent(folder: str) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="quire-parent-watch", daemon=True).start()
-
-
-def die_with_parent_once_gone(folder: str) -> None:
-    """As soon as the socket's folder is gone nothing is left to be cleaned up, and loading need not be waited for."""
-
-    def watch() -> None:
-        while os.path.exists(folder):
-            time.sleep(_LOOK_SECONDS)
-        die_with_parent()
-
-    threading.Thread(target=watch, name="quire-folder-watch", daemon=True).start()
 
 
 def die_with_parent() -> None:

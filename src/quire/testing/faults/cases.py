@@ -110,9 +110,6 @@ async def death_of_the_server_while_it_loads(setting: Setting) -> Figures:
 async def death_of_the_server_in_native_code(setting: Setting) -> Figures:
     with private_folder() as folder, FaultedServer(setting, folder, core="build_in_kernel") as server:
         await asyncio.to_thread(server.wait_for, "building in a kernel")
-        # the two have met by now, or will in a moment
-        await until(lambda: not server.left_behind())
-        await asyncio.sleep(0.1)
         return await _killed(server)
 
 

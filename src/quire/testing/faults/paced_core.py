@@ -46,7 +46,6 @@ def build(config: EngineConfig) -> PacedCore:
 
 def build_in_kernel(config: EngineConfig) -> PacedCore:
     """Loads for ever, and holds the interpreter meanwhile."""
-    time.sleep(2)  # as importing takes: parent and child meet meanwhile
     print("building in a kernel", file=sys.stderr, flush=True)
     ctypes.PyDLL(None).sleep(600)
     return PacedCore(config)
