@@ -7,6 +7,7 @@ MODEL ?=##                serve: a folder or a name on the hub; empty: the model
 ARGS ?=##                 serve, test: further options, passed on as they are
 STEPS ?= 20000000##       nightly: random steps in all
 CASES ?= 300##            fuzz-api: cases an operation
+TIMES ?= 20##            faults: how often each
 PYTHON ?=##               setup: the Python to use (3.11 to 3.13); empty: the first that fits
 TORCH_INDEX ?=##          setup: an index of CPU wheels of torch; empty: pip's own choice
 
@@ -36,7 +37,7 @@ $(kernels): $(ready) $(shell find src/quire/csrc -type f 2>/dev/null)
 	fi
 	@touch $@
 
-.PHONY: setup serve test nightly conformance fuzz-api lint format clean help
+.PHONY: setup serve test nightly faults conformance fuzz-api lint format clean help
 
 setup: $(ready) $(kernels) ## create .venv and install everything; does nothing the second time
 
@@ -62,6 +63,12 @@ conformance: setup ## every check of OpenAI's API, then the clients that people 
 
 fuzz-api: setup ## Schemathesis against the real server, CASES an operation; goes on where it was (ARGS="--operation 'GET /health'")
 	@$(venv)/bin/python -m conformance.fuzz --cases $(CASES) $(ARGS)
+
+# In pieces as well: build/faults.json sums them up.
+faults: export OMP_NUM_THREADS = 1
+faults: export OMP_WAIT_POLICY = passive
+faults: setup ## break a real server in every known way, TIMES each (ARGS="--only F1,F3"; about two hours for 20)
+	@$(venv)/bin/python -m quire.testing.faults --times $(TIMES) --out build/faults.json $(ARGS)
 
 lint: setup ## ruff and mypy
 	@$(venv)/bin/ruff check .
