@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -90,7 +91,9 @@ class _Runs:
         report = BUILD / f"fuzz-{operation}.json"
         report.unlink(missing_ok=True)
         began = time.monotonic()
-        done = subprocess.run(self._command(operation, report), capture_output=True, text=True, check=False, cwd=BUILD)
+        environment = {**os.environ, "SCHEMATHESIS_HOOKS": "fuzz_hooks", "PYTHONPATH": str(Path(__file__).parent)}
+        command = self._command(operation, report)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=BUILD, env=environment)
         found = json.loads(report.read_text()) if report.exists() else {}
         num_cases = found.get("test_cases", {}).get("generated", 0)
         row = {"cases": num_cases, "passed": done.returncode == 0, "seconds": round(time.monotonic() - began, 1)}

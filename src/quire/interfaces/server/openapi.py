@@ -21,9 +21,8 @@ from quire.interfaces.server.api_description import Description, description_of
 from quire.interfaces.server.errors import ErrorAnswer
 from quire.interfaces.server.health import PUBLIC_PATHS
 from quire.interfaces.server.json_answer import json_answer
-from quire.interfaces.server.sampling import MAX_TEMPERATURE
+from quire.interfaces.server.request_schemas import refine
 from quire.interfaces.server.state import state_of
-from quire.sampling_params import BOUNDS
 from quire.version import __version__
 
 router = APIRouter()
@@ -84,7 +83,7 @@ class _Schemas:
         self._shown = list(zip(kinds, shown, strict=True))
         of_requests = self._reached([self.of(kind) for kind in requests])
         for name in of_requests:
-            _add_bounds(self.components[name])
+            refine(name, self.components[name])
         for name in self._reached([self.of(kind) for kind in [*answers, ErrorAnswer]]) - of_requests:
             _require_all(self.components[name])
 
@@ -107,19 +106,6 @@ class _Schemas:
                 case list() as items:
                     waiting += items
         return found
-
-
-def _add_bounds(schema: dict[str, Any]) -> None:
-    """The ranges that SamplingParams checks, where a request has its fields."""
-    properties = schema.get("properties", {})
-    if "temperature" not in properties:
-        return
-    for name, low, high in (*BOUNDS, ("temperature", 0.0, MAX_TEMPERATURE), ("max_completion_tokens", 1, 2**31 - 1)):
-        if name not in properties or "minimum" in properties[name]:
-            continue
-        numbers = [kind for kind in properties[name].get("anyOf", ()) if kind.get("type") in ("integer", "number")]
-        for kind in numbers:
-            kind["minimum"], kind["maximum"] = low, high
 
 
 def _require_all(schema: dict[str, Any]) -> None:
