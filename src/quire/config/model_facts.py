@@ -18,6 +18,9 @@ from quire.errors import ModelError
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 
 
+_LONGEST_NAME = 100
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
     """What config.json and generation_config.json say, or the metadata of a GGUF file."""
@@ -47,8 +50,11 @@ class ModelFacts:
             num_weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         text_config = {**config, **config.get("text_config", {})}
         model_type = config.get("model_type")
-        if not isinstance(model_type, str):
+        if not isinstance(model_type, str) or len(model_type) > _LONGEST_NAME:
             raise ModelError(f"{path / 'config.json'}: no model_type. Is this a Hugging Face checkpoint?")
+        architectures = config.get("architectures") or [""]
+        if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+            raise ModelError(f"{path / 'config.json'}: architectures must be a list of names. Correct config.json.")
         vocab_size = text_config.get("vocab_size")
         if not isinstance(vocab_size, int) or vocab_size < 1:
             raise ModelError(f"{path / 'config.json'}: vocab_size={vocab_size!r} must be a positive whole number.")
@@ -57,11 +63,11 @@ class ModelFacts:
         return cls(
             path=path,
             model_type=model_type,
-            architecture=(config.get("architectures") or [""])[0],
+            architecture=architectures[0],
             vocab_size=vocab_size,
             max_model_len=lengths[0] if lengths and lengths[0] > 0 else None,
             dtype=text_config.get("dtype") or text_config.get("torch_dtype"),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            eos_token_ids=_token_ids(path, eos),
             hf_config=config,
             generation_config=generation,
             num_weight_bytes=num_weight_bytes,
@@ -78,6 +84,14 @@ class ModelFacts:
         return self.path if self.path.is_file() else self.path / "config.json"
 
 
+def _token_ids(path: Path, value: Any) -> tuple[int, ...]:
+    """One, several or none."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(one) is int for one in ids):
+        raise ModelError(f"{path}: eos_token_id={str(value)[:60]} must be a token id or a list of them. Correct it.")
+    return tuple(ids)
+
+
 def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
     if not file.is_file():
         if required:
@@ -85,7 +99,7 @@ def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ModelError(f"{file}: cannot be read as JSON ({error}).") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file}: must hold a JSON object.")

@@ -59,7 +59,7 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file}: cannot be read as JSON ({error}).") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file}: must hold a JSON object.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from quire.errors import ModelError
 
 # Counts and widths. Zero of them would be a model without weights, or a division by zero far from its cause.
 _SIZES = re.compile(r"(num|n)_\w+|\w+_(size|dim)")
+# Far above what any model has: a number that was made up must not be built, layer by layer, until memory ends.
+_MOST = 2**31 - 1
+_MOST_LAYERS = 10_000
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 class MissingKeyError(ModelError, AttributeError):
@@ -83,6 +88,11 @@ def _check(file: Path, key: str, value: Any, default: Any) -> None:
         raise ModelError(f"{file}: {key}={value!r} must be {kind}. Take the config.json that belongs to the weights.")
     if is_size and isinstance(default, int) and value < 1:
         raise ModelError(f"{file}: {key}={value} must be at least 1. Correct config.json.")
+    most = _MOST_LAYERS if key in _LAYERS else _MOST
+    if isinstance(default, int) and not isinstance(default, bool) and value > most:
+        raise ModelError(f"{file}: {key}={value} must be at most {most:,}. Correct config.json.")
+    if isinstance(default, float) and not math.isfinite(value):
+        raise ModelError(f"{file}: {key}={value} must be a finite number. Correct config.json.")
     if isinstance(default, int) and value < 0:
         raise ModelError(f"{file}: {key}={value} must not be negative. Correct config.json.")
 

@@ -1,0 +1,197 @@
+"""Files of models that were made to hurt: a clean error, no code of theirs, no crash (SEC-04, 05, 07)."""
+
+import json
+import random
+import struct
+import sys
+
+import pytest
+
+from quire.config import EngineOptions, resolve
+from quire.errors import UserError
+from quire.renderer import Renderer
+from quire.testing.model_harness import worker_config
+from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.model_loader import load_model
+
+SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings", "head_dim",
+)  # fmt: skip
+WRONG = (0, -1, 1.5, 3, "64", [], {}, True, 2**31, 2**63, 10**30, float("nan"))
+OTHERS = {
+    "model_type": ["", "../../etc/passwd", "__init__", "os", 5, None, [], "a" * 5000, "llama\x00"],
+    "architectures": ["x", [5], {}, ["../x"], [None]],
+    "rms_norm_eps": ["x", None, [], -1, float("inf")],
+    "hidden_act": ["nothing", 5, None, "__import__"],
+    "rope_parameters": [5, "x", [], {"rope_type": "x"}, {"rope_type": "yarn"}, {"rope_theta": "x"}, {"rope_theta": -1}],
+    "rope_scaling": [5, "x", {"type": "linear"}, {"rope_type": "llama3", "factor": 0}],
+    "torch_dtype": ["x", 5, "float8", []],
+    "dtype": ["x", 5, "complex64"],
+    "tie_word_embeddings": ["x", 5, []],
+    "eos_token_id": ["x", -1, 2**40, [[1]], {}],
+    "bos_token_id": ["x", 2**40],
+    "quantization_config": [5, "x", [], {"quant_method": "x"}, {"quant_method": 5}, {"quant_method": "gptq"}],
+    "sliding_window": ["x", -1, 0],
+    "layer_types": ["x", [5], ["full_attention"], ["none"] * 3],
+    "attention_bias": ["x", 5],
+}
+CONFIGS = [(name, value) for name in SIZES for value in WRONG] + [
+    (n, v) for n, values in OTHERS.items() for v in values
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("source"), "llama")
+
+
+@pytest.fixture
+def folder(source, tmp_path):
+    """A copy that may be changed: links, but for what a test writes anew."""
+    for file in source.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    return tmp_path
+
+
+def rewrite(file, data: bytes):
+    file.unlink(missing_ok=True)
+    file.write_bytes(data)
+
+
+def change_config(folder, **values):
+    config = json.loads((folder / "config.json").read_text())
+    rewrite(folder / "config.json", json.dumps({**config, **values}).encode())
+
+
+def load_all(folder):
+    """What a start does with a model's files, short of running it. A size that memory has no room for is not tried."""
+    config, _ = resolve(EngineOptions(model=str(folder), device="cpu", dtype="float32"))
+    load_model(config.worker)
+    Renderer.from_config(config)
+
+
+def check(folder):
+    """It loads, or a user's error says in a line what is wrong."""
+    try:
+        load_all(folder)
+    except UserError as error:
+        said = str(error)
+    else:
+        said = ""
+    assert len(said) < 2000
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(("name", "value"), CONFIGS, ids=lambda value: repr(value)[:24])
+def test_configurations(folder, name, value):
+    change_config(folder, **{name: value})
+    check(folder)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"null", b"5", b"\xff\xfe", b"{" * 100_000, b'{"a": ' * 50_000, b"\x80\x04K\x01."]
+)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_files_that_are_no_json(folder, name, data):
+    rewrite(folder / name, data)
+    check(folder)
+
+
+def header_of(data):
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def with_header(header, rest):
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + rest
+
+
+HEADERS = {
+    "negative size": lambda one: {**one, "shape": [-1, *one["shape"][1:]]},
+    "huge size": lambda one: {**one, "shape": [2**62, 2**62]},
+    "no sizes": lambda one: {**one, "shape": []},
+    "sizes that are texts": lambda one: {**one, "shape": ["64", "64"]},
+    "fractions": lambda one: {**one, "shape": [1.5, 2]},
+    "another type": lambda one: {**one, "dtype": "I8"},
+    "an unknown type": lambda one: {**one, "dtype": "Q7"},
+    "a type that is a number": lambda one: {**one, "dtype": 5},
+    "backwards": lambda one: {**one, "data_offsets": one["data_offsets"][::-1]},
+    "behind the end": lambda one: {**one, "data_offsets": [2**40, 2**41]},
+    "negative place": lambda one: {**one, "data_offsets": [-8, 8]},
+    "place of another": lambda one: {**one, "data_offsets": [0, one["data_offsets"][1] - one["data_offsets"][0]]},
+    "no place": lambda one: {"dtype": one["dtype"], "shape": one["shape"]},
+    "one number": lambda one: {**one, "data_offsets": [0]},
+    "a text": lambda one: "x",
+    "null": lambda one: None,
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_headers_of_weights(folder, kind):
+    header, rest = header_of((folder / "model.safetensors").read_bytes())
+    name = next(name for name in header if name.endswith("q_proj.weight"))
+    rewrite(folder / "model.safetensors", with_header({**header, name: HEADERS[kind](header[name])}, rest))
+    check(folder)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**20, 2**40, 2**63, 2**64 - 1])
+def test_lengths_of_headers(folder, length):
+    data = (folder / "model.safetensors").read_bytes()
+    rewrite(folder / "model.safetensors", struct.pack("<Q", length) + data[8:])
+    check(folder)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_flipped_bits(folder, seed):
+    chosen = random.Random(seed)
+    name = chosen.choice(["model.safetensors", "tokenizer.json", "config.json"])
+    data = bytearray((folder / name).read_bytes())
+    # in weights nothing can be told from a flipped bit, so those of the header are taken
+    size = min(len(data), 4000)
+    for _ in range(chosen.randint(1, 20)):
+        data[chosen.randrange(size)] ^= 1 << chosen.randrange(8)
+    rewrite(folder / name, bytes(data))
+    check(folder)
+
+
+CODE = "import pathlib; pathlib.Path({canary!r}).touch()\n"
+
+
+def test_code_beside_a_model_is_never_imported(folder, tmp_path):
+    canary = tmp_path / "ran"
+    modules = ("configuration_x", "modeling_x", "tokenization_x", "processing_x", "generate")
+    for module in modules:
+        (folder / f"{module}.py").write_text(CODE.format(canary=str(canary)))
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(CODE.format(canary=str(canary)))
+    auto_map = {
+        "AutoConfig": "configuration_x.XConfig",
+        "AutoModelForCausalLM": "modeling_x.XModel",
+        "AutoTokenizer": ["tokenization_x.XTokenizer", None],
+        "AutoProcessor": "processing_x.XProcessor",
+    }
+    for model_type in ("llama", "x"):
+        change_config(folder, auto_map=auto_map, model_type=model_type, text_config={"auto_map": auto_map})
+        tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
+        rewrite(folder / "tokenizer_config.json", json.dumps({**tokenizer_config, "auto_map": auto_map}).encode())
+        check(folder)
+    assert not canary.exists()
+    files = [str(getattr(module, "__file__", "")) for module in sys.modules.values()]
+    assert not [file for file in files if file.startswith(str(folder)) or "transformers_modules" in file]
+
+
+def test_pickles_are_not_opened(folder, tmp_path):
+    import torch
+
+    class Canary:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    torch.save({"model.embed_tokens.weight": Canary()}, folder / "pytorch_model.bin")
+    check(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="pickle"):
+        load_model(worker_config(folder))
+    assert not (tmp_path / "ran").exists()
