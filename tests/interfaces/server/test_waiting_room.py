@@ -127,7 +127,9 @@ def test_accepted_and_rejected_are_what_was_offered(clock, seed):
     assert sum(value for _, value in room.rejections._values.items()) == num_rejected
     for stay in stays:
         stay.close()
-    assert [(one.num_requests, one.num_queued_requests, one.num_queued_tokens) for one in room.report()] == [(0,) * 3] * 3
+    assert [(one.num_requests, one.num_queued_requests, one.num_queued_tokens) for one in room.report()] == [
+        (0,) * 3
+    ] * 3
 
 
 def test_a_stay_that_nobody_holds_any_more_ends(clock):

@@ -66,6 +66,9 @@ REFUSED_BY_CHAT: dict[str, Refused] = {
     "prompt": Refused("it belongs to /v1/completions; use messages"),
 }
 
+# Most entries of a list, where nothing that is done with it later bounds them.
+MOST_ENTRIES = {"messages": 4096}
+
 IGNORED: dict[str, str] = {
     "user": "the client's name for its user",
     "safety_identifier": "the client's name for its user",
@@ -103,6 +106,8 @@ class FieldRules:
                     raise invalid(f"{name}: not supported: {rule.reason}.", name)
             elif name not in self._known:
                 self._check_unknown(name, strict)
+            elif name in MOST_ENTRIES and isinstance(value, list) and len(value) > MOST_ENTRIES[name]:
+                raise invalid(f"{name}: {len(value)} of them, at most {MOST_ENTRIES[name]} are allowed.", name)
 
     def _check_unknown(self, name: str, strict: bool) -> None:
         shown = name[:64]
