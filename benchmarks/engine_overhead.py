@@ -20,7 +20,8 @@ from statistics import median
 
 from quire.engine_client.mailbox import Mailboxes
 from quire.engine_core.engine_core import EngineCore
-from quire.messages import EngineRequest, decode_to_client, encode
+from quire.message_encoding import decode_to_client, encode
+from quire.messages import EngineRequest
 from quire.observability.recorder import Recorder
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest

@@ -10,7 +10,8 @@ from typing import Any
 from quire.config import EngineOptions, resolve
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.launch import build_engine_core
-from quire.messages import AbortRequests, EngineOutputs, EngineRequest, encode
+from quire.message_encoding import encode
+from quire.messages import AbortRequests, EngineOutputs, EngineRequest
 from quire.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 32

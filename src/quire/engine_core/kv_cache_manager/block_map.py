@@ -73,7 +73,9 @@ def map_of(
     owners = np.full(pool.num_blocks, _NOBODY, dtype="<u2")
     owners[held.block[::-1]] = held.holder[::-1]  # the last that is written is the first holder
     ids = int_array([sequence.sequence_id for sequence in holding])
-    sharing = np.unique(ids[held.holder[states[held.block] == SHARED]] >> 10) if len(ids) else ids
+    # a place in `holding` for each that has a part in a shared block
+    has_part = np.flatnonzero(np.bincount(held.holder[states[held.block] == SHARED], minlength=1))
+    owned = [split_sequence_id(number) for number in ids.tolist()]
     states[is_held & (num_filled < block_size)] |= NOT_FULL
     states[[block for block in copied if is_held[block]]] |= COPIED
     return BlockMap(
@@ -82,7 +84,7 @@ def map_of(
         states=states.tobytes(),
         owners=owners.tobytes(),
         num_holders=np.minimum(pool.counts, 255).astype(np.uint8).tobytes(),
-        sequences=[split_sequence_id(number) for number in ids.tolist()],
+        sequences=owned,
         counts=counts,
-        num_sharing_requests=len(sharing),
+        num_sharing_requests=len({owned[place][0] for place in has_part.tolist()}),
     )

@@ -205,8 +205,9 @@ class Entrance:
         going_on = self._queues.preempted()
         num_input = self._queues.num_silent + self._queues.num_preempted - len(going_on)
         before = self._turned_away
-        is_there = before is not None and self._queues.is_waiting(before)
-        first = before if is_there else next((one for one in self._queues.in_line() if not one.is_idle), None)
+        # nothing new starts before what gave way has gone on
+        first = before if not going_on and before is not None and self._queues.is_waiting(before) else None
+        first = first or next((one for one in self._queues.in_line() if not one.is_idle), None)
         what = self.why_waits(first)[0] if first is not None else "turn"
         return {what: len(self._queues) - num_input, "input": num_input}
 
