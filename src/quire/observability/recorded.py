@@ -1,7 +1,7 @@
 """What a recorder keeps of steps and of blocks, how it is sent, and how it is read again.
 
 A recorder keeps what it is given, because a hook must cost next to nothing; here it becomes columns of int64, as packed
-bytes, when somebody asks for it. A step whose rows are those of the step before shares its columns with it.
+bytes, when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.messages import IntArray
 from quire.observability.decisions import Decision
 
 # step, when it was decided, sequence by row, rows, their tokens, counts (Recorder)
-RecordedStep: TypeAlias = tuple[int, float, IntArray, bytes, bytes, tuple[int, int, int, int, int]]
+RecordedStep: TypeAlias = tuple[int, float, IntArray, IntArray, IntArray, tuple[int, int, int, int, int]]
 # step, when, kind, request, sequence, amount, other, why
 RecordedDecision: TypeAlias = tuple[int, float, str, int, int, int, int, str]
 # step, kind, what was given
@@ -33,8 +33,7 @@ def sent_steps(entries: Sequence[RecordedStep], ends: Sequence[float]) -> list[t
     """(step, began, ended, sequences, tokens, counts)."""
     sent = []
     for (step, began, owners, rows, tokens, counts), ended in zip(entries, ends, strict=True):
-        ids = owners[np.frombuffer(rows, dtype=np.int64)].tobytes()
-        sent.append((step, began, ended, ids, tokens, counts))
+        sent.append((step, began, ended, owners[rows].tobytes(), tokens.tobytes(), counts))
     return sent
 
 

@@ -113,7 +113,6 @@ class DecisionRecorder(Recorder):
         self._owners = self._sequence_id
         self._count: Callable[[], Counts] = lambda: (0, 0, 0, 0, 0)
         self._counts: Counts = (0, 0, 0, 0, 0)
-        self._rows = self._tokens = b""
         self._ends = array("d", bytes(8 * _NUM_ENDS))
         self._num_settled = 0
         self._num_evicted = self._num_copied = 0
@@ -168,17 +167,9 @@ class DecisionRecorder(Recorder):
     # ------------------------------------------------------------------------------------------ steps
 
     def decided(self, decision: SchedulerOutput) -> None:
-        now, step, size = self.clock(), decision.step, 240
-        rows, tokens = decision.rows.tobytes(), decision.num_tokens.tobytes()
-        # In a steady step the same rows get a token each: the columns of the last one say so, and cost nothing.
-        if rows == self._rows:
-            rows = self._rows
-        else:
-            self._rows, size = rows, size + len(rows)
-        if tokens == self._tokens:
-            tokens = self._tokens
-        else:
-            self._tokens, size = tokens, size + len(tokens)
+        now, step, rows = self.clock(), decision.step, decision.rows
+        # two arrays and their heads, kept as they are: nobody writes into a decision once it is made
+        size = 480 + 16 * len(rows)
         if decision.admitted or decision.released or decision.forked or not step & 15:
             self._owners, size = self._sequence_id.copy(), size + self._sequence_id.nbytes
             self._counts = self._count()
@@ -189,7 +180,7 @@ class DecisionRecorder(Recorder):
             self._note_moves(decision, now)
         if self._num_evicted or self._num_copied:
             self._tell_sums(now)
-        self.steps.append((step, now, self._owners, rows, tokens, self._counts), size)
+        self.steps.append((step, now, self._owners, rows, decision.num_tokens, self._counts), size)
         self.step = step + 1
 
     def settled(self, step: int) -> None:
