@@ -1,23 +1,18 @@
 """A server on a real engine gets hundreds of bad inputs: each is refused with OpenAI's error object, and nobody else
 notices. After each group the same process gives a canary the same answer, and no block is held."""
 
-import contextlib
 import http.client
 import json
 import re
 import socket
 import threading
 import time
-from urllib.parse import urlsplit
 
 import pytest
-
-from quire.testing.server_process import ServerProcess
 
 from .bad_inputs import ALL
 from .bad_inputs.case import CHAT, JSON
 
-MAX_MODEL_LEN = 512
 CANARY = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 12, "temperature": 0}
 # No answer shows where the server's files are, where its memory is, or what its code looks like.
 LEAKS = re.compile(
@@ -54,17 +49,9 @@ def trap():
 
 
 @pytest.fixture(scope="module")
-def server():
-    command = ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--max-model-len", str(MAX_MODEL_LEN)]
-    with ServerProcess([*command, "--num-threads", "1"]) as process:
-        process.address = urlsplit(process.wait_ready()).netloc
-        yield process
-
-
-@pytest.fixture(scope="module")
-def canary(server):
+def canary(server, ask):
     """The answer before anything bad was sent, and the process that gave it."""
-    return answer_of(server), engine_pids(server)
+    return answer_of(ask), engine_pids(server)
 
 
 def engine_pids(server):
@@ -73,27 +60,10 @@ def engine_pids(server):
     return [child.pid for child in psutil.Process(server.pid).children()]
 
 
-def answer_of(server):
-    status, _, body = ask(server, "POST", CHAT, json.dumps(CANARY).encode(), JSON)
+def answer_of(ask):
+    status, _, body = ask("POST", CHAT, json.dumps(CANARY).encode(), JSON)
     assert status == 200, body
     return json.loads(body)["choices"]
-
-
-def ask(server, method, path, body, headers):
-    connection = http.client.HTTPConnection(server.address, timeout=20)
-    try:
-        connection.putrequest(method, path, skip_accept_encoding=True)
-        for name, value in headers.items():
-            connection.putheader(name, value.encode("utf-8"))
-        connection.putheader("Content-Length", str(len(body)))
-        connection.endheaders()
-        # it may be refused before all of it was sent
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.send(body)
-        response = connection.getresponse()
-        return response.status, response.headers, response.read()
-    finally:
-        connection.close()
 
 
 def ask_raw(server, request):
@@ -105,7 +75,7 @@ def ask_raw(server, request):
         return response.status, response.headers, response.read()
 
 
-def check(case, server, trap):
+def check(case, server, ask, trap):
     """What is wrong with the answer, or None."""
     place = trap.address
     began = time.monotonic()
@@ -114,7 +84,7 @@ def check(case, server, trap):
             status, headers, body = ask_raw(server, case.raw)
         else:
             body = case.body.replace(b"{trap}", place.encode())
-            status, headers, body = ask(server, case.method, case.path, body, case.headers)
+            status, headers, body = ask(case.method, case.path, body, case.headers)
     except (OSError, http.client.HTTPException) as error:
         return f"no answer: {error!r}"
     seconds = time.monotonic() - began
@@ -153,13 +123,13 @@ def test_there_are_enough():
 
 
 @pytest.mark.parametrize("group", ALL)
-def test_each_is_refused_and_nobody_notices(group, server, trap, canary):
-    wrong = {case.name: fault for case in ALL[group] if (fault := check(case, server, trap))}
+def test_each_is_refused_and_nobody_notices(group, server, ask, trap, canary):
+    wrong = {case.name: fault for case in ALL[group] if (fault := check(case, server, ask, trap))}
     assert not wrong, f"{len(wrong)} of {len(ALL[group])}:\n" + "\n".join(f"{k}: {v}" for k, v in wrong.items())
     assert trap.num_hits == 0, "something was fetched"
     answer, engines = canary
-    assert answer_of(server) == answer
+    assert answer_of(ask) == answer
     assert engine_pids(server)[: len(engines)] == engines, "later ones check forms"
-    assert ask(server, "GET", "/health/ready", b"", {})[0] == 200
-    metrics = ask(server, "GET", "/metrics", b"", {})[2].decode()
+    assert ask("GET", "/health/ready", b"", {})[0] == 200
+    metrics = ask("GET", "/metrics", b"", {})[2].decode()
     assert re.search(r"^quire:kv_cache_blocks_held\{.*\} 0(\.0)?$", metrics, re.MULTILINE), "blocks are held"
