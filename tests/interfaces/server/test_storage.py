@@ -4,6 +4,8 @@ import asyncio
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -310,6 +312,48 @@ def test_two_servers_share_a_file(run, storage):
     run(main())
 
 
+WRITER = """
+import asyncio, sys
+import sqlalchemy as sa
+from quire.interfaces.server.storage import Storage, owned_table
+table = owned_table("test_kill", sa.Column("text", sa.Text))
+async def main():
+    storage = Storage(sys.argv[1], max_bytes=2**30, max_age_seconds=1e9)
+    for number in range(10**9):
+        row = {"id": str(number), "tenant": "", "created": 0, "used": 2e9, "num_bytes": 1, "text": "x" * 5000}
+        await storage.run(lambda connection: connection.execute(table.insert().values(row)))
+        print(number, flush=True)
+asyncio.run(main())
+"""
+
+
+def test_what_was_said_to_be_stored_survives_a_kill(path):
+    process = subprocess.Popen([sys.executable, "-c", WRITER, f"sqlite:///{path}"], stdout=subprocess.PIPE, text=True)
+    try:
+        said = [int(process.stdout.readline()) for _ in range(50)]
+    finally:
+        process.kill()
+    said += [int(line) for line in process.communicate()[0].splitlines()]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        found = {int(name) for (name,) in connection.execute("SELECT id FROM test_kill")}
+    assert set(said) <= found
+    # and at most the one that was being written
+    assert len(found) <= len(said) + 1
+
+
+def test_its_numbers_can_be_seen(run, storage):
+    async def main():
+        one = storage()
+        await write(one, "a", "x" * 123)
+        assert one.statistics() == {"storage_bytes": 123, "storage_waiting": 0, "storage_failures_total": 0}
+        await one.run(lambda connection: connection.exec_driver_sql("PRAGMA query_only = ON"))
+        assert (await failure(write(one, "b"))).status == 503
+        assert one.statistics()["storage_failures_total"] == 1
+
+    run(main())
+
+
 # ---- what families declare ------------------------------------------------------------------------------------------
 
 
@@ -345,9 +389,6 @@ def test_postgresql(run, storage, clock):
 
 
 def test_importing_the_application_imports_no_database():
-    import subprocess
-    import sys
-
     code = "import sys, quire.interfaces.server.app; print('sqlalchemy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"

@@ -16,7 +16,7 @@ from msgspec import Meta
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.chat import prepare_chat
-from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.errors import ApiError, invalid
 from quire.interfaces.server.generation import Counts, Work, deltas_of
 from quire.interfaces.server.logprobs import chat_logprobs
 from quire.interfaces.server.reasoning_tokens import count_reasoning_tokens
@@ -81,6 +81,15 @@ def _rename(error: ApiError | RequestError, param: str, shown: str) -> None:
         error.message = error.message.replace(param, shown, 1)
     else:
         error.args = (str(error).replace(param, shown, 1),)
+
+
+def text_in(part: Mapping[str, Any], name: str, where: str) -> str:
+    """A text that must be there, in a part of a request."""
+    value = part.get(name)
+    if not isinstance(value, str):
+        text = "this field is required" if value is None else "must be a text"
+        raise invalid(f"{where}.{name}: {text}.", f"{where}.{name}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

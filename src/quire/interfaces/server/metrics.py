@@ -26,12 +26,12 @@ async def metrics(request: Request) -> Response:
 
 
 async def _statistics(state: ServerState) -> dict[str, float]:
-    traces = state.tracing.statistics()
+    own = {**state.tracing.statistics(), **state.storage_statistics()}
     if state.readiness is not Readiness.READY:
-        return {**traces}
+        return own
     try:
         async with asyncio.timeout(_ENGINE_SECONDS):
-            return {**traces, **await state.engine.statistics()}
+            return {**own, **await state.engine.statistics()}
     except (TimeoutError, QuireError) as error:
         logger.warning("the engine's statistics are missing from /metrics: %s", str(error) or "no answer in time")
-        return {**traces}
+        return own

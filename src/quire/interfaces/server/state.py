@@ -66,6 +66,9 @@ class _LazyStorage:
             self._storage = Storage(url, max_bytes=max_bytes, max_age_seconds=max_age)
         return self._storage
 
+    def statistics(self) -> dict[str, float]:
+        return {} if self._storage is None else self._storage.statistics()
+
     def close(self) -> None:
         if self._storage is not None:
             self._storage.close()
@@ -121,6 +124,10 @@ class ServerState:
     def storage(self) -> Storage:
         """Where things are kept beyond a request; imported by its first use."""
         return self._storage.opened()
+
+    def storage_statistics(self) -> dict[str, float]:
+        """Empty as long as nothing was stored."""
+        return self._storage.statistics()
 
     def close_storage(self) -> None:
         """At the end: what was handed in is written first."""

@@ -105,6 +105,7 @@ class Storage:
         # names of tables that are there for certain
         self._known_tables: set[str] = set()
         self._failed_at = -_PAUSE_SECONDS
+        self._num_failures = 0
         self._swept_at = 0.0
 
     async def open(self) -> None:
@@ -127,6 +128,13 @@ class Storage:
             logger.error("storage: %s", error)
             raise _not_now() from None
 
+    def statistics(self) -> dict[str, float]:
+        return {
+            "storage_bytes": self._retention.num_bytes,
+            "storage_waiting": self._jobs.qsize(),
+            "storage_failures_total": self._num_failures,
+        }
+
     async def _submit(self, work: Work[_T], adds_bytes: int = 0, erases: bool = False) -> _T:
         future: Future[_T] = Future()
         if self._thread is None:
@@ -141,7 +149,7 @@ class Storage:
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             logger.error("storage: no answer for %.0f seconds", _DEADLINE_SECONDS)
-            self._failed_at = time.monotonic()
+            self._note_failure()
             raise _not_now() from None
 
     def close(self, seconds: float = 2.0) -> None:
@@ -188,12 +196,16 @@ class Storage:
             # a mistake of ours
             raise
         except StorageError:
-            self._failed_at = time.monotonic()
+            self._note_failure()
             raise
         except (exc.DBAPIError, OSError) as error:
-            self._failed_at = time.monotonic()
+            self._note_failure()
             raise storage_error(self._url, error) from None
         return result
+
+    def _note_failure(self) -> None:
+        self._failed_at = time.monotonic()
+        self._num_failures += 1
 
     def _opened(self) -> sa.Engine:
         if self._engine is None:

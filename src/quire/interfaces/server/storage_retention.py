@@ -16,12 +16,12 @@ class Retention:
         self._metadata = metadata
         self._max_bytes = max_bytes
         self._max_age = max_age_seconds
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def add(self, num_bytes: int) -> bool:
         """So many were written. True if there may be too many now."""
-        self._num_bytes += num_bytes
-        return self._num_bytes > self._max_bytes
+        self.num_bytes += num_bytes
+        return self.num_bytes > self._max_bytes
 
     def sweep(self, connection: sa.Connection, now: float) -> int:
         """Deletes what is too old or too much; returns how many rows."""
@@ -30,11 +30,11 @@ class Retention:
             old = table.delete().where(table.c.used < now - self._max_age)
             num_deleted += connection.execute(old).rowcount
         by_tenant = self._bytes_by_tenant(connection)
-        self._num_bytes = sum(by_tenant.values())
-        if self._num_bytes > self._max_bytes:
+        self.num_bytes = sum(by_tenant.values())
+        if self.num_bytes > self._max_bytes:
             target = int(self._max_bytes * _FRACTION_KEPT)
-            while self._num_bytes > target:
-                num_shrunk = self._shrink(connection, by_tenant, self._num_bytes - target)
+            while self.num_bytes > target:
+                num_shrunk = self._shrink(connection, by_tenant, self.num_bytes - target)
                 if not num_shrunk:
                     # somebody else deletes from the same database
                     break
@@ -61,7 +61,7 @@ class Retention:
             num_deleted += 1
             too_many -= num_bytes
             by_tenant[tenant] -= num_bytes
-            self._num_bytes -= num_bytes
+            self.num_bytes -= num_bytes
             if too_many <= 0 or by_tenant[tenant] < max(by_tenant.values()):
                 break
         return num_deleted

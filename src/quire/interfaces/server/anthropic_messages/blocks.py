@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from quire.interfaces.server.dialect import text_in
 from quire.interfaces.server.errors import invalid
 
 Block = dict[str, Any]
@@ -57,7 +58,7 @@ def _text_only(content: Any, where: str) -> str:
     for number, block in enumerate(_blocks(content, where)):
         if block.get("type") != "text":
             raise _unsupported(block, f"{where}[{number}]", "text")
-        texts.append(_string(block, "text", f"{where}[{number}]"))
+        texts.append(text_in(block, "text", f"{where}[{number}]"))
     return "\n".join(texts)
 
 
@@ -68,7 +69,7 @@ def _of_user(blocks: list[Block], where: str) -> list[dict[str, Any]]:
         place = f"{where}[{number}]"
         match block.get("type"):
             case "text":
-                part = {"type": "text", "text": _string(block, "text", place)}
+                part = {"type": "text", "text": text_in(block, "text", place)}
                 if found and found[-1]["role"] == "user":
                     found[-1]["content"].append(part)
                 else:
@@ -88,7 +89,7 @@ def _of_result(block: Block, where: str) -> dict[str, Any]:
     if block.get("is_error"):
         # a chat has no field for it, and the model must know
         content = f"Error: {content}"
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": content}
+    return {"role": "tool", "tool_call_id": text_in(block, "tool_use_id", where), "content": content}
 
 
 def _of_assistant(blocks: list[Block], where: str) -> dict[str, Any]:
@@ -97,9 +98,9 @@ def _of_assistant(blocks: list[Block], where: str) -> dict[str, Any]:
         place = f"{where}[{number}]"
         match block.get("type"):
             case "text":
-                texts.append(_string(block, "text", place))
+                texts.append(text_in(block, "text", place))
             case "thinking":
-                thoughts.append(_string(block, "thinking", place))
+                thoughts.append(text_in(block, "thinking", place))
             case "tool_use":
                 calls.append(_of_call(block, place))
             case _:
@@ -116,16 +117,8 @@ def _of_call(block: Block, where: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise invalid(f"{where}.input: must be an object.", f"{where}.input")
-    function = {"name": _string(block, "name", where), "arguments": arguments}
-    return {"id": _string(block, "id", where), "type": "function", "function": function}
-
-
-def _string(block: Block, name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        text = "this field is required" if value is None else "must be a text"
-        raise invalid(f"{where}.{name}: {text}.", f"{where}.{name}")
-    return value
+    function = {"name": text_in(block, "name", where), "arguments": arguments}
+    return {"id": text_in(block, "id", where), "type": "function", "function": function}
 
 
 def _unsupported(block: Block, where: str, allowed: str) -> Exception:

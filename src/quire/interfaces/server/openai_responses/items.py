@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from quire.interfaces.server.dialect import text_in
 from quire.interfaces.server.errors import ApiError, invalid
 
 Item = dict[str, Any]
@@ -89,7 +90,7 @@ def _text(part: Any, where: str) -> str:
         text = f"type {str(kind)[:40]!r} is not supported, this model is served with text only"
         raise invalid(f"{where}: {text}.", f"{where}.type")
     name = "refusal" if kind == "refusal" else "text"
-    return _string(part, name, where)
+    return text_in(part, name, where)
 
 
 def _call(item: Item, where: str) -> Item:
@@ -97,9 +98,9 @@ def _call(item: Item, where: str) -> Item:
         "id": _given_id(item, where) or item_id("fc"),
         "type": "function_call",
         "status": "completed",
-        "call_id": _string(item, "call_id", where),
-        "name": _string(item, "name", where),
-        "arguments": _string(item, "arguments", where),
+        "call_id": text_in(item, "call_id", where),
+        "name": text_in(item, "name", where),
+        "arguments": text_in(item, "arguments", where),
     }
 
 
@@ -109,7 +110,7 @@ def _call_output(item: Item, where: str) -> Item:
         "id": _given_id(item, where) or item_id("fco"),
         "type": "function_call_output",
         "status": "completed",
-        "call_id": _string(item, "call_id", where),
+        "call_id": text_in(item, "call_id", where),
         "output": output if isinstance(output, str) else "\n".join(_texts(output, f"{where}.output")),
     }
 
@@ -126,7 +127,7 @@ def _reasoning(item: Item, where: str) -> Item:
         place = f"{where}.content[{number}]"
         if not isinstance(part, dict) or part.get("type") != "reasoning_text":
             raise invalid(f"{place}.type: must be reasoning_text.", f"{place}.type")
-        texts.append({"type": "reasoning_text", "text": _string(part, "text", place)})
+        texts.append({"type": "reasoning_text", "text": text_in(part, "text", place)})
     return {
         "id": _given_id(item, where) or item_id("rs"),
         "type": "reasoning",
@@ -134,14 +135,6 @@ def _reasoning(item: Item, where: str) -> Item:
         "summary": [],
         "content": texts,
     }
-
-
-def _string(item: Item, name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        text = "this field is required" if value is None else "must be a text"
-        raise invalid(f"{where}.{name}: {text}.", f"{where}.{name}")
-    return value
 
 
 def _given_id(item: Item, where: str) -> str | None:
