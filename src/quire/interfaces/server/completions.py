@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from quire.interfaces.server.api_description import described
@@ -15,6 +13,7 @@ from quire.interfaces.server.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMP
 from quire.interfaces.server.generation import Work, num_sequences
 from quire.interfaces.server.in_flight import until_disconnect
 from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.prompt_forms import split_prompts
 from quire.interfaces.server.rendering import render
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.requests import CompletionRequest
@@ -57,33 +56,12 @@ async def create_completion(request: Request) -> Response:
     return json_answer(await until_disconnect(state.in_flight, request.receive, completion.whole()))
 
 
-def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
-    """The four forms of `prompt` as a list of texts or of token lists."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise invalid("prompt: must not be an empty list.", "prompt")
-    if all(_is_token(part) for part in prompt):
-        return [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise invalid(f"prompt: {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed.", "prompt")
-    if all(isinstance(part, str) for part in prompt):
-        return prompt
-    if all(isinstance(part, list) and part and all(_is_token(token) for token in part) for part in prompt):
-        return prompt
-    raise invalid("prompt: must be a text, a list of texts, a list of token ids or a list of such lists.", "prompt")
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 async def _started(body: CompletionRequest, state: ServerState) -> Continuations:
     check_stream_options(body)
     params = completion_params(body, state.defaults)
     prompts: list[list[int]] = []
     texts: list[str] = []
-    asked = split_prompts(body.prompt)
+    asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
     current_visit().check_room(len(asked) * num_sequences(params), num_tokens)
     for prompt in asked:

@@ -19,6 +19,7 @@ from quire.interfaces.server.errors import invalid
 from quire.interfaces.server.field_rules import FieldRules, Refused
 from quire.interfaces.server.in_flight import until_disconnect
 from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.prompt_forms import split_prompts
 from quire.interfaces.server.rendering import render
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
@@ -108,7 +109,7 @@ async def create_embeddings(request: Request) -> Response:
     params = PoolingParams(
         pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
     )
-    asked, visit = split_inputs(body.input), current_visit()
+    asked, visit = split_prompts(body.input, "input", MAX_INPUTS), current_visit()
     visit.check_priority(body.priority or 0)
     visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
     inputs = [await _tokens(state, one, body.add_special_tokens) for one in asked]
@@ -120,31 +121,6 @@ async def create_embeddings(request: Request) -> Response:
         for index, output in enumerate(outputs)
     ]
     return json_answer(EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens)))
-
-
-def split_inputs(given: str | list[Any]) -> list[str] | list[list[int]]:
-    """The four forms of `input` as a list of texts or of token lists, none of them empty."""
-    if isinstance(given, str):
-        given = [given]
-    if not given:
-        raise invalid("input: must not be an empty list.", "input")
-    if all(_is_token(part) for part in given):
-        return [given]
-    if len(given) > MAX_INPUTS:
-        raise invalid(f"input: {len(given)} inputs, at most {MAX_INPUTS} are allowed.", "input")
-    if all(isinstance(part, str) for part in given) or all(_are_tokens(part) for part in given):
-        if not all(given):
-            raise invalid("input: holds an empty text or list; there is nothing to embed. Leave it out.", "input")
-        return given
-    raise invalid("input: must be a text, a list of texts, a list of token ids or a list of such lists.", "input")
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _are_tokens(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_token(token) for token in value)
 
 
 async def _tokens(state: ServerState, one: str | list[int], add_special_tokens: bool | None) -> list[int]:
