@@ -393,6 +393,7 @@ def test_input_tokens_are_counted(asked):
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 
 MESSAGE = {"role": "user", "content": "Hi"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
 
 
 @pytest.mark.parametrize(
@@ -424,6 +425,10 @@ MESSAGE = {"role": "user", "content": "Hi"}
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"input": "Hi", "previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"input": "Hi", "previous_response_id": "\0"}, "previous_response_id"),
+        ({"input": "Hi", "tools": [{**WEATHER, "name": ["x"]}], "tool_choice": ALLOWED}, "tool_choice.tools"),
+        ({"input": "Hi", "tools": [WEATHER], "tool_choice": {**ALLOWED, "tools": [{"name": []}]}}, "tool_choice"),
+        ({"input": "Hi", "text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named(asked, fields, param):

@@ -386,9 +386,3 @@ def test_postgresql(run, storage, clock):
         assert await names(again) == []
 
     run(main())
-
-
-def test_importing_the_application_imports_no_database():
-    code = "import sys, quire.interfaces.server.app; print('sqlalchemy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "False"

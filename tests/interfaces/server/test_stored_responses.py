@@ -21,6 +21,28 @@ def test_the_default_file_is_made_when_something_is_stored(run, served, tmp_path
     run(main())
 
 
+def test_a_conversation_goes_on_after_a_restart(run, served, tmp_path):
+    from quire.interfaces.server.state import StorageSettings
+
+    storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
+
+    async def main():
+        async with served(storage=storage) as server:
+            first = (await server.post("/v1/responses", {"input": "One"})).json()
+        async with served(storage=storage) as server:
+            path = f"/v1/responses/{first['id']}"
+            assert (await server.http.get(path)).json() == first
+            body = {"input": "Two", "previous_response_id": first["id"]}
+            assert (await server.post("/v1/responses", body)).json()["status"] == "completed"
+            prompt = bytes(token for token in server.requests()[0].prompt_token_ids if token < 256).decode()
+            assert prompt == f"One{first['output'][0]['content'][0]['text']}Two"
+            assert (await server.http.delete(path)).json()["deleted"]
+        async with served(storage=storage) as server:
+            assert (await server.http.get(path)).status_code == 404
+
+    run(main())
+
+
 def test_two_tenants_do_not_see_each_other(run, served):
     async def main():
         async with served(api_keys=["red", "blue"]) as server:

@@ -60,11 +60,13 @@ class CountTokensRequest(PromptFields, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
 
+# An edit that asks for nothing. Programs send it as a matter of course.
+_KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 _FETCH = Refused("the server fetches and runs nothing", ([],))
 REFUSED: dict[str, Refused] = {
     "container": Refused("nothing is run in containers here"),
     "mcp_servers": _FETCH,
-    "context_management": Refused("nothing is compacted or cleared"),
+    "context_management": Refused("nothing is compacted or cleared", ({}, {"edits": []}, {"edits": [_KEEP_THOUGHTS]})),
     "diagnostics": Refused("there are none"),
     "stop": Refused("it belongs to /v1/chat/completions; use stop_sequences"),
     "max_completion_tokens": Refused("it belongs to /v1/chat/completions; use max_tokens"),

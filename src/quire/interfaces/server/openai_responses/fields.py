@@ -181,7 +181,7 @@ def _tools(body: ResponsesRequest) -> list[dict[str, Any]] | None:
             raise invalid(f"tools[{number}].type={str(tool.get('type'))[:40]!r}: not supported: {text}.",
                           f"tools[{number}].type")  # fmt: skip
         function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-        if allowed is None or tool.get("name") in allowed:
+        if allowed is None or str(tool.get("name")) in allowed:
             tools.append({"type": "function", "function": function})
     if allowed is not None and len(tools) < len(allowed):
         raise invalid("tool_choice.tools: names a function that is none of the tools.", "tool_choice.tools")
@@ -192,7 +192,7 @@ def _allowed(choice: Any) -> set[str] | None:
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return None
     tools = choice.get("tools")
-    names = {tool.get("name") for tool in tools if isinstance(tool, dict)} if isinstance(tools, list) else set()
+    names = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     if not names or not all(isinstance(name, str) for name in names) or choice.get("mode") not in ("auto", "required"):
         text = '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [{"type": "function", "name": ...}]}'
         raise invalid(f"tool_choice: must be {text}.", "tool_choice")

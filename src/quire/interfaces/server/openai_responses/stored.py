@@ -3,6 +3,7 @@ what is asked for again moves to the end of the line of what is deleted."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from quire.interfaces.server.openai_responses.items import MAX_ITEMS, Item
 from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST, UNFINISHED
 from quire.interfaces.server.storage import Storage, mine, owned_table
 
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 RESPONSES = owned_table(
     "responses",
     sa.Column("previous_id", sa.String(128)),
@@ -116,9 +118,8 @@ class StoredResponses:
         """Raises 404. Responses that follow it cannot be continued any more."""
 
         def work(connection: sa.Connection) -> None:
-            done = connection.execute(RESPONSES.delete().where(mine(RESPONSES, self._tenant, response_id)))
-            if not done.rowcount:
-                raise not_found(response_id)
+            self._row(connection, response_id, not_found)
+            connection.execute(RESPONSES.delete().where(mine(RESPONSES, self._tenant, response_id)))
 
         await self._storage.run(work, erases=True)
 
@@ -149,7 +150,8 @@ class StoredResponses:
 
     def _row(self, connection: sa.Connection, response_id: str, missing: Any) -> Any:
         query = sa.select(RESPONSES).where(mine(RESPONSES, self._tenant, response_id))
-        row = connection.execute(query).first()
+        # what cannot be an id is not asked for: not every database takes any text
+        row = connection.execute(query).first() if _ID.fullmatch(response_id) else None
         if row is None:
             raise missing(response_id)
         return row
