@@ -139,6 +139,34 @@ def test_the_block_map_shows_what_two_conversations_share(tab: Tab, url: str):
     tab.wait_until("/nothing waits/.test(document.querySelector('#summary').textContent)")
 
 
+def test_a_model_without_a_chat_template_gets_a_box_for_completions(tab: Tab):
+    tab.evaluate(
+        """(() => {
+          const real = window.fetch;
+          window.fetch = async (path, options) => {
+            const answer = await real(path, options);
+            if (path !== '/v1/observe/state' || !answer.ok) return answer;
+            const state = await answer.json();
+            state.model.has_chat_template = false;
+            return Response.json(state);
+          };
+        })()"""
+    )
+    tab.wait_until("document.querySelector('#chat-title').textContent === 'Completion'")
+    assert tab.evaluate("document.querySelector('#system-field').hidden")
+    tab.evaluate("document.querySelector('#max-tokens').value = 8")
+    tab.evaluate("document.querySelector('#prompt').focus()")
+    tab.type("Once upon a time")
+    tab.press("Enter")
+    tab.wait_until("document.querySelector('.facts')")
+    assert any(address.endswith("/v1/completions") for address in tab.requested)
+
+
+def test_a_trace_is_saved_from_the_page(tab: Tab):
+    tab.evaluate("document.querySelector('#save-trace').click()")
+    tab.wait_until("/^Saved/.test(document.querySelector('#trace-status').textContent)")
+
+
 def test_a_phone_does_not_scroll_sideways(tab: Tab):
     for dark in (False, True):
         tab.set_scheme(dark=dark)

@@ -22,4 +22,4 @@ def try_line(url: str, model: str, *, is_chat: bool, has_key: bool) -> str:
 def welcome(url: str, model: str, *, is_chat: bool, has_key: bool) -> str:
     """The last words of a start-up."""
     line = try_line(url, model, is_chat=is_chat, has_key=has_key)
-    return f"\nQuire serves {model} at {url} (Ctrl-C ends it). Try:\n\n  {line}\n"
+    return f"\nQuire serves {model} at {url} (Ctrl-C ends it). Open it in a browser, or try:\n\n  {line}\n"
