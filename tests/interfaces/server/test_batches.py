@@ -453,9 +453,10 @@ def test_not_now_is_no_answer(run, batching, official, monkeypatch):
                 num_calls[content] = num_calls.get(content, 0) + 1
                 answer = await genuine(self, path, body, tenant)
                 if content == "killer":
-                    return type(answer)(503, answer.request_id, b'{"error":{"code":"service_unavailable"}}')
+                    return type(answer)(500, answer.request_id, b'{"error":{"code":"engine_restarted"}}')
                 if num_calls[content] <= 6:
-                    return type(answer)(429, answer.request_id, b"{}")
+                    # a full queue, and one that was too long
+                    return type(answer)(429 if num_calls[content] % 2 else 503, answer.request_id, b"{}")
                 return answer
 
             monkeypatch.setattr(type(shop.runner.calls), "call", call)
@@ -464,7 +465,7 @@ def test_not_now_is_no_answer(run, batching, official, monkeypatch):
             assert num_calls == {"busy": 7, "killer": 4}
             assert max(waits) <= 30
             line = (await lines_of(client, batch.error_file_id))["b"]
-            assert line["response"]["status_code"] == 503
+            assert line["response"]["status_code"] == 500
 
     run(main())
 

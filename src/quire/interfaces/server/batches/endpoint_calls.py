@@ -42,9 +42,11 @@ class Called:
 
     @property
     def is_temporary(self) -> bool:
-        if self.status in _TEMPORARY:
-            return True
-        # the engine died, perhaps of another request, and is started again
+        return self.status in _TEMPORARY or self.has_lost_engine
+
+    @property
+    def has_lost_engine(self) -> bool:
+        """The engine died, of this request or of another one, and is started again."""
         return self.status == _FAILED and self._error_code() == ENGINE_RESTARTED
 
     def _error_code(self) -> str | None:

@@ -20,7 +20,6 @@ _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 # An engine may die of a request. One that saw so many engines fail is answered with the failure.
 _MAX_FAILURES = 4
-_OVERLOADED = 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class LineRunner:
         while True:
             await self.wait_ready()
             called = await self.calls.call(line.url, body, tenant)
-            num_failures += called.status != _OVERLOADED
+            num_failures += called.has_lost_engine
             if not called.is_temporary or num_failures >= _MAX_FAILURES:
                 return called
             await self.sleep(seconds)
