@@ -323,19 +323,21 @@ def test_metrics_count_what_happened(client, url):
     assert after["quire:kv_cache_usage_perc"] == 0
 
 
-def test_an_engine_that_is_killed_ends_the_server():
-    with ServerProcess(SERVE) as server:
+def test_an_engine_that_is_killed_comes_back_or_ends_the_server():
+    with ServerProcess([*SERVE, "--max-engine-restarts", "1", "--engine-restart-window", "600"]) as server:
         url = server.wait_ready(300)
-        children = psutil.Process(server.pid).children(recursive=True)
-        body = {"messages": MESSAGES, "max_tokens": 900, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=60) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
-            for child in children:
-                os.kill(child.pid, signal.SIGKILL)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "service_unavailable"
+        for status in (None, 70):
+            children = psutil.Process(server.pid).children(recursive=True)
+            body = {"messages": MESSAGES, "max_tokens": 900, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=60) as response:
+                lines = response.iter_lines()
+                assert next(lines).startswith("data: ")
+                for child in children:
+                    os.kill(child.pid, signal.SIGKILL)
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "engine_restarted"
+            if status is None:
+                server.wait_for("the engine serves again")
         assert server.wait() == 70
-        assert "the engine died" in server.output
         assert not [child for child in children if child.is_running()]
