@@ -103,9 +103,9 @@ class ServerOptions:
 
     # storage
     storage_url: str | None = option(
-        None, "database where stored responses are kept, such as sqlite:////srv/quire/server.db or "
-        "postgresql+psycopg://user@host/name; sqlite:///:memory: forgets them at the end (default: an SQLite file in "
-        "the user's data folder, made when something is stored)",
+        None, "database where responses, batches and names of files are kept, such as sqlite:////srv/quire/server.db "
+        "or postgresql+psycopg://user@host/name; sqlite:///:memory: forgets them at the end (default: an SQLite file "
+        "in the user's data folder, made when something is stored)",
         section="storage",
     )  # fmt: skip
     storage_max_bytes: int = option(
