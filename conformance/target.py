@@ -149,13 +149,18 @@ class Target:
         """Sends bytes and reads until the other side closes: all responses that came."""
         with self.connected() as connection:
             connection.sendall(data)
-            received = b""
-            while part := connection.recv(65_536):
-                received += part
-        return list(parsed(received))
+            return answers_on(connection)
 
 
-def parsed(received: bytes) -> Iterator[Reply]:
+def answers_on(connection: socket.socket) -> list[Reply]:
+    """All responses that come until the other side closes."""
+    received = b""
+    while part := connection.recv(65_536):
+        received += part
+    return list(_parsed(received))
+
+
+def _parsed(received: bytes) -> Iterator[Reply]:
     """Responses that stand one behind the other, each with a length."""
     while received:
         head, _, rest = received.partition(b"\r\n\r\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from conformance.registry import check, check_each
-from conformance.target import CHAT, MESSAGES, Target, parsed
+from conformance.target import CHAT, MESSAGES, Target, answers_on
 
 CLOSE = "Connection: close"
 
@@ -79,10 +79,7 @@ def a_body_byte_by_byte(target: Target) -> None:
     with target.connected() as connection:
         for byte in data:
             connection.send(bytes([byte]))
-        received = b""
-        while part := connection.recv(65_536):
-            received += part
-    (reply,) = parsed(received)
+        (reply,) = answers_on(connection)
     assert reply.status == 200
 
 
@@ -95,10 +92,7 @@ def an_expectation(target: Target) -> None:
         connection.sendall(target.head("POST", CHAT, *lines))
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
         connection.sendall(body)
-        received = b""
-        while part := connection.recv(65_536):
-            received += part
-    (reply,) = parsed(received)
+        (reply,) = answers_on(connection)
     assert reply.status == 200
 
 
