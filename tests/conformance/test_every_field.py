@@ -133,6 +133,7 @@ ROWS = {
         ("instructions", {}, "Be short."),
         ("previous_response_id", {}, "resp_none"),
         ("store", {}, False),
+        ("background", {}, True),
         ("text", {}, {"format": {"type": "json_object"}}),
         ("tools", {}, [FUNCTION]),
         ("tool_choice", {"tools": [FUNCTION], "max_output_tokens": 60}, "required"),
@@ -212,6 +213,7 @@ ELSEWHERE = {
     ("EmbeddingRequest", "cache_salt"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
     ("ChatRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("PinPrefixRequest", "cache_salt"): "interfaces/server/test_admin.py::test_three_forms_and_a_salt",
+    ("LogLevelRequest", "level"): "interfaces/server/test_admin.py::test_other_administration",
     ("BatchRequest", "input_file_id"): "interfaces/server/test_batches.py::test_an_input_must_be_there",
     ("BatchRequest", "endpoint"): "interfaces/server/test_batches.py::test_completions_are_batched_too",
     ("BatchRequest", "completion_window"): "interfaces/server/test_batches.py::test_a_batch_ends_with_its_window",
@@ -226,7 +228,7 @@ ELSEWHERE = {
 def request_types() -> dict[str, type[msgspec.Struct]]:
     """Of all endpoints, and what their requests are made of."""
     types = [PromptPiece, StreamOptions]
-    for route in create_app().routes:
+    for route in create_app(is_local=True).routes:
         description = description_of(route) if isinstance(route, APIRoute) else None
         if description is not None and description.request is not None:
             types.append(description.request)
