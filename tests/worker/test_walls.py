@@ -14,6 +14,7 @@ from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.worker_driver import WorkerDriver
+from quire.worker.model_runner import STRANGE_TOKEN
 from quire.worker.row_table import RowTable
 from quire.worker.transfers import NOT_FETCHED
 from quire.worker.unwritten import UnwrittenBlocks
@@ -171,6 +172,23 @@ def test_a_row_that_cannot_be_made_ready_fails_alone(
     assert "ValueError" in output.failures[1]
     assert output.rows.tolist() == [0]
     assert driver.tokens[0][5:] == model.greedy(PROMPT, 2)
+
+
+@pytest.mark.parametrize("token", [50, 4711, -1, 2**31 - 1])
+def test_a_token_that_is_not_in_the_vocabulary_fails_its_row(
+    driver: WorkerDriver, model: FakeModel, token: int
+) -> None:
+    """SEC-20: the core refuses it; should one come through, it is not looked up in a table."""
+    runner_of(driver).table._vocab_size = 50
+    driver.admit(0, [*PROMPT, token, 3])
+    driver.admit(1, PROMPT)
+    driver.admit(2, PROMPT, is_final=False)
+    assert driver.step().failures == {0: STRANGE_TOKEN}
+    driver.release(0)
+    driver.append(2, [token], is_final=False)
+    output = driver.step()
+    assert output.failures == {2: STRANGE_TOKEN}
+    assert driver.tokens[1] == PROMPT + model.greedy(PROMPT, 2)
 
 
 def test_a_long_prompt_that_does_not_fit_is_computed_in_parts(

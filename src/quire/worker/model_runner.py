@@ -31,6 +31,7 @@ from quire.worker.transfers import Transfers
 from quire.worker.walls import NotSampledError, Walls
 
 _NOTHING = StepTransfers()
+STRANGE_TOKEN = "it has a token id that is not in the model's vocabulary."
 logger = logging.getLogger(__name__)
 
 
@@ -149,6 +150,10 @@ class ModelRunner:
         self.table.write_blocks(scheduled.block_writes)
         self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
         self.cache.copy_blocks(scheduled.block_copies)
+        # The core has looked at them before; nothing below does.
+        for row in {one.row for one in (*scheduled.admitted, *scheduled.appended)} - failures.keys():
+            if self.table.clears_strange_tokens(row):
+                failures[row] = STRANGE_TOKEN
         for row in failures:
             self.walls.fail(row)
         return failures

@@ -23,12 +23,16 @@ import numpy as np
 from quire.messages import AdmittedSequence, AppendedTokens, ForkedSequence, IntArray
 from quire.worker.lazy_memory import lazy_zeros
 
+# where nobody says how many tokens there are
+_ANY_TOKEN = 1 << 31
+
 
 class RowTable:
     """Arrays over rows; what a released row holds is overwritten by the next sequence."""
 
-    def __init__(self, num_rows: int, max_model_len: int) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, vocab_size: int = _ANY_TOKEN) -> None:
         self.num_rows = num_rows
+        self._vocab_size = vocab_size
         # one more than a sequence may have: the token sampled from a full one still has a place
         self.token_ids = lazy_zeros((num_rows, max_model_len + 1), np.int32)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
@@ -145,6 +149,14 @@ class RowTable:
         """Tokens of a row that are none of its drafts; of several rows, an array."""
         return self.num_total[rows] - self.num_drafts[rows]
 
+    def clears_strange_tokens(self, row: int) -> bool:
+        """Whether some are not in the vocabulary: they would be looked up outside of a table, so they become 0."""
+        tokens = self.tokens_of(row)
+        if not len(tokens) or 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+            return False
+        tokens[(tokens < 0) | (tokens >= self._vocab_size)] = 0
+        return True
+
     def tokens_of(self, row: int) -> Any:
         """All of them, drafts included; a view."""
         return self.token_ids[row, : self.num_total[row]]
@@ -162,6 +174,7 @@ class RowTable:
         assert (self.num_prompt[used] <= total - drafts).all(), "the prompt is longer than the sequence"
         assert (total <= self.token_ids.shape[1]).all(), "a sequence is longer than its row"
         for row, num_tokens in zip(used.tolist(), total.tolist(), strict=True):
-            assert (self.token_ids[row, :num_tokens] >= 0).all(), f"row {row} has a token below 0"
+            tokens = self.token_ids[row, :num_tokens]
+            assert ((tokens >= 0) & (tokens < self._vocab_size)).all(), f"row {row} has a token beside the vocabulary"
             blocks = self.block_tables[:, row]
             assert ((blocks >= 0) & (blocks < max(1, self._num_blocks))).all(), f"row {row} has a block out of range"

@@ -25,6 +25,7 @@ from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
+from quire.worker.layers.embedding import LMHead
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
@@ -97,7 +98,7 @@ class Worker:
         if self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
             for module in self._proposer.recordable(model):
                 self._record(module)
-        table = RowTable(config.max_num_seqs, config.max_model_len)
+        table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
         table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
         backend = next((layer.backend for layer in layers.values()), None)
         sampler = Sampler(table, model.compute_logits, self._grammars)
@@ -182,3 +183,8 @@ class Worker:
                 "worker: load() and initialize_cache() come before a step, and shutdown() after the last."
             )
         return self._runner
+
+
+def _vocab_sizes(model: nn.Module) -> list[int]:
+    """That of the model's own head; models that come with another library check token ids themselves."""
+    return [module.vocab_size for module in model.modules() if isinstance(module, LMHead)][:1]
