@@ -151,7 +151,8 @@ class ModelRunner:
         self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
         self.cache.copy_blocks(scheduled.block_copies)
         # The core has looked at them before; nothing below does.
-        for row in {one.row for one in (*scheduled.admitted, *scheduled.appended)} - failures.keys():
+        arrived = {one.row for one in scheduled.admitted} | {one.row for one in scheduled.appended}
+        for row in arrived - failures.keys():
             if self.table.clears_strange_tokens(row):
                 failures[row] = STRANGE_TOKEN
         for row in failures:
