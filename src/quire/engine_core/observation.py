@@ -129,13 +129,19 @@ class Observation:
         """Decisions from number `since` on, oldest first; `next` is the number to go on with."""
         recorder = self._recorder
         if recorder is None:
-            return {"now": 0.0, "first": 0, "next": 0, "decisions": []}
+            return {"now": 0.0, "began": 0.0, "first": 0, "next": 0, "decisions": []}
         ring = recorder.decisions
         # Of a reader who is far behind, the newest are what matters.
         start = max(since, ring.next_number - min(limit, _MOST_ENTRIES))
         start = max(start, ring.first_number)
         found = [(start + index, *one) for index, one in enumerate(ring.since(start, _MOST_ENTRIES))]
-        return {"now": recorder.clock(), "first": ring.first_number, "next": ring.next_number, "decisions": found}
+        return {
+            "now": recorder.clock(),
+            "began": recorder.began,
+            "first": ring.first_number,
+            "next": ring.next_number,
+            "decisions": found,
+        }
 
     def recording(self, part: str, since: int = 0, limit: int = _MOST_ENTRIES) -> dict[str, Any]:
         """A piece of what is recorded: steps, decisions or changes. Read again from `next` until nothing comes."""

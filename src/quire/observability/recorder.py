@@ -101,6 +101,8 @@ class DecisionRecorder(Recorder):
 
     def __init__(self, num_bytes: int, clock: Callable[[], float]) -> None:
         self.clock = clock
+        # tells one engine from the next, whose numbers begin anew
+        self.began = clock()
         self.steps: Ring[RecordedStep] = Ring(int(num_bytes * _FOR_STEPS))
         self.decisions: Ring[RecordedDecision] = Ring(int(num_bytes * _FOR_DECISIONS))
         self.blocks: Ring[RecordedChange] = Ring(int(num_bytes * (1 - _FOR_STEPS - _FOR_DECISIONS)))

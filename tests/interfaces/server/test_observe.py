@@ -137,9 +137,14 @@ def test_a_feed_goes_on_and_notices_another_engine(run):
         assert feed.since(whole["next"] - 2)["decisions"] == whole["decisions"][-2:]
         await feed.refresh(engine)
         assert feed.since(0) == whole
-        engine.operations["recent_decisions"] = lambda since: {"now": 5.0, "first": 0, "next": 0, "decisions": []}
+        # it has decided as much already
+        one = (0, 1, 5.0, "arrived", 1, 0, 3, 1, "")
+        answer = {"now": 6.0, "began": 4.0, "first": 0, "next": whole["next"] + 1, "decisions": [one]}
+        engine.operations["recent_decisions"] = lambda since: answer
         await feed.refresh(engine)
-        assert feed.since(whole["next"]) == {"epoch": 2, "now": 5.0, "next": 0, "decisions": []}
+        anew = feed.since(0)
+        assert (anew["epoch"], anew["now"]) == (2, 6.0)
+        assert [decision["words"] for decision in anew["decisions"]] == ["request 1 arrived with 3 tokens"]
 
     run(main())
 

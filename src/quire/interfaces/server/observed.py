@@ -68,18 +68,19 @@ class DecisionFeed:
         self._decisions: deque[dict[str, Any]] = deque(maxlen=_MOST_DECISIONS)
         self._next = 0
         self._now = 0.0
+        self._began: float | None = None
         # counts the engines that were seen: another one counts its decisions from 0
         self._epoch = 1
 
     async def refresh(self, engine: ServedEngine) -> None:
         reply = await engine.control("recent_decisions", {"since": self._next})
-        if reply["next"] < self._next:
+        if self._began not in (None, reply["began"]):
             self._decisions.clear()
-            self._next, self._epoch = 0, self._epoch + 1
+            self._epoch += 1
             reply = await engine.control("recent_decisions", {"since": 0})
         for one in decisions_of(reply["decisions"]):
             self._decisions.append({**msgspec.structs.asdict(one), "words": one.words()})
-        self._next, self._now = reply["next"], reply["now"]
+        self._next, self._now, self._began = reply["next"], reply["now"], reply["began"]
 
     def since(self, number: int) -> dict[str, Any]:
         """Those from this number on; a number of an engine that is gone means all."""
