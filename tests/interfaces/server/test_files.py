@@ -273,6 +273,22 @@ def test_a_disk_that_takes_nothing(run, filing, folder, monkeypatch, where, numb
     run(main())
 
 
+def test_a_folder_that_cannot_be_used(run, filing, folder):
+    """The server lives, says so, and stores files when it can."""
+
+    async def main():
+        folder.write_text("no folder")
+        async with filing() as server:
+            answer = await upload(server)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert str(folder) not in answer.text
+            assert (await server.http.get("/v1/batches")).status_code == 503
+            folder.unlink()
+            assert (await upload(server)).status_code == 200
+
+    run(main())
+
+
 def test_a_storage_that_takes_nothing(run, filing, folder, monkeypatch):
     """The bytes are written before the row; without the row they go again."""
 

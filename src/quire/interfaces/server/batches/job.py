@@ -107,9 +107,8 @@ class BatchJob:
     async def _work(self) -> None:
         batch = self.batch
         async with self._shop.turns:
-            try:
-                file = self._shop.files.path_of(batch.input_file_id).open("rb")
-            except FileNotFoundError:
+            file = await self._until_stored(self._opened_input)
+            if file is None:
                 await self._refuse([LineError("input_file_not_found", None, "The input file was deleted.")])
                 return
             with file:
@@ -118,6 +117,12 @@ class BatchJob:
                 done = frozenset(self._results.tally.done)
                 lines = (line for line in good_lines(file, (batch.endpoint,)) if line.custom_id not in done)
                 await self._shop.runner.run(lines, self._on_answer, self.record.tenant)
+
+    async def _opened_input(self) -> BinaryIO | None:
+        try:
+            return self._shop.files.path_of(self.batch.input_file_id).open("rb")
+        except FileNotFoundError:
+            return None
 
     async def _is_valid(self, file: BinaryIO) -> bool:
         found = await asyncio.to_thread(check_input, file, (self.batch.endpoint,), self._shop.max_lines)
@@ -192,9 +197,8 @@ class BatchJob:
         return None if file is None else file_id
 
     async def _explain_the_rest(self, code: str, message: str) -> None:
-        try:
-            file = self._shop.files.path_of(self.batch.input_file_id).open("rb")
-        except FileNotFoundError:
+        file = await self._until_stored(self._opened_input)
+        if file is None:
             return
         with file:
             for line in good_lines(file, (self.batch.endpoint,)):

@@ -12,7 +12,7 @@ from quire.interfaces.server.batches.batch import Batch, BatchRecord, Status, ne
 from quire.interfaces.server.batches.job import BatchJob, Workshop
 from quire.interfaces.server.batches.requests import BatchRequest
 from quire.interfaces.server.errors import ApiError, unavailable
-from quire.interfaces.server.files.disk import new_file_id
+from quire.interfaces.server.files.disk import new_file_id, storing
 from quire.interfaces.server.files.files import PURPOSES
 from quire.interfaces.server.paging import Page
 from quire.interfaces.server.services import marker_of
@@ -147,7 +147,8 @@ class FolderLock:
     def take(self) -> None:
         if self._descriptor >= 0:
             return
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with storing():
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quire.errors import OptionError
 from quire.interfaces.server.errors import RETRY_SOON, ApiError
 
 logger = logging.getLogger("quire.server")
@@ -37,15 +36,10 @@ class FileFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with storing():
             path.mkdir(parents=True, exist_ok=True)
             # it may have been made by somebody else, with other rights
             path.chmod(0o700)
-        except OSError as error:
-            raise OptionError(
-                f"files_folder={str(path)!r}: cannot be used ({error.strerror}). The server keeps uploaded files and "
-                "the results of batches there. Choose a folder that this user may write to."
-            ) from None
 
     def path_of(self, file_id: str) -> Path:
         """Where its bytes are, whether or not they are there."""
