@@ -67,6 +67,7 @@ class NullCore:
         self._starts: list[SequenceStart] = []
         # columns: sequence id, where in the cycle, tokens left
         self._rows: IntArray = np.empty((3, 0), dtype=np.int64)
+        # those that wait for a row
         self._new: list[tuple[int, int, int]] = []
 
     @property
@@ -79,19 +80,21 @@ class NullCore:
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         for index in range(sampling.n):
             sequence_id = sequence_id_of(request.request_id, index)
-            self._starts.append(SequenceStart(sequence_id, 0))
             self._new.append((sequence_id, _start_of(prompt, sampling.seed or 0, index), max(1, limit)))
 
     def extend(self, extension: ExtendRequest) -> None:
         raise UserError("this core takes whole prompts only.")
 
     def abort(self, aborts: AbortRequests) -> None:
-        self._take_new()
         ids = self._rows[0]
         gone = np.isin(ids, aborts.sequence_ids)
         gone |= np.isin(ids >> _shift(), aborts.request_ids)
         self._ends += [SequenceEnd(int(sequence_id), "abort") for sequence_id in ids[gone]]
         self._rows = self._rows[:, ~gone]
+        for waiting in self._new.copy():
+            if waiting[0] in aborts.sequence_ids or waiting[0] >> _shift() in aborts.request_ids:
+                self._new.remove(waiting)
+                self._ends.append(SequenceEnd(waiting[0], "abort"))
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name == "statistics":
@@ -117,9 +120,11 @@ class NullCore:
         self._rows = self._rows[:, :0]
 
     def _take_new(self) -> None:
-        if self._new:
-            self._rows = np.concatenate([self._rows, np.array(self._new, dtype=np.int64).T], axis=1)
-            self._new = []
+        taken = self._new[: max(0, self.ready.max_num_seqs - self._rows.shape[1])]
+        if taken:
+            del self._new[: len(taken)]
+            self._starts += [SequenceStart(sequence_id, 0) for sequence_id, _, _ in taken]
+            self._rows = np.concatenate([self._rows, np.array(taken, dtype=np.int64).T], axis=1)
 
     def _wait(self) -> None:
         if self._pause:

@@ -19,10 +19,11 @@ from quire.testing.fake_llm import fake_async_llm
 from quire.testing.null_core import FIRST, NUM
 
 
-async def serve(port: int) -> None:
-    engine = fake_async_llm(own_process=True, core="quire.testing.null_core:build", max_num_seqs=4096)
+async def serve(port: int, max_num_seqs: int, max_queued: int) -> None:
+    engine = fake_async_llm(own_process=True, core="quire.testing.null_core:build", max_num_seqs=max_num_seqs)
     with listen("127.0.0.1", port) as listener:
-        http = HttpServer(ServerOptions(max_num_queued_requests=10**6, max_num_queued_tokens=10**9), listener, None)
+        options = ServerOptions(max_num_queued_requests=max_queued, max_num_queued_tokens=10**9)
+        http = HttpServer(options, listener, None)
         http.start()
         await engine.start()
         http.attach(engine)
@@ -42,7 +43,10 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
-    uvloop.run(serve(parser.parse_args().port))
+    parser.add_argument("--max-num-seqs", type=int, default=4096)
+    parser.add_argument("--max-queued", type=int, default=10**6)
+    arguments = parser.parse_args()
+    uvloop.run(serve(arguments.port, arguments.max_num_seqs, arguments.max_queued))
 
 
 if __name__ == "__main__":
