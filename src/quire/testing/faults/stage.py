@@ -63,7 +63,12 @@ class FaultedServer(ServerProcess):
 
     def left_behind(self) -> list[str]:
         """Files that a server which has ended left in its temporary folder."""
-        return os.listdir(self.folder / "tmp")
+        return left_in(self.folder / "tmp")
+
+
+def left_in(folder: Path) -> list[str]:
+    """Without the folder that torch makes for its own later use, empty, when it is imported."""
+    return [name for name in os.listdir(folder) if not name.startswith("torchinductor_")]
 
 
 @contextlib.contextmanager
