@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 _URL = re.compile(r"(http://[\w.\[\]:]+)")
 _SOURCE = str(Path(__file__).resolve().parents[2])
@@ -74,7 +75,7 @@ class ServerProcess:
         self._reader.join(seconds)
         return status
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
