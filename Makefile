@@ -5,6 +5,7 @@ HOST ?= 127.0.0.1##      serve: the address to listen on
 PORT ?= 8000##           serve: the port
 MODEL ?=##                serve: a folder or a name on the hub; empty: the model that ships with Quire
 ARGS ?=##                 serve, test: further options, passed on as they are
+WORKERS ?= 2##          test: processes that share the tests, a file at a time
 STEPS ?= 20000000##       nightly: random steps in all
 CASES ?= 300##            fuzz-api: cases an operation
 TIMES ?= 20##            faults: how often each
@@ -48,7 +49,7 @@ serve: setup ## run the server in the foreground (HOST, PORT, MODEL, ARGS); Ctrl
 test: export OMP_NUM_THREADS = 1
 test: export OMP_WAIT_POLICY = passive
 test: lint ## lint, then the default tests (ARGS="-k scheduler", ARGS="-m nightly")
-	@$(venv)/bin/python -m pytest $(ARGS)
+	@$(venv)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # In pieces: a run that was stopped goes on where it was, and build/soak.json sums them up.
 nightly: export OMP_NUM_THREADS = 1
