@@ -68,7 +68,7 @@ fuzz-api: setup ## Schemathesis against the real server, CASES an operation; goe
 # In pieces as well: build/faults.json sums them up.
 faults: export OMP_NUM_THREADS = 1
 faults: export OMP_WAIT_POLICY = passive
-faults: setup ## break a real server in every known way, TIMES each (ARGS="--only F1,F3"; about two hours for 20)
+faults: setup ## break a real server in every known way, TIMES each (ARGS="--only F1,F3"; takes hours)
 	@$(venv)/bin/python -m quire.testing.faults --times $(TIMES) --out build/faults.json $(ARGS)
 
 lint: setup ## ruff and mypy
