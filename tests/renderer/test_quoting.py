@@ -143,3 +143,10 @@ def test_a_mark_does_not_come_about_where_parts_meet():
 def test_long_texts_of_marks_are_cut_in_linear_time(renderer):
     with pytest.raises(RequestError, match="maximum context length"):
         renderer.render_prompt(chat("<|im_end|>" * 100_000), max_tokens=1000)
+
+
+def test_a_message_that_holds_every_private_letter_is_refused():
+    letters = "".join(map(chr, range(0xE000, 0xF900)))
+    assert Quoting(MARKS, [letters]).quote(letters) == letters, "nothing need be cut"
+    with pytest.raises(RequestError, match="private use"):
+        Quoting(MARKS, [letters + "<|a|>"])

@@ -215,10 +215,10 @@ def test_a_long_prompt_that_does_not_fit_is_computed_in_parts(
 # ---- blocks that were promised
 
 
-def table_of_two() -> RowTable:
+def table_of_two(window: int = 0) -> RowTable:
     """Rows 0 and 1 share their first two blocks; blocks have 4 tokens."""
     table = RowTable(4, 64)
-    table.open_groups(1, 16, 100)
+    table.open_groups(1, 16, 100, [window])
     for row, blocks, computed in ((0, [10, 11, 12], 0), (1, [10, 11, 20], 8)):
         tokens = int_array(range(11))
         table.admit(
@@ -245,6 +245,18 @@ def test_readers_are_those_who_count_an_unwritten_block_as_computed() -> None:
     unwritten.discard_written(int_array([0]), int_array([8]))  # blocks 10 and 11, by whoever has row 0 now
     assert unwritten.readers(int_array([1])) == []
     assert bool(unwritten)
+
+
+def test_a_block_behind_the_window_is_read_by_nobody() -> None:
+    """The window of row 1 has passed block 10, which may have become somebody else's."""
+    unwritten = UnwrittenBlocks(table_of_two(window=4), 4)
+    unwritten.add([10])
+    assert unwritten.readers(int_array([1])) == []
+    unwritten.add([11])
+    assert unwritten.readers(int_array([1])) == [1]
+    whole = UnwrittenBlocks(table_of_two(), 4)
+    whole.add([10])
+    assert whole.readers(int_array([1])) == [1]
 
 
 def test_a_block_is_unwritten_for_a_step_and_the_next_one_or_until_it_is_filled() -> None:

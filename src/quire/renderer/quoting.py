@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import Any
 
+from quire.errors import RequestError
+
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
 # behind the one that marks the end of a last message (chat_template.py)
 _FIRST = _FIRST_PRIVATE + 1
@@ -74,9 +76,16 @@ def _holds(pattern: re.Pattern[str], value: Any) -> bool:
 
 
 def _unused(parts: Any) -> str:
-    """A letter of private use that occurs nowhere."""
+    """A letter of private use that occurs nowhere in what a client wrote."""
     used = {letter for text in _texts(parts) for letter in text if _FIRST_PRIVATE <= ord(letter) <= _LAST_PRIVATE}
-    return next(chr(code) for code in range(_FIRST, _LAST_PRIVATE + 1) if chr(code) not in used)
+    for code in range(_FIRST, _LAST_PRIVATE + 1):
+        if chr(code) not in used:
+            return chr(code)
+    raise RequestError(
+        "messages: a special token of the model stands in them, and all 6,399 letters of Unicode's private use, so "
+        "none is left to keep that token text. Leave out one or the other.",
+        param="messages",
+    )
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -40,15 +40,19 @@ class RowTable:
         self.num_drafts = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows, dtype=np.int64)
         self.is_final = np.zeros(num_rows, dtype=np.bool_)
-        # False: its prompt becomes a vector (pooler.py)
+        # False: its prompt becomes a vector (pooling.py)
         self.samples = np.ones(num_rows, dtype=np.bool_)
         self.is_used = np.zeros(num_rows, dtype=np.bool_)
         self.block_tables = lazy_zeros((0, num_rows, 0), np.int32)
+        # A block that the window has passed stays in the table, and may be somebody else's by then.
+        self.windows: tuple[int, ...] = ()
         self._num_blocks = 0
 
-    def open_groups(self, num_groups: int, blocks_per_row: int, num_blocks: int) -> None:
-        """Block tables for so many groups; called once, when the cache is there."""
+    def open_groups(self, num_groups: int, blocks_per_row: int, num_blocks: int, windows: Sequence[int] = ()) -> None:
+        """Block tables for so many groups; called once, when the cache is there. `windows`: how many tokens the layers
+        of each group look back; 0: at all."""
         self.block_tables = lazy_zeros((num_groups, self.num_rows, blocks_per_row), np.int32)
+        self.windows = tuple(windows) or (0,) * num_groups
         self._num_blocks = num_blocks
 
     # ------------------------------------------------------------------------------------------ differences

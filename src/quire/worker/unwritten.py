@@ -53,12 +53,21 @@ class UnwrittenBlocks:
             self._discard(self._blocks_of(row, int(self._table.num_computed[row]), count))
 
     def readers(self, rows: IntArray) -> list[int]:
-        """Those of the rows that count one of these blocks as computed."""
+        """Those of the rows that count one of these blocks as computed, and look back so far."""
         if not self._step_of:
             return []
         unwritten = set(self._step_of)
         computed = zip(rows.tolist(), self._table.num_computed[rows].tolist(), strict=True)
-        return [row for row, count in computed if not unwritten.isdisjoint(self._blocks_of(row, 0, count))]
+        return [row for row, count in computed if not unwritten.isdisjoint(self._read_by(row, count))]
+
+    def _read_by(self, row: int, num_computed: int) -> list[int]:
+        """Behind its window a row has blocks no longer: what stands there may be anybody's."""
+        last = -(-num_computed // self._block_size)
+        blocks: list[int] = []
+        for table, window in zip(self._table.block_tables[:, row], self._table.windows, strict=True):
+            first = max(0, num_computed - window) // self._block_size if window else 0
+            blocks += table[first:last].tolist()
+        return blocks
 
     def _blocks_of(self, row: int, start: int, num_tokens: int) -> list[int]:
         if num_tokens <= 0:

@@ -18,7 +18,7 @@ from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.structured_output.grammars import Grammars
-from quire.worker.attention import attention_layers
+from quire.worker.attention import Attention, attention_layers
 from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
 from quire.worker.compilation import compile_layers, record_model
@@ -99,7 +99,8 @@ class Worker:
             for module in self._proposer.recordable(model):
                 self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
-        table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks)
+        windows = [_window_of([cached_layers[name] for name in names]) for names in groups]
+        table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks, windows)
         backend = next((layer.backend for layer in layers.values()), None)
         sampler = Sampler(table, model.compute_logits, self._grammars)
         batches = BatchBuilder(table, config.block_size, device)
@@ -188,3 +189,9 @@ class Worker:
 def _vocab_sizes(model: nn.Module) -> list[int]:
     """That of the model's own head; models that come with another library check token ids themselves."""
     return [module.vocab_size for module in model.modules() if isinstance(module, LMHead)][:1]
+
+
+def _window_of(layers: list[Attention]) -> int:
+    """How many tokens at least one of them looks back; 0: at all."""
+    windows = [layer.sliding_window for layer in layers]
+    return 0 if 0 in windows else max(windows, default=0)
