@@ -7,9 +7,12 @@ from itertools import pairwise
 import pytest
 
 from quire import LLM, AsyncLLM, BeamSearchParams, RequestError, SamplingParams
+from quire.worker.kernels import cpu
 
 PROMPTS = ["The capital of France is", "2+3=", "Count to ten: one, two,"]
 BEAMS = BeamSearchParams(beam_width=4, max_tokens=10, logprobs=0)
+# of ten tokens in bfloat16; torch's own kernels round by the size of the batch
+SAME = 1e-3 if cpu.load() else 0.2
 SMALL = {"max_num_seqs": 16, "check_invariants": True}
 
 
@@ -47,7 +50,7 @@ def test_the_model_says_the_same_of_a_beam_read_as_a_prompt(llm: LLM):
         for one in output.sequences:
             [read] = llm.generate({"prompt_token_ids": one.tokens}, reads, use_tqdm=False)
             positions = read.prompt_logprobs[len(output.prompt_token_ids) :]
-            assert sum(chosen(positions)) == pytest.approx(one.cum_logprob, abs=1e-3)
+            assert sum(chosen(positions)) == pytest.approx(one.cum_logprob, abs=SAME)
 
 
 def test_one_beam_is_greedy(llm: LLM):

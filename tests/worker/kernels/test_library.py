@@ -109,6 +109,7 @@ def test_why_amx_cannot_be_used_is_said(undecided, monkeypatch):
 def test_threads_that_were_named_before_the_library_was_there_are_kept(undecided, monkeypatch):
     """A worker says its threads, and on which processors, before the first kernel is called."""
     monkeypatch.setattr(library, "_crew", None)
+    monkeypatch.setenv("QUIRE_CPU_KERNELS", "auto")
     said = []
 
     class Library:
