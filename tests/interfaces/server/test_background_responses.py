@@ -4,9 +4,11 @@ import asyncio
 
 import openai
 import pytest
+import sqlalchemy as sa
 
 from quire.interfaces.server.openai_responses import background
 from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST
+from quire.interfaces.server.openai_responses.stored import RESPONSES
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import StorageSettings
 
@@ -172,6 +174,18 @@ def test_another_server_can_cancel_it(run, served, tmp_path, monkeypatch):
             await until(server, lambda: server.fake.aborted)
             assert (await over(server, response["id"]))["status"] == "cancelled"
             assert (await seen(other, response["id"]))["status"] == "cancelled"
+
+    run(main())
+
+
+def test_its_room_is_that_of_the_whole_answer(run, served):
+    async def main():
+        async with served() as server:
+            response = await over(server, (await made(server))["id"])
+            query = sa.select(RESPONSES.c.num_bytes, RESPONSES.c.body, RESPONSES.c["items"])
+            row = await server.state.storage.run(lambda connection: connection.execute(query).one())
+            assert response["status"] == "completed"
+            assert row.num_bytes == len(row.body) + len(row[2])
 
     run(main())
 

@@ -183,6 +183,28 @@ def test_other_origins_are_not_invited(run, served):
     run(main())
 
 
+def test_a_page_elsewhere_can_send_no_form(run, served):
+    """Before a form, an upload or an empty POST no browser asks; JSON is asked for, and refused there."""
+    upload = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+
+    async def main():
+        async with served(allowed_origins=["https://good.example"], is_local=True) as server:
+            for origin, status in (
+                ("https://evil.example", 403),
+                ("null", 403),
+                ("https://good.example", 200),
+                ("http://localhost:8000", 200),
+                (None, 200),
+            ):
+                headers = {"host": "localhost:8000", **({"origin": origin} if origin else {})}
+                answer = await server.http.post("/v1/files", headers=headers, **upload)
+                assert answer.status_code == status, origin
+                answer = await server.http.post("/v1/admin/requests/none/abort", headers=headers)
+                assert answer.status_code == (404 if status == 200 else 403), origin
+
+    run(main())
+
+
 @pytest.mark.parametrize("headers", [[(f"x-{i}", "1") for i in range(101)], [("x-long", "y" * 65_536)]])
 def test_too_many_headers(run, served, headers):
     async def main():

@@ -383,6 +383,10 @@ def test_input_that_is_too_long_is_refused_or_cut(asked):
 def test_input_tokens_are_counted(asked):
     async def test(server, client):
         counted = await client.responses.input_tokens.count(input="Hi", instructions="Be kind.", model="byte-model")
+        # of one that is to be made in the background, too
+        body = {"input": "Hi", "instructions": "Be kind.", "background": True}
+        answer = await server.post("/v1/responses/input_tokens", body)
+        assert answer.json()["input_tokens"] == counted.input_tokens
         assert server.requests() == []
         await client.responses.create(input="Hi", instructions="Be kind.")
         assert counted.input_tokens == len(server.requests()[0].prompt_token_ids)

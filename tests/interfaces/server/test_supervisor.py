@@ -1,6 +1,7 @@
 """The supervisor on an engine that a test plays; time is handed in where it decides."""
 
 import asyncio
+import errno
 import json
 import os
 from pathlib import Path
@@ -61,7 +62,7 @@ class PlayedEngine:
         self.dead_reason: str | None = None
         self.process: PlayedProcess | None = None
         self.is_running = True
-        self.failures: list[str] = []
+        self.failures: list[str | OSError] = []
         self.log: list[str] = []
 
     def kill(self, reason: str) -> None:
@@ -72,7 +73,8 @@ class PlayedEngine:
         self.log.append("restart")
         self.dead_reason = None
         if self.failures:
-            raise EngineDeadError(self.failures.pop(0))
+            failure = self.failures.pop(0)
+            raise EngineDeadError(failure) if isinstance(failure, str) else failure
         return self.ready
 
 
@@ -137,6 +139,19 @@ def test_starts_that_fail_count_and_the_last_cause_is_told(play, tmp_path):
         assert await stage.run() == "no memory again"
         assert stage.engine.log == ["lost", "restart", "restart"]
         assert stage.metrics.engine_restarts.value() == 2
+
+    play(test())
+
+
+def test_a_machine_that_has_no_process_to_spare_is_asked_again(play):
+    async def test():
+        stage = Stage(None)
+        stage.engine.failures = [BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")]
+        running = stage.run()
+        stage.engine.dead_reason = "it crashed"
+        await stage.is_ready.wait()
+        assert stage.engine.log == ["lost", "restart", "restart", "ready"]
+        running.cancel()
 
     play(test())
 

@@ -4,7 +4,7 @@
 
 Ordinary keys name tenants. The administrator's key opens everything. Endpoints of the administrator ask for a visit
 with `is_admin` (`admins_only`); a server without any keys gives it to visitors on the machine itself, who could do
-everything anyway, but not to a page in their browser that pretends to be there.
+everything anyway, but not to a page in their browser that pretends to be there, nor to what a proxy passes on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from quire.interfaces.server.visit import current_visit
 Header = tuple[bytes, bytes]
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
+# what proxies say of the one who asked them; that this one is here as well, nobody knows
+_PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 _LOCAL_HOST = re.compile(rb"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 
 
@@ -101,5 +103,7 @@ def _keys_in(headers: list[Header]) -> list[bytes]:
 
 def _is_local(headers: list[Header]) -> bool:
     """A page elsewhere can make a browser come here under its own name (DNS rebinding), but not under this one."""
+    if any(name in _PASSED_ON for name, _ in headers):
+        return False
     hosts = [value for name, value in headers if name == b"host"]
     return len(hosts) == 1 and _LOCAL_HOST.fullmatch(hosts[0]) is not None

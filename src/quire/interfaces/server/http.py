@@ -102,12 +102,15 @@ class HttpServer:
         await self._state.storage.open()
 
     def attach(self, engine: ServedEngine) -> None:
-        self._state.attach(engine)
-        self._state.services.resume()
+        """Requests are answered, unless the server is about to end."""
+        if self._state.readiness is not Readiness.STOPPING:
+            self._state.attach(engine)
+            self._state.services.resume()
 
     def pause(self) -> None:
         """The engine is gone, and another one is on its way."""
-        self._state.readiness = Readiness.RESTARTING
+        if self._state.readiness is not Readiness.STOPPING:
+            self._state.readiness = Readiness.RESTARTING
 
     def die(self) -> None:
         """The engine is gone: nothing is served any more."""

@@ -73,10 +73,20 @@ class Gate:
             raise headers_too_large()
         if scope["type"] == "websocket":
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
+        elif scope["method"] == "POST":
+            self._check_form(headers)
         visitor = self._access.visitor(headers, is_public=scope["path"] in _OPEN)
         if scope["path"] not in _ALWAYS:
             self._state.check_ready()
         return Visit(visitor.tenant, self._state.tenants, self._state.room, visitor.is_admin, request_id)
+
+    def _check_form(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Any page may send a form, or nothing at all, to any host; only before JSON a browser asks."""
+        if any(name == b"content-type" and value.lower().startswith(b"application/json") for name, value in headers):
+            return
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        self._check_origin([one.decode("latin-1") for one in origins if one.partition(b"://")[2] not in hosts])
 
     def _check_origin(self, origins: list[str]) -> None:
         """Browsers let any page open a WebSocket to any host, and ask nobody before."""

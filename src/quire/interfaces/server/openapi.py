@@ -147,6 +147,9 @@ def _errors_of(route: APIRoute, description: Description, *, needs_key: bool) ->
         found.add(404)
     if route.dependant.query_params:
         found.add(400)
+    if "POST" in (route.methods or ()):
+        # of a page elsewhere
+        found.add(403)
     if needs_key:
         found.add(401)
     return sorted(found)

@@ -110,7 +110,8 @@ class Supervisor:
         began = self._clock()
         try:
             await self._engine.restart(cause)
-        except QuireError as error:
+        except (QuireError, OSError) as error:
+            # a machine without a process or a file to spare may have one in a moment
             return str(error)
         logger.info("the engine serves again after %.1f s", self._clock() - began)
         return None

@@ -53,7 +53,7 @@ class Making:
     @classmethod
     async def count_input(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> int:
         """Tokens of the prompt that this request would have."""
-        making = await cls.prepare(msgspec.structs.replace(body, store=False), state, tenant)
+        making = await cls.prepare(msgspec.structs.replace(body, store=False, background=None), state, tenant)
         return making.run.num_input_tokens
 
     async def whole(self) -> dict[str, Any]:

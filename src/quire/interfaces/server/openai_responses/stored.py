@@ -69,7 +69,9 @@ class StoredResponses:
 
     async def update(self, response: dict[str, Any]) -> None:
         """A response in the background goes on, or ends. If it was deleted meanwhile, nothing happens."""
-        await self._storage.run(lambda connection: self._write(connection, response))
+        # about: what the row had before is counted already
+        adds_bytes = len(msgspec.json.encode(response["output"]))
+        await self._storage.run(lambda connection: self._write(connection, response), adds_bytes=adds_bytes)
 
     async def ask_to_cancel(self, response_id: str) -> None:
         """Whoever makes it hears of this with the next beat."""
@@ -140,7 +142,8 @@ class StoredResponses:
 
     def _write(self, connection: sa.Connection, response: dict[str, Any]) -> bytes:
         body = msgspec.json.encode(response)
-        values = {"body": body, "status": response["status"], "beat": self._storage.clock()}
+        num_bytes = len(body) + sa.func.length(RESPONSES.c["items"])
+        values = {"body": body, "num_bytes": num_bytes, "status": response["status"], "beat": self._storage.clock()}
         connection.execute(RESPONSES.update().where(mine(RESPONSES, self._tenant, response["id"])).values(values))
         return body
 
