@@ -166,6 +166,20 @@ def test_interactive_requests_go_first(run, batching, official):
     run(main())
 
 
+def test_no_clock_but_the_window_ends_a_line(run, batching, official):
+    """It gives way to all others, so it may take longer than what somebody waits for."""
+
+    async def main():
+        async with batching() as server:
+            client = official(server)
+            server.state.room.request_seconds = server.state.room.queue_seconds = 0.0
+            assert (await server.chat()).status_code in (503, 504)
+            batch = await ended(server, client, await begun(client, chat_line("a")))
+            assert batch.request_counts.completed == 1
+
+    run(main())
+
+
 def test_a_bounded_number_runs_at_a_time(run, batching, official):
     async def main():
         async with batching(max_batch_concurrency=3) as server:

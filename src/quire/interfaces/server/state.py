@@ -162,7 +162,7 @@ class ServerState:
 
     def visit_of(self, tenant: str, request_id: str = "") -> Visit:
         """For work on behalf of a tenant that no request stands behind any more."""
-        return Visit(self.tenants.named(tenant), self.tenants, self.room, request_id=request_id)
+        return Visit(self.tenants.named(tenant), self.tenants, self.room, request_id=request_id, is_patient=True)
 
     def check_ready(self) -> None:
         """Raises 503 unless requests are answered. A dead engine is noticed here, before anything polls it."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.in_flight import Ticket, current_ticket
+from quire.interfaces.server.visit import current_visit
 from quire.interfaces.server.waiting_room import Stay, WaitingRoom
 
 
@@ -18,8 +19,8 @@ def within_time(room: WaitingRoom, stay: Stay, *, is_arriving: bool = False) -> 
     `is_arriving`: its prompt is on the way, so only the time of the whole counts.
     """
     ticket = current_ticket()
-    if ticket is None:
-        # work in the background, for which nobody waits
+    if ticket is None or current_visit().is_patient:
+        # of work in the background, which has a time of its own
         yield
         return
     loop = asyncio.get_running_loop()

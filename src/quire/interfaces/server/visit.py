@@ -26,6 +26,8 @@ class Visit:
     # may use the endpoints of whoever runs the server
     is_admin: bool = False
     request_id: str = ""
+    # nobody waits for the answer: clocks that end requests do not run
+    is_patient: bool = False
 
     @property
     def tenancy(self) -> Tenancy | None:
