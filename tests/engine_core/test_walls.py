@@ -202,6 +202,27 @@ def test_f21_results_that_come_twice_or_late_or_of_nowhere_are_dropped(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+def test_two_rows_of_one_request_fail_and_the_prefixes_of_others_stay(is_async: bool) -> None:
+    core = CoreUnderTest(is_async=is_async)
+    core.add(1, PROMPT, max_tokens=2)
+    core.run()
+    core.add(2, other_prompt(2), max_tokens=12, n=2, temperature=1.0)
+    core.step()
+    core.step()
+    rows = [one.row for one in core.scheduler.lifecycle.requests[2].sequences.values()]
+    core.executor.failing_rows.update(dict.fromkeys(rows, "asked for"))
+    core.run()
+    assert [core.ends[sequence_id_of(2, index)].finish_reason for index in (0, 1)] == ["error", "error"]
+    assert core.core.statistics()["num_failed_requests_total"] == 1
+    core.add(3, PROMPT, max_tokens=1)
+    core.add(4, other_prompt(2), max_tokens=1)
+    core.run()
+    assert core.cached[THIRD] == 8
+    assert core.cached[sequence_id_of(4, 0)] == 0, "what the failed rows have cached is forgotten"
+    core.assert_empty()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("num_drafts", [0, 2])
 def test_f21_tokens_of_rows_that_nobody_asked_are_dropped(
     monkeypatch: pytest.MonkeyPatch, is_async: bool, num_drafts: int

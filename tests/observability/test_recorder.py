@@ -52,7 +52,16 @@ def test_a_ring_keeps_the_newest_that_fit():
     assert (len(ring), ring.first_number, ring.next_number, ring.num_bytes) == (3, 7, 10, 90)
     assert ring.since(0, 2) == ["entry 7", "entry 8"]
     assert ring.since(9, 5) == ring.last(1) == ["entry 9"]
-    assert ring.since(10, 5) == []
+    assert ring.since(10, 5) == ring.since(99, 5) == ring.since(0, 0) == []
+
+
+def test_a_ring_is_read_the_same_from_both_ends():
+    ring: Ring[int] = Ring(100)
+    for number in range(25):
+        ring.append(number, 10)
+    for number in range(30):
+        for limit in range(12):
+            assert ring.since(number, limit) == list(range(25))[max(15, number) :][:limit]
 
 
 def test_an_entry_that_is_larger_than_the_ring_is_not_kept():

@@ -36,8 +36,13 @@ class Ring(Generic[T]):
 
     def since(self, number: int, limit: int) -> list[T]:
         """Entries from `number` on, oldest first, at most `limit`."""
-        start = max(0, number - self.first_number)
-        return [entry for entry, _ in islice(self._entries, start, start + limit)]
+        start = min(max(0, number - self.first_number), len(self._entries))
+        end = min(start + max(0, limit), len(self._entries))
+        # a deque is walked from the nearer of its ends; whoever follows the newest must not pass all that is older
+        if start > len(self._entries) - end:
+            newest_first = islice(reversed(self._entries), len(self._entries) - end, len(self._entries) - start)
+            return [entry for entry, _ in newest_first][::-1]
+        return [entry for entry, _ in islice(self._entries, start, end)]
 
     def last(self, count: int) -> list[T]:
         return self.since(self.next_number - count, count)

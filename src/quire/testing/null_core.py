@@ -96,6 +96,14 @@ class NullCore:
                 self._new.remove(waiting)
                 self._ends.append(SequenceEnd(waiting[0], "abort"))
 
+    def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None:
+        is_its_own = self._rows[0] >> _shift() == request_id
+        ids = [*self._rows[0][is_its_own].tolist(), *(one[0] for one in self._new if one[0] >> _shift() == request_id)]
+        self._rows = self._rows[:, ~is_its_own]
+        self._new = [one for one in self._new if one[0] not in ids]
+        ids = ids or [sequence_id_of(request_id, index) for index in range(num_outputs)]
+        self._ends += [SequenceEnd(sequence_id, "error", error=reason) for sequence_id in ids]
+
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name == "statistics":
             return {"num_requests_running": self._rows.shape[1] + len(self._new), "num_steps": self._num_steps}

@@ -72,7 +72,8 @@ class Results:
 
     def _settle(self, output: StepOutput) -> EngineOutputs:
         decided = self.in_flight.popleft()
-        self.counts.update(output.counts)
+        if output.counts:
+            self.counts.update(output.counts)
         self._lifecycle.recorder.settled(output.step)
         result = EngineOutputs(step=output.step, prompt_logprobs=self._by_sequence(output.prompt_logprobs, decided))
         for row, positions in output.prompt_logprobs.items():
@@ -230,15 +231,21 @@ class Results:
 
     def _end_failed(self, failures: dict[int, str], decided: StepInFlight) -> None:
         """A failed row ends its request. What the row has cached may be what failed it, so it is forgotten."""
-        for row, reason in failures.items():
-            if self._is_as_decided(row, decided):
-                sequence = self._running.sequence_at(row)
-                self._manager.forget(sequence)
+        failed = [
+            (self._running.sequence_at(row), reason)
+            for row, reason in failures.items()
+            if self._is_as_decided(row, decided)
+        ]
+        # before any of them ends, because several may be of one request
+        for sequence, _ in failed:
+            self._manager.forget(sequence)
+        for sequence, reason in failed:
+            if sequence.request.request_id in self._lifecycle.requests:
                 self._lifecycle.num_failed += 1
                 self._lifecycle.end_request(sequence.request, "error", reason)
-            else:
-                # It had ended before; which blocks it wrote last is not known any more.
-                self._manager.reset_prefix_cache()
+        if len(failed) < len(failures):
+            # It had ended before; which blocks it wrote last is not known any more.
+            self._manager.reset_prefix_cache()
 
     # ------------------------------------------------------------------------------------------ vectors
 
