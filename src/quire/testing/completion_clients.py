@@ -44,7 +44,12 @@ class CompletionClients:
     def ask(self, number: int, token: int = 9) -> Answer:
         """`token` is one of the prompt's."""
         body: dict[str, Any] = {"model": "quire-embedded", "prompt": [5, 6, 7, 8 + number, token, 10], "seed": number}
-        body |= {"max_tokens": 16, "temperature": 0.7 * (number % 3 == 0), "stream": number % 2 == 0}
+        body |= {
+            "max_tokens": 16,
+            "ignore_eos": True,
+            "temperature": 0.7 * (number % 3 == 0),
+            "stream": number % 2 == 0,
+        }
         try:
             status, text = self.call("POST", "/v1/completions", body | {"logit_bias": self._logit_bias})
         except (OSError, http.client.HTTPException) as error:

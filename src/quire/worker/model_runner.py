@@ -9,6 +9,7 @@ Called by Worker.
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,8 @@ class ModelRunner:
         self.drafting = drafting
         self.transfers = Transfers(connector)
         self.platform = platform
-        self.walls = Walls(self, table, platform, batches.block_size)
+        # a reference back would keep the caches of a runner that is gone until the collector comes
+        self.walls = Walls(weakref.proxy(self), table, platform, batches.block_size)
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:

@@ -197,7 +197,6 @@ def test_no_heads_are_refused_everywhere(model_type, key, tmp_path):
     [
         {"rope_parameters": "none"},
         {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}},
-        {"hidden_size": 10**12},
     ],
 )
 def test_what_no_check_foresees_is_one_line_with_the_file(values, tmp_path):
@@ -205,6 +204,15 @@ def test_what_no_check_foresees_is_one_line_with_the_file(values, tmp_path):
     with pytest.raises(ModelError, match=r"config\.json: Qwen3ForCausalLM cannot be built") as caught:
         load_model(worker_config(tmp_path, load_format="dummy"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "most"), [({"hidden_size": 10**12}, "2,147,483,647"), ({"num_hidden_layers": 10**6}, "10,000")]
+)
+def test_sizes_that_no_model_has(values, most, tmp_path):
+    shape_0_6b_config(tmp_path, **values)
+    with pytest.raises(ModelError, match=f"must be at most {most}"):
+        load_model(worker_config(tmp_path, load_format="dummy"))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
