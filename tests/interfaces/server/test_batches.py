@@ -180,6 +180,26 @@ def test_no_clock_but_the_window_ends_a_line(run, batching, official):
     run(main())
 
 
+def test_the_batches_of_one_tenant_do_not_hold_those_of_another(run, served, tmp_path):
+    settings = ServiceSettings.of(ServerOptions(files_folder=str(tmp_path / "files")))
+
+    async def main():
+        async with served(api_keys=["first", "second"], services=settings) as server:
+            server.fake.hold(0)
+            clients = [openai.AsyncOpenAI(base_url="http://quire.test/v1", api_key=key, http_client=server.http)
+                       for key in ("first", "second")]  # fmt: skip
+            many = [await begun(clients[0], chat_line("a")) for _ in range(6)]
+            await reached(server, 4)
+            await begun(clients[1], chat_line("b"))
+            await reached(server, 5)
+            states = [(await clients[0].batches.retrieve(one.id)).status for one in many]
+            assert sorted(states) == ["in_progress"] * 4 + ["validating"] * 2
+            server.fake.release()
+            await asyncio.gather(*server.state.services.batches._tasks)
+
+    run(main())
+
+
 def test_a_bounded_number_runs_at_a_time(run, batching, official):
     async def main():
         async with batching(max_batch_concurrency=3) as server:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.server")
 
 _NOT_READY_PAUSE_SECONDS = 0.5
+# of a tenant
 _MAX_RUNNING_BATCHES = 4
 
 
@@ -99,7 +101,7 @@ class Services:
             records=BatchRecords(self._state.storage),
             files=self.files,
             runner=runner,
-            turns=asyncio.Semaphore(_MAX_RUNNING_BATCHES),
+            turns=defaultdict(lambda: asyncio.Semaphore(_MAX_RUNNING_BATCHES)),
             max_lines=self._settings.max_batch_lines,
         )
         return Batches(shop, self._folder, lambda: self._state.model_name)

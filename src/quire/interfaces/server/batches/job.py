@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
@@ -39,8 +39,8 @@ class Workshop:
     records: BatchRecords
     files: Files
     runner: LineRunner
-    # batches that run at a time; the others wait
-    turns: asyncio.Semaphore
+    # batches of a tenant that run at a time; its others wait
+    turns: Mapping[str, asyncio.Semaphore]
     max_lines: int
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -106,7 +106,7 @@ class BatchJob:
 
     async def _work(self) -> None:
         batch = self.batch
-        async with self._shop.turns:
+        async with self._shop.turns[self.record.tenant]:
             file = await self._until_stored(self._opened_input)
             if file is None:
                 await self._refuse([LineError("input_file_not_found", None, "The input file was deleted.")])
