@@ -233,7 +233,8 @@ class ServerMetrics(Collector):
         )
         self.requests_aborted = Counter(
             "quire:requests_aborted_total",
-            "Requests ended before their end: client_gone, slow_client, shutdown, engine_restarted.",
+            "Requests ended before their end: client_gone, slow_client, cancelled, administrator, queue_time, "
+            "request_time, mistake, shutdown, engine_restarted.",
             ["kind"],
         )
         self.engine_deaths = Counter("quire:engine_deaths_total", "Engines that died: death, stall.", ["kind"])

@@ -81,6 +81,8 @@ def test_one_is_cancelled(run, served):
             assert await seen(server, response["id"]) == answer.json()
             await until(server, lambda: server.fake.aborted)
             assert len(server.state.in_flight) == 0
+            counted = 'quire:requests_aborted_total{kind="cancelled",'
+            assert counted in (await server.http.get("/metrics")).text
 
     run(main())
 

@@ -7,6 +7,8 @@ import socket
 import httpx2 as httpx
 import pytest
 
+from quire.errors import OptionError
+from quire.interfaces.server.listener import listen
 from quire.testing.server_process import ServerProcess
 
 # A server on a fake engine. What it does is said by the second argument.
@@ -262,6 +264,13 @@ def test_a_port_in_use_is_found_at_once(start):
             assert f"port={port}: in use on 127.0.0.1" in last
             assert "--port" in last
             assert "starting" not in server.output
+
+
+def test_a_port_for_administration_in_use_is_called_so():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OptionError, match=f"^admin_port={port}: in use .*--admin-port "):
+            listen("127.0.0.1", port, "admin_")
 
 
 def test_two_servers_cannot_share_a_port(start):

@@ -143,6 +143,8 @@ def test_whoever_takes_too_long_is_ended(run, served, events_of):
             assert last["error"]["code"] == "request_timeout"
             await until(lambda: not server.fake.running)
             assert len(server.fake.aborted) == 2
+            counted = 'quire:requests_aborted_total{kind="request_time",model_name="byte-model"} 2.0'
+            assert counted in (await server.http.get("/metrics")).text
 
     run(main())
 

@@ -79,7 +79,7 @@ async def abort_request(request: Request, request_id: str) -> Response:
         code="request_aborted",
         headers={"x-should-retry": "false"},
     )
-    num_aborted = state_of(request).in_flight.interrupt(request_id, cause)
+    num_aborted = state_of(request).in_flight.interrupt(request_id, cause, "administrator")
     if not num_aborted:
         raise ApiError(
             404,

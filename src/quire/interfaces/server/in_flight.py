@@ -27,11 +27,13 @@ class Ticket:
         self.request_id = request_id
         self._task = task
         self.cause: Exception | None = None
+        self.kind = ""
 
-    def interrupt(self, cause: Exception) -> None:
-        """Raises `cause` in the request's task; the first cause counts."""
+    def interrupt(self, cause: Exception, kind: str = "shutdown") -> None:
+        """Raises `cause` in the request's task; the first cause counts. `kind`: what the metrics call it."""
         if self.cause is None:
             self.cause = cause
+            self.kind = cause.kind if isinstance(cause, ClientGoneError) else kind
             self._task.cancel()
 
 
@@ -71,7 +73,7 @@ class InFlight:
             if ticket.cause is None:
                 raise
             task.uncancel()
-            self._on_abort(ticket.cause.kind if isinstance(ticket.cause, ClientGoneError) else "shutdown")
+            self._on_abort(ticket.kind)
             raise ticket.cause from None
         except EngineDeadError:
             self._on_abort("engine_restarted")
@@ -86,11 +88,11 @@ class InFlight:
         for ticket in list(self._tickets.values()):
             ticket.interrupt(cause)
 
-    def interrupt(self, request_id: str, cause: Exception) -> int:
+    def interrupt(self, request_id: str, cause: Exception, kind: str) -> int:
         """Ends all requests of this id; says how many there were."""
         found = [ticket for ticket in self._tickets.values() if ticket.request_id == request_id]
         for ticket in found:
-            ticket.interrupt(cause)
+            ticket.interrupt(cause, kind)
         return len(found)
 
     async def wait_empty(self) -> None:

@@ -12,15 +12,15 @@ _BACKLOG = 2048
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000))
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens already. Port 0 takes any free port."""
+def listen(host: str, port: int, prefix: str = "") -> socket.socket:
+    """A socket that listens already. Port 0 takes any free port. `prefix`: of its options, in what errors say."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
         raise OptionError(
-            f"host={host}: not an address of this machine ({error.strerror}). "
+            f"{prefix}host={host}: not an address of this machine ({error.strerror}). "
             "Use 127.0.0.1 for this machine only, or 0.0.0.0 for all its networks."
         ) from None
     listener = socket.socket(family, kind, protocol)
@@ -36,16 +36,16 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise OptionError(_explained(host, port, error)) from None
+        raise OptionError(f"{prefix}{_explained(host, port, prefix, error)}") from None
     return listener
 
 
-def _explained(host: str, port: int, error: OSError) -> str:
+def _explained(host: str, port: int, prefix: str, error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
             return (
-                f"port={port}: in use on {host} by another program. Stop that one, or choose another port "
-                f"(--port {port + 1 if port < 65535 else 8000}, or --port 0 for any free one)."
+                f"port={port}: in use on {host} already. Stop the other program, or choose another port "
+                f"(--{prefix.replace('_', '-')}port {port + 1 if port < 65535 else 8000}, or 0 for any free one)."
             )
         case errno.EACCES | errno.EPERM:
             return f"port={port}: not allowed for this user. Ports below 1024 belong to root; choose a higher one."

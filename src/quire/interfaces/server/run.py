@@ -65,7 +65,7 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
 
 
 def _admin_listener(options: ServerOptions) -> AbstractContextManager[socket.socket | None]:
-    return nullcontext() if options.admin_port is None else listen(options.admin_host, options.admin_port)
+    return nullcontext() if options.admin_port is None else listen(options.admin_host, options.admin_port, "admin_")
 
 
 def _loop_factory() -> Any:

@@ -102,7 +102,8 @@ async def _watch(socket: WebSocket, ticket: Ticket) -> None:
     """Notices a client that has gone, or goes on talking."""
     message = await socket.receive()
     is_gone = message["type"] == "websocket.disconnect"
-    ticket.interrupt(ClientGoneError() if is_gone else invalid("The prompt was final: nothing may follow it."))
+    cause = ClientGoneError() if is_gone else invalid("The prompt was final: nothing may follow it.")
+    ticket.interrupt(cause, "mistake")
 
 
 async def _send(socket: WebSocket, chunk: bytes) -> None:

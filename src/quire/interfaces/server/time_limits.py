@@ -24,7 +24,8 @@ def within_time(room: WaitingRoom, stay: Stay, *, is_arriving: bool = False) -> 
         yield
         return
     loop = asyncio.get_running_loop()
-    timers = [loop.call_later(room.request_seconds, ticket.interrupt, _took_too_long(room.request_seconds))]
+    too_long = _took_too_long(room.request_seconds)
+    timers = [loop.call_later(room.request_seconds, ticket.interrupt, too_long, "request_time")]
     if not is_arriving:
         timers.append(loop.call_later(room.queue_seconds, _end_waiting, room, stay, ticket))
     try:
@@ -36,7 +37,7 @@ def within_time(room: WaitingRoom, stay: Stay, *, is_arriving: bool = False) -> 
 
 def _end_waiting(room: WaitingRoom, stay: Stay, ticket: Ticket) -> None:
     if not stay.has_begun:
-        ticket.interrupt(room.waited_too_long(stay))
+        ticket.interrupt(room.waited_too_long(stay), "queue_time")
 
 
 def _took_too_long(seconds: float) -> ApiError:

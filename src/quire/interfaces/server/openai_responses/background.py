@@ -35,9 +35,9 @@ class _Running:
     task: asyncio.Task[None] | None = None
     ticket: Ticket | None = None
 
-    def interrupt(self, cause: Exception) -> None:
+    def interrupt(self, cause: Exception, kind: str) -> None:
         if self.ticket is not None:
-            self.ticket.interrupt(cause)
+            self.ticket.interrupt(cause, kind)
 
 
 class BackgroundResponses:
@@ -76,7 +76,7 @@ class BackgroundResponses:
             # of another server, which sees it with its next beat; or over, and nobody sees it
             await stored.ask_to_cancel(response_id)
         else:
-            running.interrupt(_CancelledByClientError())
+            running.interrupt(_CancelledByClientError(), "cancelled")
             assert running.task is not None
             await asyncio.wait({running.task})
         body: bytes = await stored.body(response_id)
@@ -85,13 +85,13 @@ class BackgroundResponses:
     def drop(self, response_id: str) -> None:
         """It was deleted."""
         if running := self._running.get(response_id):
-            running.interrupt(_CancelledByClientError())
+            running.interrupt(_CancelledByClientError(), "cancelled")
 
     async def stop(self) -> None:
         """Those that run have failed, and it is written down; a storage that hangs is not waited for."""
         running = list(self._running.values())
         for one in running:
-            one.interrupt(unavailable("The server was stopped while it made this response."))
+            one.interrupt(unavailable("The server was stopped while it made this response."), "shutdown")
         if tasks := [one.task for one in running if one.task is not None]:
             await asyncio.wait(tasks, timeout=_STOP_SECONDS)
         if self._heart is not None:
