@@ -70,7 +70,8 @@ class ChatTemplates:
         text = self._choose(tools)
         messages = prepare_messages(chat, dialect_of(text))
         shown_tools = plain(list(tools), "tools") if tools is not None else None
-        quoting = Quoting(marks, messages, shown_tools)
+        kwargs = _checked_kwargs(template_kwargs)
+        quoting = Quoting(marks, messages, shown_tools, kwargs)
         messages = [quoting.quote(message) for message in messages]
         if continue_final_message:
             if add_generation_prompt:
@@ -84,7 +85,7 @@ class ChatTemplates:
             {
                 **self._special.by_name,
                 "documents": None,
-                **_checked_kwargs(template_kwargs),
+                **quoting.quote(kwargs),
                 "messages": messages,
                 "tools": quoting.quote(shown_tools),
                 "add_generation_prompt": add_generation_prompt,
