@@ -173,12 +173,29 @@ def test_a_phone_does_not_scroll_sideways(tab: Tab):
         tab.resize(360, 740)
         tab.wait_until("innerWidth === 360")
         assert tab.evaluate("document.documentElement.scrollWidth") == 360
+        nav = "document.querySelector('nav')"
+        assert tab.evaluate(f"{nav}.scrollWidth - {nav}.clientWidth") == 0, "a section cannot be seen in the list"
         # fields and buttons are large enough for a finger
         small = tab.evaluate(
             "[...document.querySelectorAll('button, input, summary')].filter((one) => one.offsetHeight &&"
             " one.offsetHeight < 24).map((one) => one.id)"
         )
         assert small == []
+
+
+def test_a_failure_is_seen_on_a_phone(tab: Tab):
+    tab.resize(360, 740)
+    tab.evaluate("document.querySelector('#system').value = 'a word '.repeat(2000)")
+    tab.evaluate("document.querySelector('#prompt').focus()")
+    for _ in range(4):
+        tab.type("What is seven plus five?")
+        tab.press("Enter")
+        tab.wait_until("document.querySelector('#chat-status').textContent.includes('maximum context')")
+        tab.wait_until("!document.querySelector('#send').hidden")
+        tab.evaluate("document.querySelector('#chat-status').textContent = ''")
+    hidden = "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight)"
+    assert tab.evaluate(f"{hidden}(document.querySelector('#log'))") < 2
+    tab.complaints.clear()
 
 
 CONTRAST = """

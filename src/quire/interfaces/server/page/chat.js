@@ -57,6 +57,7 @@ export class Chat {
       await this.#receive(answer);
     } catch (error) {
       this.#failed(answer, error);
+      this.log.scrollTop = this.log.scrollHeight;
     } finally {
       this.running = null;
       this.#busy(false);
