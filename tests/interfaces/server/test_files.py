@@ -1,5 +1,6 @@
 """/v1/files through the official client, and what may go wrong between a socket and a disk."""
 
+import asyncio
 import errno
 import os
 import stat
@@ -51,6 +52,32 @@ def test_a_file_comes_back_as_it_went(run, filing, folder, official):
                     await call(made.id)
                 assert caught.value.code == "file_not_found"
             assert stored(folder) == []
+
+    run(main())
+
+
+def test_slow_uploads_of_one_tenant_hold_no_other(run, filing):
+    async def main():
+        async with filing(api_keys=["first", "second"]) as server:
+            hold = asyncio.Event()
+
+            async def slow():
+                yield b"--edge"
+                await hold.wait()
+
+            kind = {"content-type": "multipart/form-data; boundary=edge"}
+            headers = {"authorization": "Bearer first", **kind}
+            slow_ones = [
+                asyncio.ensure_future(server.http.post("/v1/files", content=slow(), headers=headers)) for _ in range(20)
+            ]
+            await asyncio.sleep(0)
+            headers = {"authorization": "Bearer second"}
+            files = {"file": ("in.jsonl", LINES)}
+            for _ in range(3):
+                answer = await server.http.post("/v1/files", data={"purpose": "batch"}, files=files, headers=headers)
+                assert answer.status_code == 200
+            hold.set()
+            assert {answer.status_code for answer in await asyncio.gather(*slow_ones)} == {400}
 
     run(main())
 

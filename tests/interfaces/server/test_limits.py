@@ -283,6 +283,22 @@ def test_a_body_that_stands_still(run, served):
     run(main())
 
 
+def test_a_body_that_comes_in_crumbs_ends(run, served):
+    async def crumbs():
+        while True:
+            yield b" "
+            await asyncio.sleep(0.001)
+
+    async def main():
+        async with served(max_request_seconds=0.1) as server:
+            headers = {"content-type": "application/json"}
+            answer = await server.http.post(CHAT, content=crumbs(), headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (408, "idle_timeout")
+            assert "max_request_seconds" in answer.json()["error"]["message"]
+
+    run(main())
+
+
 # ---------------------------------------------------------------------------------------------- tenants
 
 

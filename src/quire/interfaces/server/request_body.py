@@ -46,7 +46,7 @@ async def read_request(request: Request, request_type: type[_T], rules: FieldRul
     """The body as `request_type`, or ApiError."""
     _check_media_type(request)
     state = state_of(request)
-    data = await _read_body(request, state.max_text_body_bytes, state.body_seconds)
+    data = await _read_body(request, state.max_text_body_bytes, state.body_seconds, state.room.request_seconds)
     return parse_request(data, request_type, rules, strict=strict)
 
 
@@ -102,20 +102,24 @@ def _is_deeper(data: bytes, body: dict[str, Any], most: int) -> bool:
     return True
 
 
-async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """Each part must come within so many seconds."""
+async def _read_body(request: Request, max_bytes: int, seconds: float, whole_seconds: float) -> bytes:
+    """Each part must come within so many seconds, and the last one within `whole_seconds`."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + whole_seconds
     length = request.headers.get("content-length", "")
     is_too_large = length.isdigit() and int(length) > max_bytes
     chunks: list[bytes] = []
     size = 0
     while True:
         try:
-            async with asyncio.timeout(_DISCARD_SECONDS if is_too_large else seconds):
+            async with asyncio.timeout(min(_DISCARD_SECONDS if is_too_large else seconds, end - clock())):
                 message = await request.receive()
         except TimeoutError:
             if is_too_large:
                 break
             text = f"Nothing of the body came for {seconds:g} seconds (first_byte_seconds)."
+            if clock() >= end:
+                text = f"The body did not come whole within {whole_seconds:g} seconds (max_request_seconds)."
             raise ApiError(408, text, code="idle_timeout", headers={"connection": "close"}) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -51,13 +51,14 @@ class Files:
         self._max_file_bytes = max_file_bytes
         self._max_tenant_bytes = max_tenant_bytes
         self._pending: Counter[str] = Counter()
-        self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
+        # by tenant: whoever sends slowly holds up nobody else
+        self._uploads: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_MAX_UPLOADS))
 
     async def receive(self, request: Request, tenant: str) -> FileObject:
         """An upload. Nothing is left of one that fails."""
         await self._records.check()
         await self.remove_expired()
-        async with self._uploads:
+        async with self._uploads[tenant]:
             with self._room(tenant, await self._records.num_bytes(tenant)) as check_room:
                 upload = await receive_upload(request, self._folder, self._max_file_bytes, check_room)
                 try:
