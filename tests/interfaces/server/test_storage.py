@@ -206,6 +206,17 @@ def test_a_full_disk_is_a_503_and_nothing_else(run, storage):
     run(main())
 
 
+def test_a_sweep_that_fails_takes_nothing_back(run, storage, monkeypatch):
+    async def main():
+        one = storage(max_bytes=2**30)
+        monkeypatch.setattr(one._retention, "sweep", lambda *_: 1 // 0)
+        await write(one, "a")
+        assert await read(one, "a") == "text"
+        await write(one, "b")
+
+    run(main())
+
+
 def test_a_read_only_file_is_found_at_once(run, storage, path):
     async def main():
         first = storage()

@@ -168,7 +168,7 @@ class Storage:
             try:
                 job = self._jobs.get(timeout=_SWEEP_SECONDS)
             except queue.Empty:
-                self._sweep_unasked()
+                self._sweep(0)
                 continue
             if job is None:
                 break
@@ -191,7 +191,6 @@ class Storage:
                 result = job.work(connection)
             if job.erases:
                 erase_traces(engine)
-            self._sweep_if_due(engine, job.adds_bytes)
         except (exc.IntegrityError, exc.ProgrammingError, exc.DataError):
             # a mistake of ours
             raise
@@ -201,6 +200,7 @@ class Storage:
         except (exc.DBAPIError, OSError) as error:
             self._note_failure()
             raise storage_error(self._url, error) from None
+        self._sweep(job.adds_bytes)
         return result
 
     def _note_failure(self) -> None:
@@ -250,13 +250,16 @@ class Storage:
                 logger.info("storage: %d rows are over their time or the room for all, and deleted", num_deleted)
                 erase_traces(engine)
 
-    def _sweep_unasked(self) -> None:
+    def _sweep(self, adds_bytes: int) -> None:
+        """What goes wrong here neither takes back what was stored just now, nor ends the thread."""
         if self._engine is None:
             return
         try:
-            self._sweep_if_due(self._engine, 0)
+            self._sweep_if_due(self._engine, adds_bytes)
         except (exc.DBAPIError, OSError) as error:
             logger.error("storage: %s", storage_error(self._url, error))
+        except Exception:
+            logger.exception("storage: what is too old could not be deleted")
 
     def __repr__(self) -> str:
         return f"Storage({shown(self._url)})"
