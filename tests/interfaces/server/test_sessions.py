@@ -7,6 +7,8 @@ import httpx2 as httpx
 import pytest
 
 from quire.engine_client import AsyncEngineClient
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.server import create_app
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.sessions.kept_session import shared_length
@@ -272,6 +274,21 @@ def test_one_turn_at_a_time(run, keeping):
             good = [answer for answer in answers if answer.status_code == 200]
             assert {answer.status_code for answer in answers} <= {200, 409}
             assert len(good) == (await server.ask("GET", f"/{name}"))["num_turns"] >= 1
+
+    run(main())
+
+
+def test_a_turn_whose_session_is_closed_meanwhile_says_so(run, keeping, monkeypatch):
+    async def main():
+        async with keeping() as server:
+            name = await server.opened()
+
+            async def closed_meanwhile(session, prompt, params):
+                await server.ask("DELETE", f"/{name}")
+                yield OutputDelta(0, [], finish_reason="abort")
+
+            monkeypatch.setattr(AsyncSession, "stream", closed_meanwhile)
+            assert code_of(await server.say(name, status=404)) == "session_closed"
 
     run(main())
 

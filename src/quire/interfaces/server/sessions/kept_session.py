@@ -51,6 +51,7 @@ class KeptSession:
     messages: list[dict[str, Any]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     is_busy: bool = False
+    is_closed: bool = False
     # counts changes, so that a turn that was prepared before one is found out
     version: int = 0
 
@@ -155,6 +156,9 @@ class TurnEngine:
             stream = session.stream({"prompt_token_ids": prompt[num_shared:]}, prepared.params)
             async with aclosing(cast(AsyncGenerator[OutputDelta, None], stream)) as deltas:
                 async for delta in deltas:
+                    if self._kept.is_closed and delta.finish_reason == "abort":
+                        text = f"Session {self._kept.id} was closed while this turn ran."
+                        raise ApiError(404, text, param="session_id", code="session_closed")
                     answer.add(delta)
                     if delta.finish_reason in ("stop", "length"):
                         self.on_end(answer)

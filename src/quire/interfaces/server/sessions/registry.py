@@ -94,6 +94,7 @@ class Sessions:
             self._ended[kept.id] = (kept.tenant, why)
             while len(self._ended) > _MAX_REMEMBERED:
                 self._ended.popitem(last=False)
+        kept.is_closed = True
         await kept.engine_session.close()
 
     def find(self, session_id: str, tenant: str) -> KeptSession:
