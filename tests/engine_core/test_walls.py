@@ -84,6 +84,26 @@ def test_one_that_cannot_be_named_fails_alone(monkeypatch: pytest.MonkeyPatch) -
     assert_only_second_failed(core, "could not be scheduled (MemoryError)")
 
 
+def test_siblings_of_one_that_cannot_be_named_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fill a block in the same step, and have no blocks any more."""
+    core = CoreUnderTest()
+    monkeypatch.setattr(core.scheduler.manager.steady, "name", lambda *_: False)
+    name = core.scheduler._name_granted
+
+    def fails_for_second(sequence: Any, **keywords: Any) -> None:
+        assert sequence.request.request_id in core.scheduler.lifecycle.requests
+        if sequence.sequence_id == sequence_id_of(2, 1) and sequence.num_total_tokens > len(PROMPT) + 2:
+            raise MemoryError
+        name(sequence, **keywords)
+
+    monkeypatch.setattr(core.scheduler, "_name_granted", fails_for_second)
+    for number in (1, 2, 3):
+        core.add(number, PROMPT if number == 1 else other_prompt(number), max_tokens=12, n=4 if number == 2 else 1)
+    core.run()
+    assert [core.ends[sequence_id_of(2, index)].finish_reason for index in range(4)] == ["error"] * 4
+    assert_only_second_failed(core, "could not be scheduled (MemoryError)")
+
+
 def test_all_sequences_of_a_request_fail_together() -> None:
     arm("after_allocate:oom:when=2:after=2")
     core = CoreUnderTest(is_async=True)

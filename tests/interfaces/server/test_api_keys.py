@@ -117,6 +117,8 @@ def test_what_would_be_open_to_anybody_is_refused():
         doors_of(ServerOptions(admin_port=0, admin_host="0.0.0.0"))
     with pytest.raises(OptionError, match="ordinary key as well"):
         doors_of(ServerOptions(api_keys=("same",), admin_api_key="same"))
+    with pytest.raises(OptionError, match="Give admin_port"):
+        doors_of(ServerOptions(admin_host="0.0.0.0", admin_api_key="root"))
     assert doors_of(ServerOptions(admin_port=0, admin_host="0.0.0.0", admin_api_key="root")).admin is not None
 
 

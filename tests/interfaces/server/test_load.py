@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from quire.messages import EngineRequest, sequence_id_of
+from quire.sampling_params import SamplingParams
+from quire.testing import null_core
+from quire.testing.fake_llm import fake_config
 from quire.testing.load import many as load
 from quire.testing.load.leaks import Growth
 from quire.testing.load.plain_client import Answer
@@ -40,6 +44,24 @@ def test_requests_follow_from_their_number_alone():
     assert all(kinds.values())
     streamed, whole = (load.Request("plain", {"prompt": "a", "stream": is_stream}) for is_stream in (True, False))
     assert streamed.key == whole.key
+
+
+def test_the_null_core_says_what_follows_from_prompt_and_seed():
+    core = null_core.build(fake_config())
+    prompts = {1: [5, 6, 7], 2: [9]}
+    for number, prompt in prompts.items():
+        sampling = SamplingParams(n=2, max_tokens=5 * number, seed=number)
+        core.add(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling))
+    said: dict[int, list[int]] = {}
+    while core.has_work:
+        outputs = core.step()
+        for sequence_id, token_id in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=True):
+            said.setdefault(sequence_id, []).append(token_id)
+    assert said == {
+        sequence_id_of(number, index): null_core.answer(prompt, number, index, 5 * number)
+        for number, prompt in prompts.items()
+        for index in (0, 1)
+    }
 
 
 def test_a_short_load_and_another_piece(tmp_path):

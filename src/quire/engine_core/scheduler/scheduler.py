@@ -160,8 +160,7 @@ class Scheduler:
         computed = self.rows.num_computed[rows]
         self._take_turns(rows[computed == 0])
         granted = self._granted[rows]
-        end = computed + granted
-        needs_block = rows[(end > self.rows.writable_until[rows]) & (granted > 0)]
+        needs_block = rows[(computed + granted > self.rows.writable_until[rows]) & (granted > 0)]
         for sequence in self._after_steady_ones(needs_block, self.manager.steady.allocate):
             if self._granted[sequence.row]:  # it may have been preempted meanwhile
                 self._make_room(sequence)
@@ -171,7 +170,8 @@ class Scheduler:
         fills_block = rows[(reached >= self.rows.next_block_end[rows]) & (self._granted[rows] > 0)]
         for sequence in self._after_steady_ones(fills_block, self.manager.steady.name):
             try:
-                self._name_granted(sequence)
+                if self._granted[sequence.row]:  # none any more if a sibling has failed
+                    self._name_granted(sequence)
             except Exception as error:
                 self._fail(sequence.request, error)
         return self._gave_way
@@ -211,13 +211,11 @@ class Scheduler:
         """What one is granted that has to wait for a sibling goes to that sibling."""
         for sequence in reversed(self.running.sequences_at(rows)):
             num_tokens = int(self._granted[sequence.row])
-            awaited = self._awaited(sequence) if num_tokens and not sequence.is_begun else None
-            if awaited is not None:
+            if sequence.is_begun or not num_tokens:
+                continue
+            if (awaited := awaited_sibling(sequence, self.manager, self._granted)) is not None:
                 self._granted[sequence.row] = 0
                 self._granted[awaited.row] = self._most(awaited, int(self._granted[awaited.row]) + num_tokens)
-
-    def _awaited(self, sequence: TokenSequence) -> TokenSequence | None:
-        return awaited_sibling(sequence, self.manager.estimates, self._granted, self.manager.block_size)
 
     def _make_room(self, sequence: TokenSequence) -> None:
         """Blocks for a running sequence; if there are none, others give way until there are, or it gives way itself."""
@@ -336,7 +334,7 @@ class Scheduler:
     def _start_sequences(self, request: Request, budget: int) -> int:
         for sequence in request.sequences.values():
             self.lifecycle.place(sequence)
-            if not sequence.is_begun and self._awaited(sequence) is not None:
+            if not sequence.is_begun and awaited_sibling(sequence, self.manager, self._granted) is not None:
                 continue
             remaining = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             # one that begins is limited when it is known where

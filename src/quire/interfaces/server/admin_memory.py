@@ -5,28 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from quire.interfaces.server.access import admins_only
 from quire.interfaces.server.api_description import described
 from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.observe_answers import ObservedMemory
 from quire.interfaces.server.responses import only
 from quire.interfaces.server.state import state_of
 
 router = APIRouter(dependencies=[Depends(admins_only)])
 
 
-class Memory(msgspec.Struct, kw_only=True):
+class Memory(ObservedMemory, kw_only=True):
     """GET /v1/admin/memory: a MemoryAccount."""
 
     object: Annotated[str, only("memory")] = "memory"
-    block_size: int
-    num_blocks: int
-    num_host_blocks: int
-    slots: dict[str, int]
-    host_slots: dict[str, int]
-    num_blocks_saved_by_sharing: int
 
 
 @router.get("/v1/admin/memory", openapi_extra=described(answer=Memory))

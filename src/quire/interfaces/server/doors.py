@@ -42,6 +42,11 @@ def doors_of(options: ServerOptions, *, is_local: bool = False) -> Doors:
     has_port, has_key = options.admin_port is not None, options.admin_api_key is not None
     if has_key and keys.tenant_of(str(options.admin_api_key).encode()) is not None:
         raise OptionError("admin_api_key: it is an ordinary key as well. Choose another one for the administrator.")
+    if not has_port and options.admin_host != ServerOptions.admin_host:
+        raise OptionError(
+            f"admin_host={options.admin_host}: this is the admin port's address, and there is no admin port. "
+            "Give admin_port, or leave it out."
+        )
     if has_port and not has_key and not is_loopback(options.admin_host):
         raise OptionError(
             f"admin_host={options.admin_host}: other machines reach it, so the admin port needs a key. Give "

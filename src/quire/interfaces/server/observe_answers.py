@@ -72,7 +72,7 @@ class WaitingRequest(msgspec.Struct, kw_only=True):
 
 
 class ObservedMemory(msgspec.Struct, kw_only=True):
-    """As GET /v1/admin/memory."""
+    """Slots by what they hold; GET /v1/admin/memory says the same."""
 
     block_size: int
     num_blocks: int
