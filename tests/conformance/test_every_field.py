@@ -17,9 +17,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from quire.interfaces.server import create_app
-from quire.interfaces.server.api_description import description_of
-from quire.interfaces.server.field_rules import IGNORED
-from quire.interfaces.server.requests import PromptPiece, StreamedCompletionRequest, StreamOptions
+from quire.interfaces.server.openai.requests import PromptPiece, StreamedCompletionRequest, StreamOptions
+from quire.interfaces.server.wire.api_description import description_of
+from quire.interfaces.server.wire.field_rules import IGNORED
 from quire.testing.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]

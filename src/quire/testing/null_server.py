@@ -12,9 +12,9 @@ import json
 import os
 import signal
 
-from quire.interfaces.server.http import HttpServer
-from quire.interfaces.server.listener import listen
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.transport.http import HttpServer
+from quire.interfaces.server.transport.listener import listen
 from quire.testing.fake_llm import fake_async_llm
 from quire.testing.null_core import FIRST, NUM
 

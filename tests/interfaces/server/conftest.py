@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from quire.interfaces.server import create_app
-from quire.interfaces.server.http_protocol import OpenAIProtocol
+from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
 from quire.testing.fake_engine import FakeAsyncLLM, fake_engine
 
 

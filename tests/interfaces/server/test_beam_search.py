@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.interfaces.server.beam_search import _FROM_REQUEST, NOT_WITH_BEAMS, ONLY_WITH_BEAMS
-from quire.interfaces.server.requests import GenerationFields
+from quire.interfaces.server.openai.beam_search import _FROM_REQUEST, NOT_WITH_BEAMS, ONLY_WITH_BEAMS
+from quire.interfaces.server.openai.requests import GenerationFields
 from quire.messages import DecodingSpec
 from quire.testing.fake_beams import logprob_of_tail
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire.interfaces.server.beam_search import ONLY_WITH_BEAMS
-from quire.interfaces.server.requests import GenerationFields
-from quire.interfaces.server.structured_outputs import FIELDS as STRUCTURED_FIELDS
+from quire.interfaces.server.openai.beam_search import ONLY_WITH_BEAMS
+from quire.interfaces.server.openai.requests import GenerationFields
+from quire.interfaces.server.openai.structured_outputs import FIELDS as STRUCTURED_FIELDS
 
 
 def test_an_answer(run, served):

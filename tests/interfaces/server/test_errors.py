@@ -420,7 +420,7 @@ ODD_VALUES = [
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_no_value_of_any_field_breaks_the_server(run, served, endpoint, stream):
     """Every field with values of every type: an answer or a 4xx, never a 5xx, and nothing is left behind."""
-    from quire.interfaces.server import chat, completions
+    from quire.interfaces.server.openai import chat, completions
 
     rules = chat.RULES if endpoint == "chat" else completions.RULES
     path = CHAT if endpoint == "chat" else "/v1/completions"

@@ -9,9 +9,9 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from quire.interfaces.server.errors import unavailable
 from quire.interfaces.server.files import disk
 from quire.interfaces.server.files.records import FileRecords
+from quire.interfaces.server.wire.errors import unavailable
 
 LINES = b'{"custom_id": "a"}\n'
 

@@ -1,9 +1,9 @@
 """What the server says of itself to requests while its engine goes and comes."""
 
-from quire.interfaces.server.http import HttpServer
-from quire.interfaces.server.listener import listen
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import Readiness
+from quire.interfaces.server.transport.http import HttpServer
+from quire.interfaces.server.transport.listener import listen
 from quire.testing.fake_engine import fake_engine
 
 

@@ -8,7 +8,7 @@ import httpx2 as httpx
 import pytest
 
 from quire.errors import OptionError
-from quire.interfaces.server.listener import listen
+from quire.interfaces.server.transport.listener import listen
 from quire.testing.server_process import ServerProcess
 
 # A server on a fake engine. What it does is said by the second argument.

@@ -7,7 +7,7 @@ import logging
 import pytest
 import uvicorn
 
-from quire.interfaces.server.connections import connections_of
+from quire.interfaces.server.transport.connections import connections_of
 
 CHAT = "/v1/chat/completions"
 ONE, TWO = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}

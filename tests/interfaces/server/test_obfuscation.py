@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.interfaces.server.chunks import PADDED_BYTES, obfuscation
+from quire.interfaces.server.openai.chunks import PADDED_BYTES, obfuscation
 
 WORDS = "a 😀 \n\t longer ß"
 

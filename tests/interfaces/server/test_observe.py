@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from quire.interfaces.server.observed import FRESH_SECONDS, DecisionFeed, Shared
+from quire.interfaces.server.observing.observed import FRESH_SECONDS, DecisionFeed, Shared
 from quire.observability.block_summary import summary_of
 from quire.observability.latest import Latest, quantile
 from quire.observability.metrics import ServerMetrics

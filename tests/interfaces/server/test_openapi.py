@@ -9,9 +9,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from quire.interfaces.server import create_app
-from quire.interfaces.server.api_description import description_of
+from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openapi import document
-from quire.interfaces.server.requests import ChatRequest
+from quire.interfaces.server.wire.api_description import description_of
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.interfaces.server.reasoning_tokens import count_reasoning_tokens
+from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens
 from quire.renderer import Renderer
 from quire.renderer.output_formats import OutputFormats
 from quire.sampling_params import SamplingParams

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
-from quire.interfaces.server.field_rules import IGNORED, REFUSED_BY_BOTH, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS
+from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.reference import page_of, tables
-from quire.interfaces.server.requests import ChatRequest, CompletionRequest
+from quire.interfaces.server.wire.field_rules import IGNORED, REFUSED_BY_BOTH, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS
 
 DOCS = Path(__file__).parents[3] / "docs"
 

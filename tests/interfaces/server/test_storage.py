@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from quire.errors import UserError
-from quire.interfaces.server.errors import ApiError
-from quire.interfaces.server.storage import METADATA, SCHEMA_VERSION, Storage, mine, owned_table
-from quire.interfaces.server.storage_engine import default_url
+from quire.interfaces.server.storage.engine import default_url
+from quire.interfaces.server.storage.storage import METADATA, SCHEMA_VERSION, Storage, mine, owned_table
+from quire.interfaces.server.wire.errors import ApiError
 
 NOTES = owned_table("test_notes", sa.Column("text", sa.Text, nullable=False))
 KEPT = owned_table("test_kept", expires=False)
@@ -280,7 +280,7 @@ def test_an_address_that_can_never_work(run, storage, url, text):
 
 
 def test_a_queue_that_is_full_refuses(run, storage, monkeypatch):
-    monkeypatch.setattr("quire.interfaces.server.storage._MOST_WAITING", 2)
+    monkeypatch.setattr("quire.interfaces.server.storage.storage._MOST_WAITING", 2)
 
     async def main():
         one = storage()
@@ -303,7 +303,7 @@ def test_a_queue_that_is_full_refuses(run, storage, monkeypatch):
 
 
 def test_a_disk_that_says_nothing_is_given_up(run, storage, monkeypatch):
-    monkeypatch.setattr("quire.interfaces.server.storage._DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr("quire.interfaces.server.storage.storage._DEADLINE_SECONDS", 0.05)
 
     async def main():
         one = storage()
@@ -326,7 +326,7 @@ def test_two_servers_share_a_file(run, storage):
 WRITER = """
 import asyncio, sys
 import sqlalchemy as sa
-from quire.interfaces.server.storage import Storage, owned_table
+from quire.interfaces.server.storage.storage import Storage, owned_table
 table = owned_table("test_kill", sa.Column("text", sa.Text))
 async def main():
     storage = Storage(sys.argv[1], max_bytes=2**30, max_age_seconds=1e9)

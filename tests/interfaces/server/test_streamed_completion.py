@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from quire.interfaces.server import prompt_pieces
+from quire.interfaces.server.wire import prompt_pieces
 
 TYPE = {"content-type": "application/x-ndjson"}
 

@@ -10,9 +10,9 @@ import pytest
 
 from quire.engine_core.pulse import Pulse
 from quire.errors import EngineDeadError
-from quire.interfaces.server.crash_reports import MOST_REPORTS, CrashReports
-from quire.interfaces.server.restart_policy import RestartPolicy
-from quire.interfaces.server.supervisor import Supervisor
+from quire.interfaces.server.life.crash_reports import MOST_REPORTS, CrashReports
+from quire.interfaces.server.life.restart_policy import RestartPolicy
+from quire.interfaces.server.life.supervisor import Supervisor
 from quire.messages import EngineReady
 from quire.observability.metrics import ServerMetrics
 from quire.testing.fake_llm import fake_config

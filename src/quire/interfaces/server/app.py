@@ -13,37 +13,25 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from quire.errors import QuireError
-from quire.interfaces.server import (
-    admin,
-    admin_memory,
-    admin_pinned_prefixes,
-    chat,
-    completions,
-    embeddings,
-    health,
-    metrics,
-    models,
-    observe,
-    openapi,
-    page,
-    streamed_completion,
-    tokenization,
-)
-from quire.interfaces.server.access import Access
+from quire.interfaces.server import openapi, page
+from quire.interfaces.server.access.access import Access
+from quire.interfaces.server.access.gate import Gate
+from quire.interfaces.server.administration import admin, memory, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.batches import endpoints as batches
-from quire.interfaces.server.doors import doors_of
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.files import endpoints as files
-from quire.interfaces.server.middleware import Gate
+from quire.interfaces.server.observing import health, metrics, observe
+from quire.interfaces.server.observing.request_traces import RequestTraces
+from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.request_traces import RequestTraces
 from quire.interfaces.server.services import Services, ServiceSettings
 from quire.interfaces.server.sessions import endpoints as sessions
 from quire.interfaces.server.sessions import turns
 from quire.interfaces.server.state import ServerState, StorageSettings
+from quire.interfaces.server.transport.doors import doors_of
+from quire.interfaces.server.wire.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.observability.tracing import NoTracing, Tracing
 from quire.version import __version__
 
@@ -68,7 +56,7 @@ _FAMILIES = (
     turns,
 )
 # Of whoever runs the server; their routers ask `admins_only`.
-_ADMIN_FAMILIES = (admin, admin_pinned_prefixes, admin_memory)
+_ADMIN_FAMILIES = (admin, pinned_prefixes, memory)
 
 
 def create_app(

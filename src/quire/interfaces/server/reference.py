@@ -11,20 +11,20 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quire.interfaces.server.admin_pinned_prefixes import PinPrefixRequest
+from quire.interfaces.server.administration.pinned_prefixes import PinPrefixRequest
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
 from quire.interfaces.server.batches.requests import BatchRequest
-from quire.interfaces.server.beam_search import NOT_WITH_BEAMS
-from quire.interfaces.server.chat import RULES as CHAT_RULES
-from quire.interfaces.server.completions import RULES as COMPLETION_RULES
-from quire.interfaces.server.embeddings import RULES as EMBEDDING_RULES
-from quire.interfaces.server.embeddings import EmbeddingRequest
-from quire.interfaces.server.field_rules import FieldRules
+from quire.interfaces.server.openai.beam_search import NOT_WITH_BEAMS
+from quire.interfaces.server.openai.chat import RULES as CHAT_RULES
+from quire.interfaces.server.openai.completions import RULES as COMPLETION_RULES
+from quire.interfaces.server.openai.embeddings import RULES as EMBEDDING_RULES
+from quire.interfaces.server.openai.embeddings import EmbeddingRequest
+from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.openai_responses.fields import ResponsesRequest
-from quire.interfaces.server.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
 from quire.interfaces.server.sessions.requests import REFUSED_BY_TURNS, RewindRequest, SessionRequest
+from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.observability.instruments import Counter, Gauge, Histogram
 from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
 

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.option import checked
 from quire.errors import EngineDeadError
-from quire.interfaces.server.doors import doors_of
-from quire.interfaces.server.listener import listen, url_of
+from quire.interfaces.server.life.welcome import welcome
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.welcome import welcome
+from quire.interfaces.server.transport.doors import doors_of
+from quire.interfaces.server.transport.listener import listen, url_of
 from quire.observability.logging import configure_logging, flush_log
 from quire.observability.phases import PhaseTimer
 
 if TYPE_CHECKING:
     from quire.interfaces.async_llm import AsyncLLM
-    from quire.interfaces.server.http import HttpServer
-    from quire.interfaces.server.supervisor import Supervisor
+    from quire.interfaces.server.life.supervisor import Supervisor
+    from quire.interfaces.server.transport.http import HttpServer
 
 logger = logging.getLogger("quire.server")
 
@@ -193,15 +193,15 @@ class _Server:
 
 
 def _make_http(options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None) -> HttpServer:
-    from quire.interfaces.server.http import HttpServer
+    from quire.interfaces.server.transport.http import HttpServer
 
     return HttpServer(options, listener, admin_listener)
 
 
 def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions) -> Supervisor:
-    from quire.interfaces.server.crash_reports import CrashReports, folder_of
-    from quire.interfaces.server.restart_policy import RestartPolicy
-    from quire.interfaces.server.supervisor import Supervisor
+    from quire.interfaces.server.life.crash_reports import CrashReports, folder_of
+    from quire.interfaces.server.life.restart_policy import RestartPolicy
+    from quire.interfaces.server.life.supervisor import Supervisor
 
     timeout = options.stall_timeout
     if timeout is None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute
 
-from quire.interfaces.server.data_folder import files_beside
-from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.storage.data_folder import files_beside
+from quire.interfaces.server.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from quire.interfaces.server.batches.service import Batches

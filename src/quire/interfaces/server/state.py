@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
+from quire.interfaces.server.access.in_flight import InFlight
+from quire.interfaces.server.access.tenants import Tenants
+from quire.interfaces.server.access.visit import Visit, current_visit
+from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import CLOSE, RETRY_SOON, ApiError, unavailable
-from quire.interfaces.server.in_flight import InFlight
-from quire.interfaces.server.observed import Observed
+from quire.interfaces.server.observing.observed import Observed
+from quire.interfaces.server.openai.sampling import generation_defaults
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.sampling import generation_defaults
-from quire.interfaces.server.tenants import Tenants
-from quire.interfaces.server.visit import Visit, current_visit
-from quire.interfaces.server.waiting_room import WaitingRoom
+from quire.interfaces.server.wire.errors import CLOSE, RETRY_SOON, ApiError, unavailable
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
 
 if TYPE_CHECKING:
     from quire.interfaces.server.services import Services
-    from quire.interfaces.server.storage import Storage
+    from quire.interfaces.server.storage.storage import Storage
 
 
 class Readiness(enum.Enum):
@@ -59,7 +59,7 @@ class _LazyStorage:
 
     def opened(self) -> Storage:
         if self._storage is None:
-            from quire.interfaces.server.storage import Storage
+            from quire.interfaces.server.storage.storage import Storage
 
             url, max_bytes = self._settings.url, self._settings.max_bytes
             max_age = self._settings.max_age_days * 86_400

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-# No tool can have another name (interfaces/server/chat_tools.py refuses it).
+# No tool can have another name (interfaces/server/openai/chat_tools.py refuses it).
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 # White space that is held back; of a longer run the beginning is text like any other.
 _MAX_HELD_SPACE = 256

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from quire.interfaces.server.dialect import AnswerStep, ChatRun
-from quire.interfaces.server.responses import Usage
+from quire.interfaces.server.openai.dialect import AnswerStep, ChatRun
+from quire.interfaces.server.openai.responses import Usage
 from quire.renderer.output_parsing.answer import CallStart, Content, Piece, Reasoning
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.interfaces.server.dialect import text_in
-from quire.interfaces.server.errors import invalid
+from quire.interfaces.server.openai.dialect import text_in
+from quire.interfaces.server.wire.errors import invalid
 
 Block = dict[str, Any]
 MAX_MESSAGES = 4096

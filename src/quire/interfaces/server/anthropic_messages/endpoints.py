@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire.errors import ContextLengthError
+from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.anthropic_messages.answer import PING, MessageInTheMaking
 from quire.interfaces.server.anthropic_messages.failures import failure_body
 from quire.interfaces.server.anthropic_messages.fields import (
@@ -22,15 +23,14 @@ from quire.interfaces.server.anthropic_messages.fields import (
     hides_thinking,
 )
 from quire.interfaces.server.anthropic_messages.objects import FailureAnswer, MessageEvent, MessageObject, TokenCount
-from quire.interfaces.server.api_description import described
-from quire.interfaces.server.dialect import ChatRun, in_words_of
-from quire.interfaces.server.errors import ApiError
-from quire.interfaces.server.event_stream import EventStream, StreamDialect
-from quire.interfaces.server.in_flight import until_disconnect
-from quire.interfaces.server.json_answer import json_answer
-from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.requests import ChatRequest
+from quire.interfaces.server.openai.dialect import ChatRun, in_words_of
+from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import ApiError
+from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
 

@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from quire.interfaces.server.anthropic_messages.blocks import messages_of
-from quire.interfaces.server.dialect import DialectFields
-from quire.interfaces.server.errors import invalid
-from quire.interfaces.server.field_rules import IGNORED, FieldRules, Refused
-from quire.interfaces.server.requests import ChatRequest
+from quire.interfaces.server.openai.dialect import DialectFields
+from quire.interfaces.server.openai.requests import ChatRequest
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.field_rules import IGNORED, FieldRules, Refused
 
 _MIN_BUDGET = 1024
 

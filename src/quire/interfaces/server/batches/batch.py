@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from quire.interfaces.server.batches.input_lines import LineError
-from quire.interfaces.server.responses import only
+from quire.interfaces.server.openai.responses import only
 
 
 class Status(enum.StrEnum):

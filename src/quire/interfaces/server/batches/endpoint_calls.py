@@ -17,10 +17,10 @@ from fastapi import Request, Response
 from starlette.datastructures import State
 from starlette.routing import BaseRoute, Route
 
+from quire.interfaces.server.access.visit import visiting
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import ENGINE_RESTARTED, api_error_of, invalid
 from quire.interfaces.server.state import ServerState
-from quire.interfaces.server.visit import visiting
+from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of, invalid
 
 # Greater numbers give way; a client's own is 0 unless it says otherwise.
 BACKGROUND_PRIORITY = 1000

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 
-from quire.interfaces.server.api_description import described
 from quire.interfaces.server.batches.batch import Batch, BatchList
 from quire.interfaces.server.batches.requests import RULES, BatchRequest
-from quire.interfaces.server.json_answer import json_answer
-from quire.interfaces.server.paging import After, Page, ends_of, limited
-from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import state_of, tenant_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.paging import After, Page, ends_of, limited
+from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
 _PATH = "/v1/batches"

@@ -19,8 +19,8 @@ from quire.interfaces.server.batches.input_lines import InputLine, LineError, ch
 from quire.interfaces.server.batches.line_run import LineRunner
 from quire.interfaces.server.batches.records import BatchRecords
 from quire.interfaces.server.batches.results import ResultLine, Results, answered, not_run
-from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.files.files import Files
+from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.steps import outlast
 
 logger = logging.getLogger("quire.server")

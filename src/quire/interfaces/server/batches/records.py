@@ -6,8 +6,8 @@ import msgspec
 import sqlalchemy as sa
 
 from quire.interfaces.server.batches.batch import Batch, BatchRecord
-from quire.interfaces.server.paging import Page, page_of
-from quire.interfaces.server.storage import Storage, mine, owned_table
+from quire.interfaces.server.storage.storage import Storage, mine, owned_table
+from quire.interfaces.server.wire.paging import Page, page_of
 
 BATCHES = owned_table(
     "batches",

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from quire.interfaces.server.errors import invalid
-from quire.interfaces.server.field_rules import FieldRules
 from quire.interfaces.server.files.lifetime import checked_lifetime
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.field_rules import FieldRules
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
 _SECONDS = {"m": 60, "h": 3_600, "d": 86_400}

@@ -11,11 +11,11 @@ from pathlib import Path
 from quire.interfaces.server.batches.batch import Batch, BatchRecord, Status, new_batch_id
 from quire.interfaces.server.batches.job import BatchJob, Workshop
 from quire.interfaces.server.batches.requests import BatchRequest
-from quire.interfaces.server.errors import ApiError, unavailable
 from quire.interfaces.server.files.disk import new_file_id, storing
 from quire.interfaces.server.files.files import PURPOSES
-from quire.interfaces.server.paging import Page
 from quire.interfaces.server.services import marker_of
+from quire.interfaces.server.wire.errors import ApiError, unavailable
+from quire.interfaces.server.wire.paging import Page
 
 _MAX_OPEN = 100
 _STOP_SECONDS = 2.0

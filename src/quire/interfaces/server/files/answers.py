@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from quire.interfaces.server.responses import only
+from quire.interfaces.server.openai.responses import only
 
 
 class FileObject(msgspec.Struct, kw_only=True):

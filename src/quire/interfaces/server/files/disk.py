@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quire.interfaces.server.errors import RETRY_SOON, ApiError
+from quire.interfaces.server.wire.errors import RETRY_SOON, ApiError
 
 logger = logging.getLogger("quire.server")
 

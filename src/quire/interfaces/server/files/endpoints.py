@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from quire.interfaces.server.api_description import described
 from quire.interfaces.server.files.answers import FileDeleted, FileList, FileObject
-from quire.interfaces.server.json_answer import json_answer
-from quire.interfaces.server.paging import After, Page, Sorted, ends_of, limited
 from quire.interfaces.server.state import state_of, tenant_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited
 
 router = APIRouter()
 _PATH = "/v1/files"

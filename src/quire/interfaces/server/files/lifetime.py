@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.interfaces.server.errors import invalid
+from quire.interfaces.server.wire.errors import invalid
 
 _LEAST_SECONDS, _MOST_SECONDS = 3_600, 2_592_000
 

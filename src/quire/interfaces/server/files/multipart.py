@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from quire.interfaces.server.errors import ApiError, invalid
+from quire.interfaces.server.wire.errors import ApiError, invalid
 
 # RFC 2046: at most 70 characters, of which the last is no space
 _BOUNDARY = re.compile(r"""[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]""")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from quire.interfaces.server.files.answers import FileObject
-from quire.interfaces.server.paging import Page, page_of
-from quire.interfaces.server.storage import Storage, mine, owned_table
+from quire.interfaces.server.storage.storage import Storage, mine, owned_table
+from quire.interfaces.server.wire.paging import Page, page_of
 
 FILES = owned_table(
     "files",

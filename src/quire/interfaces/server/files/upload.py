@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from quire.interfaces.server.errors import ApiError, ClientGoneError, invalid
 from quire.interfaces.server.files.disk import FileFolder, NewFile
 from quire.interfaces.server.files.multipart import Part, boundary_of, read_parts
-from quire.interfaces.server.request_body import check_encoding
+from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, invalid
+from quire.interfaces.server.wire.request_body import check_encoding
 from quire.interfaces.steps import outlast
 
 # bytes go to the disk in blocks of this size, each in a thread

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from quire.interfaces.server.chunks import obfuscation
-from quire.interfaces.server.dialect import AnswerStep, ChatRun
-from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.openai.chunks import obfuscation
+from quire.interfaces.server.openai.dialect import AnswerStep, ChatRun
+from quire.interfaces.server.openai.responses import TokenLogprob, Usage
 from quire.interfaces.server.openai_responses.items import Item, item_id
-from quire.interfaces.server.responses import TokenLogprob, Usage
+from quire.interfaces.server.wire.errors import ApiError
 from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Piece, Reasoning
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from quire.interfaces.server.errors import ApiError, api_error_of, invalid, unavailable
-from quire.interfaces.server.in_flight import Ticket
+from quire.interfaces.server.access.in_flight import Ticket
 from quire.interfaces.server.openai_responses.making import Making, stored_responses
 from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.wire.errors import ApiError, api_error_of, invalid, unavailable
 
 logger = logging.getLogger("quire.server")
 

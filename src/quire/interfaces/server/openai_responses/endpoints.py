@@ -6,11 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from quire.interfaces.server.api_description import described
-from quire.interfaces.server.errors import invalid
-from quire.interfaces.server.event_stream import EventStream, StreamDialect
-from quire.interfaces.server.in_flight import until_disconnect
-from quire.interfaces.server.json_answer import json_answer
+from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.openai_responses.fields import RULES, ResponsesRequest
 from quire.interfaces.server.openai_responses.items import Item
 from quire.interfaces.server.openai_responses.making import Making, stored_responses
@@ -21,8 +17,12 @@ from quire.interfaces.server.openai_responses.objects import (
     ResponseEvent,
     ResponseObject,
 )
-from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import state_of, tenant_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
 _EVENTS = "events `event: TYPE` and `data: JSON`, the last one is response.completed, .incomplete or .failed"

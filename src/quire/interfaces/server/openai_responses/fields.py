@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from quire.interfaces.server.dialect import DialectFields
-from quire.interfaces.server.errors import invalid
-from quire.interfaces.server.field_rules import IGNORED, FieldRules, Refused
-from quire.interfaces.server.requests import ChatRequest, StreamOptions
+from quire.interfaces.server.openai.dialect import DialectFields
+from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.field_rules import IGNORED, FieldRules, Refused
 
 # OpenAI's bounds
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from quire.errors import ContextLengthError
-from quire.interfaces.server.dialect import ChatRun, in_words_of
-from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.openai.dialect import ChatRun, in_words_of
 from quire.interfaces.server.openai_responses.answer import ResponseInTheMaking
 from quire.interfaces.server.openai_responses.fields import NAMES, ResponsesRequest, chat_of, check
 from quire.interfaces.server.openai_responses.items import Item, item_id, items_of, messages_of, turns_of
 from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.wire.errors import ApiError
 
 
 @dataclass(slots=True)

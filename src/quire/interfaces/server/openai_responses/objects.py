@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.interfaces.server.responses import CachedTokens, TokenLogprob
+from quire.interfaces.server.openai.responses import CachedTokens, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from quire.interfaces.server.errors import ApiError, invalid
 from quire.interfaces.server.openai_responses.items import MAX_ITEMS, Item
 from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST, UNFINISHED
-from quire.interfaces.server.storage import Storage, mine, owned_table
+from quire.interfaces.server.storage.storage import Storage, mine, owned_table
+from quire.interfaces.server.wire.errors import ApiError, invalid
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 RESPONSES = owned_table(

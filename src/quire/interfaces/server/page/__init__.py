@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from quire.interfaces.server.errors import ApiError
+from quire.interfaces.server.wire.errors import ApiError
 
 router = APIRouter()
 _FOLDER = Path(__file__).parent

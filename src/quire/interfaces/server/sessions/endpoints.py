@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from quire.interfaces.server.api_description import described
-from quire.interfaces.server.json_answer import json_answer
-from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.sessions.answers import SessionDeleted, SessionList, SessionObject, TurnObject
 from quire.interfaces.server.sessions.kept_session import KeptSession
 from quire.interfaces.server.sessions.requests import OPEN_RULES, REWIND_RULES, RewindRequest, SessionRequest
 from quire.interfaces.server.state import ServerState, state_of, tenant_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
 PATH = "/v1/sessions"

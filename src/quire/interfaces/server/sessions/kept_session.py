@@ -16,8 +16,8 @@ from typing import Any, cast
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import ApiError, invalid
-from quire.interfaces.server.generation import Choice
+from quire.interfaces.server.openai.generation import Choice
+from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.sampling_params import SamplingParams
 
 

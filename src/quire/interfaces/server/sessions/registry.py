@@ -10,10 +10,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from quire.interfaces.server.access.visit import current_visit
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.errors import ApiError
 from quire.interfaces.server.sessions.kept_session import KeptSession
-from quire.interfaces.server.visit import current_visit
+from quire.interfaces.server.wire.errors import ApiError
 
 # Of sessions that have ended it is remembered why, of so many.
 _MAX_REMEMBERED = 10_000

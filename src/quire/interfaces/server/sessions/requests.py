@@ -7,14 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quire.interfaces.server.field_rules import (
+from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
+from quire.interfaces.server.wire.field_rules import (
     REFUSED_BY_BOTH,
     REFUSED_BY_CHAT,
     REFUSED_BY_COMPLETIONS,
     FieldRules,
     Refused,
 )
-from quire.interfaces.server.requests import ChatRequest, CompletionRequest
 
 
 class SessionRequest(msgspec.Struct, kw_only=True):

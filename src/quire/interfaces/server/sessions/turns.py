@@ -12,27 +12,27 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from quire.interfaces.server.api_description import described
-from quire.interfaces.server.chat import Chat, prepare_chat
-from quire.interfaces.server.chat_answers import message_of
-from quire.interfaces.server.chunks import ChatChunk, CompletionChunk
-from quire.interfaces.server.continuations import Continuations
-from quire.interfaces.server.errors import invalid
-from quire.interfaces.server.event_stream import EventStream
-from quire.interfaces.server.generation import Choice, Work
-from quire.interfaces.server.in_flight import until_disconnect
-from quire.interfaces.server.json_answer import json_answer
-from quire.interfaces.server.rendering import render
-from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.requests import ChatRequest, CompletionRequest
-from quire.interfaces.server.responses import ChatCompletion, ChatMessage, Completion
-from quire.interfaces.server.sampling import check_length, check_stream_options, completion_params
+from quire.interfaces.server.access.in_flight import until_disconnect
+from quire.interfaces.server.openai.chat import Chat, prepare_chat
+from quire.interfaces.server.openai.chat_answers import message_of
+from quire.interfaces.server.openai.chunks import ChatChunk, CompletionChunk
+from quire.interfaces.server.openai.continuations import Continuations
+from quire.interfaces.server.openai.generation import Choice, Work
+from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
+from quire.interfaces.server.openai.responses import ChatCompletion, ChatMessage, Completion
+from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
+from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.sessions.endpoints import PATH
 from quire.interfaces.server.sessions.kept_session import KeptSession, Kind, TurnEngine
 from quire.interfaces.server.sessions.requests import CHAT_RULES, TEXT_RULES
 from quire.interfaces.server.state import ServerState, state_of, tenant_of
-from quire.interfaces.server.structured_outputs import form_names
-from quire.interfaces.server.token_ids import check_token_ids
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.event_stream import EventStream
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.request_body import read_request
+from quire.interfaces.server.wire.token_ids import check_token_ids
 
 router = APIRouter()
 

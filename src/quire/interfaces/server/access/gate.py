@@ -1,0 +1,165 @@
+"""What stands around every endpoint: the request's id, limits, who it comes from, readiness, and the last catch for
+exceptions.
+
+Plain ASGI, because it stands in the path of every streamed event. Decisions are taken on `scope["path"]`, the path that
+routing uses too; a path that is rebuilt from the Host header can be forged.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from quire.interfaces.server.access.access import Access
+from quire.interfaces.server.access.in_flight import Receive
+from quire.interfaces.server.access.visit import Visit, visiting
+from quire.interfaces.server.anthropic_messages.failures import is_anthropic
+from quire.interfaces.server.observing.health import PUBLIC_PATHS
+from quire.interfaces.server.page import PATHS as PAGE_PATHS
+from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.wire.errors import ApiError, api_error_of, forbidden
+
+logger = logging.getLogger("quire.server.access")
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 * 1024
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# Answered without a key. The page holds no data: it asks for the key itself.
+_OPEN = PUBLIC_PATHS | PAGE_PATHS
+# Answered while the model loads, too.
+_ALWAYS = _OPEN | {"/metrics", "/openapi.json"}
+
+
+class Gate:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: App, state: ServerState, access: Access, allowed_origins: Sequence[str] = ()) -> None:
+        self._app = app
+        self._state = state
+        self._access = access
+        self._allowed_origins = frozenset(allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self._app(scope, receive, send)
+        request_id = _request_id(scope["headers"])
+        is_socket = scope["type"] == "websocket"
+        response = _SocketResponse(send, request_id) if is_socket else _Response(send, request_id)
+        if is_anthropic(scope["path"]):
+            # where its clients look
+            response.headers.append((b"request-id", request_id))
+        began = time.monotonic()
+        try:
+            with visiting(self._checked(scope, request_id.decode())):
+                await self._app(scope, receive, response.send)
+        except Exception as error:
+            # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
+            await response.end_with(api_error_of(error), scope, receive)
+        finally:
+            self._account(scope, response, request_id, time.monotonic() - began)
+
+    def _checked(self, scope: Scope, request_id: str) -> Visit:
+        """Raises what the request is refused with at the door."""
+        headers = scope["headers"]
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            raise headers_too_large()
+        if scope["type"] == "websocket":
+            self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
+        elif scope["method"] == "POST":
+            self._check_form(headers)
+        visitor = self._access.visitor(headers, is_public=scope["path"] in _OPEN)
+        if scope["path"] not in _ALWAYS:
+            self._state.check_ready()
+        return Visit(visitor.tenant, self._state.tenants, self._state.room, visitor.is_admin, request_id)
+
+    def _check_form(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Any page may send a form, or nothing at all, to any host; only before JSON a browser asks."""
+        if any(name == b"content-type" and value.lower().startswith(b"application/json") for name, value in headers):
+            return
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        self._check_origin([one.decode("latin-1") for one in origins if one.partition(b"://")[2] not in hosts])
+
+    def _check_origin(self, origins: list[str]) -> None:
+        """Browsers let any page open a WebSocket to any host, and ask nobody before."""
+        if "*" not in self._allowed_origins and not self._allowed_origins.issuperset(origins):
+            raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
+
+    def _account(self, scope: Scope, response: _Response, request_id: bytes, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        status = 499 if scope.get("client_gone") else response.status or 499
+        self._state.metrics.http_responses.add(1, route, str(status))
+        level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
+        method = scope.get("method", "WS")
+        logger.log(level, "%s %s %d %.3f s %s", method, route, status, seconds, request_id.decode())
+
+
+class _Response:
+    """Adds the request's id to the head, and remembers the status."""
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send = send
+        self.headers = [(b"x-request-id", request_id)]
+        self.status = 0
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], *self.headers]
+        await self._send(message)
+
+    async def end_with(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        """If nothing was sent yet."""
+        if not self.status:
+            await error.response(scope["path"])(scope, receive, self.send)
+
+
+class _SocketResponse(_Response):
+    """The same for a WebSocket: it is accepted with 101, or refused as a request is."""
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "websocket.accept":
+            self.status = 101
+            message["headers"] = [*message.get("headers", []), *self.headers]
+        elif message["type"] == "websocket.close" and not self.status:
+            # the router's word for a path that it does not know
+            await self._refuse(ApiError(404, "No WebSocket is served on this path."))
+            return
+        await self._send(message)
+
+    async def end_with(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        if self.status:
+            await self._send({"type": "websocket.close", "code": 1011})
+        else:
+            await self._refuse(error)
+
+    async def _refuse(self, error: ApiError) -> None:
+        answer = error.response()
+        self.status = answer.status_code
+        headers = [*answer.raw_headers, *self.headers]
+        await self._send({"type": "websocket.http.response.start", "status": self.status, "headers": headers})
+        await self._send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
+
+
+def headers_too_large() -> ApiError:
+    return ApiError(431, f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES // 1024} KiB of them.")
+
+
+def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The client's own, if it can stand in a log line; it names nothing inside the engine."""
+    for name, value in headers:
+        if name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
+            return value
+    return new_request_id()
+
+
+def new_request_id() -> bytes:
+    return b"req_" + secrets.token_hex(12).encode()

@@ -1,0 +1,115 @@
+"""Requests that are being answered, how one is ended from outside, and what ended those that did not end themselves.
+
+A request is ended for a cause: its client went away, the server stops, the engine died. The cause is raised inside the
+request's own task, so that every `finally` on the way runs and the engine is told to abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from quire.errors import EngineDeadError
+from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.wire.errors import ClientGoneError
+
+Receive = Callable[[], Awaitable[Any]]
+_T = TypeVar("_T")
+
+
+class Ticket:
+    """One request that is being answered. `request_id`: that of its answer's header x-request-id."""
+
+    def __init__(self, task: asyncio.Task[Any], request_id: str = "") -> None:
+        self.request_id = request_id
+        self._task = task
+        self.cause: Exception | None = None
+        self.kind = ""
+
+    def interrupt(self, cause: Exception, kind: str = "shutdown") -> None:
+        """Raises `cause` in the request's task; the first cause counts. `kind`: what the metrics call it."""
+        if self.cause is None:
+            self.cause = cause
+            self.kind = cause.kind if isinstance(cause, ClientGoneError) else kind
+            self._task.cancel()
+
+
+_TICKET: ContextVar[Ticket | None] = ContextVar("ticket", default=None)
+
+
+def current_ticket() -> Ticket | None:
+    """Of the request that is being answered in this context."""
+    return _TICKET.get()
+
+
+class InFlight:
+    """All tickets of a server."""
+
+    def __init__(self, on_abort: Callable[[str], None] = lambda kind: None) -> None:
+        """`on_abort` hears of each request that ended before its end, and of what kind its end was."""
+        self._on_abort = on_abort
+        self._tickets: dict[int, Ticket] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    @contextmanager
+    def enter(self) -> Iterator[Ticket]:
+        """Registers the running task; an interrupt inside the body leaves it as its cause."""
+        task = asyncio.current_task()
+        assert task is not None
+        ticket = Ticket(task, current_visit().request_id)
+        self._tickets[id(ticket)] = ticket
+        self._empty.clear()
+        token = _TICKET.set(ticket)
+        try:
+            yield ticket
+        except asyncio.CancelledError:
+            if ticket.cause is None:
+                raise
+            task.uncancel()
+            self._on_abort(ticket.kind)
+            raise ticket.cause from None
+        except EngineDeadError:
+            self._on_abort("engine_restarted")
+            raise
+        finally:
+            _TICKET.reset(token)
+            del self._tickets[id(ticket)]
+            if not self._tickets:
+                self._empty.set()
+
+    def interrupt_all(self, cause: Exception) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.interrupt(cause)
+
+    def interrupt(self, request_id: str, cause: Exception, kind: str) -> int:
+        """Ends all requests of this id; says how many there were."""
+        found = [ticket for ticket in self._tickets.values() if ticket.request_id == request_id]
+        for ticket in found:
+            ticket.interrupt(cause, kind)
+        return len(found)
+
+    async def wait_empty(self) -> None:
+        await self._empty.wait()
+
+
+async def until_disconnect(in_flight: InFlight, receive: Receive, answer: Awaitable[_T]) -> _T:
+    """Awaits `answer`; raises ClientGoneError as soon as the client closes its connection."""
+
+    async def watch(ticket: Ticket) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ticket.interrupt(ClientGoneError())
+
+    with in_flight.enter() as ticket:
+        watcher = asyncio.ensure_future(watch(ticket))
+        try:
+            return await answer
+        finally:
+            watcher.cancel()

@@ -1,0 +1,52 @@
+"""How long a request may wait, and how long it may take: clocks that end it from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quire.interfaces.server.access.in_flight import Ticket, current_ticket
+from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.access.waiting_room import Stay, WaitingRoom
+from quire.interfaces.server.wire.errors import ApiError
+
+
+@contextmanager
+def within_time(room: WaitingRoom, stay: Stay, *, is_arriving: bool = False) -> Iterator[None]:
+    """Ends the running request if it has not begun in time, or is not over in time.
+
+    `is_arriving`: its prompt is on the way, so only the time of the whole counts.
+    """
+    ticket = current_ticket()
+    if ticket is None or current_visit().is_patient:
+        # of work in the background, which has a time of its own
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    too_long = _took_too_long(room.request_seconds)
+    timers = [loop.call_later(room.request_seconds, ticket.interrupt, too_long, "request_time")]
+    if not is_arriving:
+        timers.append(loop.call_later(room.queue_seconds, _end_waiting, room, stay, ticket))
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _end_waiting(room: WaitingRoom, stay: Stay, ticket: Ticket) -> None:
+    if not stay.has_begun:
+        ticket.interrupt(room.waited_too_long(stay), "queue_time")
+
+
+def _took_too_long(seconds: float) -> ApiError:
+    # official clients send what ended with 5xx once more by themselves, unless they are told not to
+    return ApiError(
+        504,
+        f"The request ran for {seconds:g} s and was ended: that is the longest here (max_request_seconds). Ask for "
+        "fewer tokens or fewer answers at once, or raise the limit.",
+        type="server_error",
+        code="request_timeout",
+        headers={"x-should-retry": "false"},
+    )

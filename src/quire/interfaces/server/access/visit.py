@@ -1,0 +1,59 @@
+"""Who the running request comes from. Set by the gate before any endpoint runs, so no endpoint can forget it.
+
+It is found in the context of the running task, and of tasks that were started from there. Work that no HTTP request
+stands behind (a batch in the background) is done in `visiting(visit)`, with the visit of the request that asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from quire.interfaces.server.access.tenants import NOBODY, Tenant, Tenants
+from quire.interfaces.server.access.waiting_room import WaitingRoom
+from quire.messages import Tenancy
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A tenant at a server."""
+
+    tenant: Tenant = NOBODY
+    tenants: Tenants = field(default_factory=Tenants)
+    room: WaitingRoom = field(default_factory=WaitingRoom)
+    # may use the endpoints of whoever runs the server
+    is_admin: bool = False
+    request_id: str = ""
+    # nobody waits for the answer: clocks that end requests do not run
+    is_patient: bool = False
+
+    @property
+    def tenancy(self) -> Tenancy | None:
+        """What the engine is told of the tenant."""
+        return self.tenants.tenancy(self.tenant)
+
+    def check_priority(self, priority: int) -> None:
+        self.tenants.check_priority(self.tenant, priority)
+
+    def check_room(self, num_requests: int, num_tokens: int = 0) -> None:
+        """Raises 429 if so many sequences would find no place now; for endpoints, before they render."""
+        self.room.check(self.tenant, num_requests, num_tokens)
+
+
+_VISIT: ContextVar[Visit] = ContextVar("visit")
+
+
+def current_visit() -> Visit:
+    """Of the running request; outside of any, that of a server without tenants whose queue is empty."""
+    return _VISIT.get(None) or Visit()
+
+
+@contextmanager
+def visiting(visit: Visit) -> Iterator[None]:
+    token = _VISIT.set(visit)
+    try:
+        yield
+    finally:
+        _VISIT.reset(token)

@@ -1,0 +1,303 @@
+"""The waiting room: requests that were accepted and have not begun. It has so many places and no more.
+
+Whoever finds no place is told so at once, and when to come again; nothing is kept of it. Counted are sequences (n of
+them for each prompt) and the tokens of prompts; an HTTP request gets places for all that it asks for, or none:
+
+    accepted + rejected = offered          exactly, because a decision is one uninterrupted step
+
+Owns the counts of each tenant. Knows no engine: endpoints say when a prompt begins and when all is over. A part of the
+room is kept for each tenant (shared_bound.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from quire.errors import RequestError
+from quire.interfaces.server.access.shared_bound import SharedBound
+from quire.interfaces.server.access.tenants import NOBODY, Tenant
+from quire.interfaces.server.access.throughput import Throughput
+from quire.interfaces.server.access.token_bucket import TokenBucket
+from quire.interfaces.server.wire.errors import ApiError, rate_limited
+from quire.observability.instruments import Counter
+
+# sequences and prompt tokens of one prompt
+Size = tuple[int, int]
+_ADVICE = "It was not started. Send it again after the time in Retry-After."
+
+
+@dataclass(slots=True)
+class Use:
+    """What a tenant uses now, and has used."""
+
+    bucket: TokenBucket | None
+    num_in_flight: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    ends: Throughput = field(default_factory=Throughput)
+
+
+@dataclass(slots=True, kw_only=True)
+class TenantReport:
+    """The same for the administrator."""
+
+    name: str
+    weight: float
+    num_requests: int
+    num_queued_requests: int
+    num_queued_tokens: int
+    num_accepted: int
+    num_rejected: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    # None: no limit
+    tokens_left: int | None
+
+
+class Stay:
+    """One accepted request, until `close`. Its prompts begin one by one."""
+
+    def __init__(self, room: WaitingRoom, number: int, tenant: Tenant, sizes: Sequence[Size]) -> None:
+        self.number = number
+        self.tenant = tenant
+        self.has_begun = False
+        self._room = room
+        # prompts that wait
+        self._waiting = dict(enumerate(sizes))
+        self._num_sequences = sum(count for count, _ in sizes)
+        self._is_over = False
+
+    def begin(self, number: int) -> None:
+        """The prompt of this number is being computed. Only the first call counts."""
+        size = self._waiting.pop(number, None)
+        if size is not None:
+            self.has_begun = True
+            self._room.leave(self, size, has_begun=True)
+
+    def add_tokens(self, *, num_prompt: int = 0, num_generated: int = 0, num_cached: int = 0) -> None:
+        """For the tenant's account."""
+        self._room.account(self.tenant, num_prompt, num_generated, num_cached)
+
+    def close(self) -> None:
+        """All is over, or nothing will come of it. May be called again."""
+        if self._is_over:
+            return
+        self._is_over = True
+        for size in self._waiting.values():
+            self._room.leave(self, size, has_begun=False)
+        self._waiting.clear()
+        self._room.end(self, self._num_sequences)
+
+    def __del__(self) -> None:
+        # of an answer that nobody began to read
+        self.close()
+
+
+class WaitingRoom:
+    """Bounded in sequences and in prompt tokens. `clock` is monotonic."""
+
+    def __init__(
+        self,
+        tenants: Iterable[Tenant] = (),
+        *,
+        max_requests: int = 1024,
+        max_tokens: int | None = None,
+        queue_seconds: float = 60.0,
+        request_seconds: float = 600.0,
+        rejections: Counter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue_seconds = queue_seconds
+        self.request_seconds = request_seconds
+        self._tenants = {tenant.name: tenant for tenant in tenants}
+        self._weights = {name: tenant.quota.weight for name, tenant in self._tenants.items()}
+        self._requests = SharedBound(max_requests, self._weights)
+        self._has_fixed_tokens = max_tokens is not None
+        self._tokens = SharedBound(2**62 if max_tokens is None else max_tokens, self._weights)
+        self._rejections = rejections or Counter("quire:rejected_total", "", ["why"])
+        self._clock = clock
+        self._uses: dict[str, Use] = {}
+        self._numbers = itertools.count()
+        # when those came that have not begun, by number; a stay that nobody holds any more must be able to end
+        self._since: dict[int, float] = {}
+        self._begun_requests = Throughput()
+        self._begun_tokens = Throughput()
+
+    # ------------------------------------------------------------------------------------------ what can be seen
+
+    @property
+    def max_requests(self) -> int:
+        return self._requests.most
+
+    @property
+    def max_tokens(self) -> int:
+        return self._tokens.most
+
+    @property
+    def num_requests(self) -> int:
+        """Sequences that wait."""
+        return self._requests.num_used
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompts that wait."""
+        return self._tokens.num_used
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the one that has waited longest has waited."""
+        first = next(iter(self._since.values()), None)
+        return 0.0 if first is None else self._clock() - first
+
+    def use_of(self, tenant: Tenant) -> Use:
+        if tenant.name not in self._uses:
+            limit = tenant.quota.tokens_per_minute
+            self._uses[tenant.name] = Use(None if limit is None else TokenBucket(limit, self._clock()))
+        return self._uses[tenant.name]
+
+    def report(self) -> list[TenantReport]:
+        """What each tenant uses."""
+        return [self._report_of(tenant) for tenant in self._tenants.values() or [NOBODY]]
+
+    def _report_of(self, tenant: Tenant) -> TenantReport:
+        use = self.use_of(tenant)
+        return TenantReport(
+            name=tenant.name,
+            weight=tenant.quota.weight,
+            num_requests=use.num_in_flight,
+            num_queued_requests=self._requests.used_by(tenant.name),
+            num_queued_tokens=self._tokens.used_by(tenant.name),
+            num_accepted=use.num_accepted,
+            num_rejected=use.num_rejected,
+            num_prompt_tokens=use.num_prompt_tokens,
+            num_cached_tokens=use.num_cached_tokens,
+            num_generated_tokens=use.num_generated_tokens,
+            tokens_left=None if use.bucket is None else math.floor(use.bucket.level(self._clock())),
+        )
+
+    # ------------------------------------------------------------------------------------------ coming and going
+
+    def set_capacity(self, num_kv_tokens: int) -> None:
+        """What the engine has room for: four times as much may wait, unless somebody said otherwise."""
+        if not self._has_fixed_tokens:
+            tokens = SharedBound(4 * num_kv_tokens, self._weights)
+            for name in self._uses:
+                if self._tokens.used_by(name):
+                    tokens.take(name, self._tokens.used_by(name))
+            self._tokens = tokens
+
+    def check(self, tenant: Tenant, num_requests: int, num_tokens: int = 0) -> None:
+        """Raises 429 if there is no room now: before anything is rendered, with what is known by then."""
+        use = self.use_of(tenant)
+        self._check_quota(tenant, use, num_requests)
+        self._check_room(tenant, num_requests, num_tokens)
+
+    def admit(self, tenant: Tenant, sizes: Sequence[Size], *, is_arriving: bool = False) -> Stay:
+        """Places for all prompts, or 429 and nothing has changed. `is_arriving`: it waits for its own client."""
+        num_requests, num_tokens = sum(count for count, _ in sizes), sum(count for _, count in sizes)
+        self.check(tenant, num_requests, num_tokens)
+        use = self.use_of(tenant)
+        use.num_accepted += 1
+        use.num_in_flight += num_requests
+        self._requests.take(tenant.name, num_requests)
+        self._tokens.take(tenant.name, num_tokens)
+        self.account(tenant, num_tokens, 0, 0)
+        stay = Stay(self, next(self._numbers), tenant, sizes)
+        if not is_arriving:
+            self._since[stay.number] = self._clock()
+        return stay
+
+    def leave(self, stay: Stay, size: Size, *, has_begun: bool) -> None:
+        """A prompt needs its place no more."""
+        num_requests, num_tokens = size
+        self._since.pop(stay.number, None)
+        self._requests.give_back(stay.tenant.name, num_requests)
+        self._tokens.give_back(stay.tenant.name, num_tokens)
+        if has_begun:
+            now = self._clock()
+            self._begun_requests.add(num_requests, now)
+            self._begun_tokens.add(num_tokens, now)
+
+    def end(self, stay: Stay, num_sequences: int) -> None:
+        self._since.pop(stay.number, None)
+        use = self.use_of(stay.tenant)
+        use.num_in_flight -= num_sequences
+        use.ends.add(num_sequences, self._clock())
+
+    def account(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
+        use = self.use_of(tenant)
+        use.num_prompt_tokens += num_prompt
+        use.num_generated_tokens += num_generated
+        use.num_cached_tokens += num_cached
+        if use.bucket is not None and num_prompt + num_generated:
+            use.bucket.take(num_prompt + num_generated, self._clock())
+
+    def waited_too_long(self, stay: Stay) -> ApiError:
+        """The end of one whose time in the queue is over."""
+        self._rejections.add(1, "queue_time")
+        text = (
+            f"The request waited for {self.queue_seconds:g} s and had not begun, which is as long as it may "
+            f"(max_queue_seconds). {_ADVICE}"
+        )
+        headers = {"retry-after": str(self._queue_seconds(self._begun_requests, self.num_requests))}
+        return ApiError(503, text, type="server_error", code="service_unavailable", headers=headers)
+
+    # ------------------------------------------------------------------------------------------ refusing
+
+    def _check_quota(self, tenant: Tenant, use: Use, num_requests: int) -> None:
+        quota, now = tenant.quota, self._clock()
+        if use.bucket is not None and use.bucket.level(now) <= 0:
+            text = f"This key has used its {quota.tokens_per_minute} tokens per minute (tokens_per_minute)."
+            self._refuse(tenant, "tenant_tokens", text, use.bucket.seconds_until(1, now))
+        if quota.max_requests is not None and use.num_in_flight + num_requests > quota.max_requests:
+            what = f"This key has {use.num_in_flight} requests in flight, at most {quota.max_requests} are allowed"
+            _check_possible(num_requests <= quota.max_requests, f"{num_requests} sequences", "max_requests")
+            too_many = use.num_in_flight + num_requests - quota.max_requests
+            rate = use.ends.rate(now)
+            self._refuse(tenant, "tenant_requests", f"{what} (max_requests).", too_many / rate if rate else 1.0)
+        queued = self._requests.used_by(tenant.name)
+        if quota.max_queued is not None and queued + num_requests > quota.max_queued:
+            _check_possible(num_requests <= quota.max_queued, f"{num_requests} sequences", "max_queued")
+            text = f"This key has {queued} requests in the queue, at most {quota.max_queued} are allowed (max_queued)."
+            self._refuse(tenant, "tenant_queued", text, self._queue_seconds(self._begun_requests, self.num_requests))
+
+    def _check_room(self, tenant: Tenant, num_requests: int, num_tokens: int) -> None:
+        for bound, amount, what, option, begun in (
+            (self._requests, num_requests, "requests", "max_num_queued_requests", self._begun_requests),
+            (self._tokens, num_tokens, "tokens", "max_num_queued_tokens", self._begun_tokens),
+        ):
+            if bound.has_room(tenant.name, amount):
+                continue
+            _check_possible(bound.can_ever_hold(tenant.name, amount), f"{amount} {what}", f"{option}={bound.most}")
+            text = f"The queue is full: {bound.num_used} {what} wait, {amount} more would be too many ({option})."
+            self._refuse(tenant, f"queued_{what}", text, self._queue_seconds(begun, bound.num_used))
+
+    def _queue_seconds(self, begun: Throughput, amount: float) -> int:
+        """Until what waits now has begun, at the present pace. Where nothing has begun yet, as long again."""
+        rate = begun.rate(self._clock())
+        seconds = amount / rate if rate else 2 * self.oldest_seconds
+        return max(1, min(math.ceil(seconds), math.ceil(self.queue_seconds)))
+
+    def _refuse(self, tenant: Tenant, why: str, text: str, seconds: float) -> NoReturn:
+        self.use_of(tenant).num_rejected += 1
+        self._rejections.add(1, why)
+        raise rate_limited(f"{text} {_ADVICE}", max(1, math.ceil(seconds)))
+
+
+def _check_possible(is_possible: bool, amount: str, option: str) -> None:
+    """What could never be accepted is a mistake of the request, and no matter of time."""
+    if not is_possible:
+        raise RequestError(
+            f"The request asks for {amount} at once (n for each prompt), more than may wait for one key on this server "
+            f"even when nobody else does ({option}). Send it in several parts.",
+            param="prompt",
+        )

@@ -1,0 +1,1 @@
+"""Endpoints of whoever runs the server."""

@@ -1,0 +1,118 @@
+"""/v1/admin/*: what whoever runs the server may do to it while it runs. Pinned prefixes have a file of their own."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import Meta
+
+from quire.interfaces.server.access.access import admins_only
+from quire.interfaces.server.access.waiting_room import TenantReport
+from quire.interfaces.server.openai.responses import only
+from quire.interfaces.server.state import state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.interfaces.server.wire.field_rules import FieldRules
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.request_body import read_request
+
+router = APIRouter(dependencies=[Depends(admins_only)])
+_LEVELS = ("debug", "info", "warning", "error")
+_ROOT = "quire"
+
+
+class CacheReset(msgspec.Struct, kw_only=True):
+    """The prefix cache is empty."""
+
+    object: Annotated[str, only("prefix_cache.reset")] = "prefix_cache.reset"
+    reset: bool = True
+
+
+class RequestAborted(msgspec.Struct, kw_only=True):
+    """Requests of this id were ended."""
+
+    object: Annotated[str, only("request.aborted")] = "request.aborted"
+    request_id: str
+    num_aborted: int
+
+
+class TenantList(msgspec.Struct, kw_only=True):
+    """All tenants."""
+
+    object: Annotated[str, only("list")] = "list"
+    data: list[TenantReport]
+
+
+class LogLevelRequest(msgspec.Struct, kw_only=True):
+    """PUT /v1/admin/log_level."""
+
+    level: Annotated[str, Meta(description="debug, info, warning or error")]
+
+
+class LogLevel(msgspec.Struct, kw_only=True):
+    """The least level that is logged."""
+
+    object: Annotated[str, only("log_level")] = "log_level"
+    level: str
+
+
+_LEVEL_RULES = FieldRules(LogLevelRequest, {})
+
+
+@router.post("/v1/admin/reset_prefix_cache", openapi_extra=described(answer=CacheReset))
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forgets what nobody holds: later prompts are computed anew. Pinned prefixes and running requests stay."""
+    await state_of(request).engine.control("reset_prefix_cache")
+    return json_answer(CacheReset())
+
+
+@router.post("/v1/admin/requests/{request_id}/abort", openapi_extra=described(answer=RequestAborted))
+async def abort_request(request: Request, request_id: str) -> Response:
+    """Ends the requests whose answers bear this x-request-id; their clients get an error."""
+    cause = ApiError(
+        503,
+        "The request was ended by the administrator of this server.",
+        type="server_error",
+        code="request_aborted",
+        headers={"x-should-retry": "false"},
+    )
+    num_aborted = state_of(request).in_flight.interrupt(request_id, cause, "administrator")
+    if not num_aborted:
+        raise ApiError(
+            404,
+            f"request_id={request_id[:128]!r}: no request of this id is in flight. It is the header x-request-id of "
+            "its answer, and stands in the access log.",
+            param="request_id",
+            code="request_not_found",
+        )
+    return json_answer(RequestAborted(request_id=request_id, num_aborted=num_aborted))
+
+
+@router.get("/v1/admin/tenants", openapi_extra=described(answer=TenantList))
+async def tenants(request: Request) -> Response:
+    """What each tenant uses now, and has used since the start."""
+    return json_answer(TenantList(data=state_of(request).room.report()))
+
+
+@router.get("/v1/admin/log_level", openapi_extra=described(answer=LogLevel))
+async def log_level(request: Request) -> Response:
+    """The least level that is logged."""
+    return json_answer(_shown_level())
+
+
+@router.put("/v1/admin/log_level", openapi_extra=described(request=LogLevelRequest, answer=LogLevel))
+async def set_log_level(request: Request) -> Response:
+    """Changes it until the server ends."""
+    body = await read_request(request, LogLevelRequest, _LEVEL_RULES, strict=True)
+    if body.level not in _LEVELS:
+        raise invalid(f"level: {body.level[:40]!r} must be one of {', '.join(_LEVELS)}.", "level")
+    logging.getLogger(_ROOT).setLevel(body.level.upper())
+    return json_answer(_shown_level())
+
+
+def _shown_level() -> LogLevel:
+    level = logging.getLogger(_ROOT).getEffectiveLevel()
+    return LogLevel(level=logging.getLevelName(level).lower())

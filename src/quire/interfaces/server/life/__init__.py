@@ -1,0 +1,1 @@
+"""The server's and its engine's life: start, watch, restart, end."""

@@ -1,0 +1,60 @@
+"""Is the process alive, and does it serve? None of these asks the engine, so none waits for it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from quire.interfaces.server.state import Readiness, state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import unavailable
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.version import __version__
+
+router = APIRouter()
+# Answered without a key, and at any time.
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/version"})
+
+
+class Health(msgspec.Struct):
+    """An answer of a server that is well."""
+
+    status: Annotated[str, Meta(extra_json_schema={"enum": ["ready", "alive", "started"]})]
+
+
+class Version(msgspec.Struct):
+    """GET /version."""
+
+    version: str
+
+
+@router.get("/health", name="health", openapi_extra=described(answer=Health))
+@router.get("/health/ready", openapi_extra=described(answer=Health))
+async def ready(request: Request) -> Response:
+    """200 if requests are answered; 503 while the engine loads or is started again, and while the server stops."""
+    state = state_of(request)
+    state.check_ready()
+    return json_answer(Health(Readiness.READY.value))
+
+
+@router.get("/health/live", openapi_extra=described(answer=Health))
+async def live() -> Response:
+    """200 as long as the process answers at all."""
+    return json_answer(Health("alive"))
+
+
+@router.get("/health/startup", openapi_extra=described(answer=Health))
+async def startup(request: Request) -> Response:
+    """200 once the model was loaded, whatever became of it since; 503 before."""
+    if not state_of(request).has_started:
+        raise unavailable(f"Not started: {Readiness.STARTING.value}.")
+    return json_answer(Health("started"))
+
+
+@router.get("/version", openapi_extra=described(answer=Version))
+async def version() -> Response:
+    """Quire's version."""
+    return json_answer(Version(__version__))

@@ -1,0 +1,60 @@
+"""/v1/observe/*: what the engine does at this moment and why, for the page at / and for whoever asks.
+
+With an ordinary API key. Answers hold numbers and reasons: no prompt, no answer, no token, no name of a user.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from quire.interfaces.server.observing.observe_answers import ObservedBlocks, ObservedDecisions, ObservedState, Trace
+from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import ApiError
+
+router = APIRouter()
+Since = Annotated[
+    int, Query(ge=0, le=2**53, description="number of the first decision that is wanted: `next` of the last answer")
+]
+
+
+@router.get("/v1/observe/state", openapi_extra=described(answer=ObservedState))
+async def state(request: Request) -> Response:
+    """Throughput, latency, who runs, who waits and for what, and where the memory is."""
+    server = state_of(request)
+    return _answer(await server.observed.state(server.engine))
+
+
+@router.get("/v1/observe/blocks", openapi_extra=described(answer=ObservedBlocks))
+async def blocks(request: Request) -> Response:
+    """The block map: what each block holds and for whom, as columns of bytes in base64, and a sentence about it."""
+    server = state_of(request)
+    return _answer(await server.observed.blocks(server.engine))
+
+
+@router.get("/v1/observe/decisions", openapi_extra=described(answer=ObservedDecisions))
+async def decisions(request: Request, since: Since = 0) -> Response:
+    """The scheduler's last decisions, in words and as numbers, oldest first."""
+    server = state_of(request)
+    return _answer(await server.observed.decisions(server.engine, since))
+
+
+@router.get("/v1/observe/trace", openapi_extra=described(answer=Trace, errors=(409,)))
+async def trace(request: Request) -> Response:
+    """The recording as a trace that ui.perfetto.dev opens."""
+    server = state_of(request)
+    _check_recorded(server)
+    content = await server.observed.trace(server.engine)
+    return _answer(content, {"content-disposition": 'attachment; filename="quire.trace.json"'})
+
+
+def _answer(content: bytes, headers: dict[str, Any] | None = None) -> Response:
+    return Response(content, media_type="application/json", headers={"cache-control": "no-store", **(headers or {})})
+
+
+def _check_recorded(server: ServerState) -> None:
+    if not server.engine.config.recorder_bytes:
+        text = "Nothing is recorded: the server was started with recorder_bytes=0. Start it with some memory for it."
+        raise ApiError(409, text, code="not_recorded")

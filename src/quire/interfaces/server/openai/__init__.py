@@ -1,0 +1,1 @@
+"""OpenAI's endpoints, and what all generating endpoints share."""

@@ -1,0 +1,266 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from quire.beam_search_params import GenerationParams
+from quire.errors import RequestError
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.access.in_flight import until_disconnect
+from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.openai.chat_answers import AnswerStreams, message_of
+from quire.interfaces.server.openai.chat_tools import ToolChoice, tool_choice_of, with_call_enforced
+from quire.interfaces.server.openai.chunks import ChatChunk, encoder_of
+from quire.interfaces.server.openai.generation import Answer, Choice, Counts, Work, collect, deltas_of, num_sequences
+from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
+from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens
+from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
+from quire.interfaces.server.openai.responses import ChatChoice, ChatCompletion, ChatLogprobs, new_id
+from quire.interfaces.server.openai.sampling import check_length, check_stream_options, generation_params
+from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import invalid, renamed
+from quire.interfaces.server.wire.event_stream import EventStream
+from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.request_body import read_request
+from quire.renderer.output_formats import AnswerFormats, OutputFormats
+from quire.sampling_params import SamplingParams
+
+router = APIRouter()
+RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT})
+
+
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=described(request=ChatRequest, answer=ChatCompletion, event=ChatChunk),
+)
+async def create_chat_completion(request: Request) -> Response:
+    """Answers a chat."""
+    state = state_of(request)
+    body = await read_request(request, ChatRequest, RULES, strict=state.strict)
+    state.check_model(body.model)
+    work, formats = await prepare_chat(body, state)
+    chat = Chat(body, work, formats, state)
+    if body.stream:
+        return EventStream(state.in_flight, chat.events())
+    return json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()))
+
+
+async def prepare_chat(body: ChatRequest, state: ServerState) -> tuple[Work, AnswerFormats | None]:
+    """A chat, checked and not started, and how to read its answers. Other dialects come this way, too."""
+    check_stream_options(body)
+    params = _params(body, state)
+    current_visit().check_room(num_sequences(params))
+    choice = tool_choice_of(body.tools, body.tool_choice)
+    if choice.must_call:
+        formats = state.engine.renderer.output_formats
+        params = with_call_enforced(params, choice, formats, parallel_calls=body.parallel_tool_calls is not False)
+    prompt = await render(
+        state,
+        body.messages,
+        tools=choice.tools,
+        add_generation_prompt=_opens_answer(body),
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=body.add_special_tokens,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    check_length(len(prompt.token_ids), name, _max_tokens(body), state.max_model_len, what="messages")
+    answers = _answer_formats(body, prompt.text or "", choice, params, state)
+    if answers is not None and answers.needs_special_tokens:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    work = await Work.prepare(
+        state.engine,
+        [prompt.token_ids],
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        names={"structured_outputs": "tools"} if choice.must_call else form_names(body),
+    )
+    return work, answers
+
+
+def _answer_formats(
+    body: ChatRequest, prompt: str, choice: ToolChoice, params: GenerationParams, state: ServerState
+) -> AnswerFormats | None:
+    """How to read the answers; None: as they are."""
+    renderer = state.engine.renderer
+    formats = renderer.output_formats
+    if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        # a form leaves no room for thoughts, nor for calls unless it is made of them
+        formats = OutputFormats(tool=formats.tool if choice.must_call else None)
+    return formats.answers(
+        prompt,
+        tools=choice.tools or (),
+        continued=_text_of(body.messages[-1]) if body.continue_final_message else None,
+        special_tokens=renderer.special_tokens if params.skip_special_tokens else frozenset(),
+        parallel_calls=body.parallel_tool_calls is not False,
+    )
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    """Of a message that was rendered, so its parts are texts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+
+
+def _opens_answer(body: ChatRequest) -> bool:
+    """Whether the template ends with the beginning of a new answer: yes, unless an old one is continued."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        raise invalid("continue_final_message: not together with add_generation_prompt.", "continue_final_message")
+    return False
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    newer, older = body.max_completion_tokens, body.max_tokens
+    if newer is not None and older is not None and newer != older:
+        text = f"max_tokens={older} and max_completion_tokens={newer}: they mean the same. Give one of them."
+        raise invalid(text, "max_tokens")
+    return older if newer is None else newer
+
+
+def _params(body: ChatRequest, state: ServerState) -> GenerationParams:
+    decided: dict[str, int | None] = {"max_tokens": None}
+    asked = _max_tokens(body)
+    if asked is not None:
+        decided["max_tokens"] = asked
+    elif "max_tokens" in state.defaults:
+        del decided["max_tokens"]
+    if body.logprobs:
+        limit = state.engine.config.max_logprobs
+        if (body.top_logprobs or 0) > limit:
+            raise invalid(f"top_logprobs={body.top_logprobs}: at most {limit} are allowed.", "top_logprobs")
+        decided["logprobs"] = body.top_logprobs or 0
+    elif body.top_logprobs:
+        raise invalid("top_logprobs: needs logprobs=true.", "top_logprobs")
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    try:
+        return generation_params(body, state.defaults, **decided)
+    except RequestError as error:
+        raise renamed(error, names) from None
+
+
+class Chat:
+    """One chat on its way to an answer, whole or in pieces."""
+
+    def __init__(self, body: ChatRequest, work: Work, formats: AnswerFormats | None, state: ServerState) -> None:
+        self._engine = state.engine
+        self._metrics = state.metrics
+        self._model = body.model or state.model_name
+        self._work = work
+        self._formats = formats
+        self._num_top = body.top_logprobs or 0
+        self._shows_prompt_logprobs = body.prompt_logprobs is not None
+        self._stream_options = body.stream_options or StreamOptions()
+        self._id = new_id("chatcmpl")
+        self._created = int(time.time())
+
+    async def whole(self) -> ChatCompletion:
+        answer = await collect(self._engine, self._work, self._metrics)
+        choices = self._choices(answer)
+        answer.counts.num_reasoning_tokens = sum(
+            self._num_reasoning_tokens(one.token_ids, one.thoughts) for one in answer.choices
+        )
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=answer.counts.usage(),
+            prompt_logprobs=self._prompt_logprobs(answer),
+        )
+
+    def _prompt_logprobs(self, answer: Answer) -> list[dict[str, Any] | None] | None:
+        if not self._shows_prompt_logprobs:
+            return None
+        return prompt_logprobs_json(answer.prompt_scores.of(0, len(self._work.prompts[0])))
+
+    def _choices(self, answer: Answer) -> list[ChatChoice]:
+        choices = []
+        for index, one in enumerate(answer.choices):
+            message, finish_reason = message_of(one, self._formats)
+            logprobs = self._logprobs(one)
+            choices.append(ChatChoice(index, message, logprobs, finish_reason, one.stop_reason))
+        return choices
+
+    def _logprobs(self, source: Choice | OutputDelta) -> ChatLogprobs | None:
+        if self._work.params.logprobs is None:
+            return None
+        return chat_logprobs(self._engine.renderer, list(source.token_ids), source.logprobs or [], self._num_top)
+
+    def _num_reasoning_tokens(self, token_ids: list[int], thoughts: list[tuple[int, int]]) -> int:
+        return count_reasoning_tokens(
+            self._engine.renderer, self._work.prompts[0], self._work.params, token_ids, thoughts
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Encoded events, without the closing [DONE]."""
+        has_usage = bool(self._stream_options.include_usage)
+        encoder = encoder_of(is_padded=bool(self._stream_options.include_obfuscation))(
+            response_id=self._id,
+            object_name="chat.completion.chunk",
+            created=self._created,
+            model=self._model,
+            has_usage=has_usage,
+        )
+        counts = Counts()
+        streams = AnswerStreams(self._formats)
+        has_role: set[int] = set()
+        # the tokens of each answer, if their thoughts are to be counted
+        tokens: dict[int, list[int]] = {}
+        async with aclosing(deltas_of(self._engine, self._work, self._metrics, counts)) as deltas:
+            async for _, delta in deltas:
+                if has_usage and self._formats is not None:
+                    tokens.setdefault(delta.index, []).extend(delta.token_ids)
+                events = [encoder.event(choice) for choice in self._encoded(delta, streams)]
+                if delta.index not in has_role:
+                    has_role.add(delta.index)
+                    events.insert(0, encoder.event(_ROLE % delta.index))
+                if events:
+                    yield b"".join(events)
+        if has_usage:
+            counts.num_reasoning_tokens = sum(
+                self._num_reasoning_tokens(token_ids, streams.thoughts(index)) for index, token_ids in tokens.items()
+            )
+            yield encoder.usage_event(counts.usage())
+
+    def _encoded(self, delta: OutputDelta, streams: AnswerStreams) -> list[bytes]:
+        """Choices of a difference: what it adds if it adds anything, then its end."""
+        index, is_last = delta.index, delta.finish_reason is not None
+        choices = []
+        logprobs = self._logprobs(delta) if delta.token_ids else None
+        deltas = streams.deltas(index, delta.text, is_last=is_last)
+        if logprobs and not deltas:
+            deltas = [_NOTHING]
+        shown = msgspec.json.encode(logprobs) if logprobs else b"null"
+        for added in deltas:
+            choices.append(_ADDED % (index, added, shown))
+            # they are of all tokens of this difference
+            shown = b"null"
+        if delta.finish_reason is not None:
+            reason = streams.finish_reason(index, delta.finish_reason)
+            reasons = msgspec.json.encode(reason), msgspec.json.encode(delta.stop_reason)
+            choices.append(_END % (index, *reasons))
+        return choices
+
+
+_ROLE = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+_ADDED = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
+_NOTHING = b'{"content":""}'
+_END = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}'

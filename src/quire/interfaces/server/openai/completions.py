@@ -1,0 +1,95 @@
+"""POST /v1/completions. A prompt that arrives in pieces has a file of its own: streamed_completion.py."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from quire.interfaces.server.access.in_flight import until_disconnect
+from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.openai.chunks import CompletionChunk
+from quire.interfaces.server.openai.continuations import Continuations
+from quire.interfaces.server.openai.generation import Work, num_sequences
+from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.openai.requests import CompletionRequest
+from quire.interfaces.server.openai.responses import Completion
+from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
+from quire.interfaces.server.openai.streamed_completion import answer_to_lines, is_in_lines
+from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.event_stream import EventStream
+from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, FieldRules
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.prompt_forms import split_prompts
+from quire.interfaces.server.wire.request_body import read_request
+from quire.interfaces.server.wire.token_ids import check_token_ids
+
+router = APIRouter()
+RULES = FieldRules(CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS})
+MAX_PROMPTS = 256
+
+
+_LINES = 'the prompt in pieces: a first line with the fields, then lines that are each a piece ({"text": ...})'
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra=described(
+        request=CompletionRequest,
+        other_bodies={"application/x-ndjson": _LINES},
+        answer=Completion,
+        event=CompletionChunk,
+        errors=(408,),
+    ),
+)
+async def create_completion(request: Request) -> Response:
+    """Continues prompts."""
+    state = state_of(request)
+    if is_in_lines(request):
+        return await answer_to_lines(request, state)
+    body = await read_request(request, CompletionRequest, RULES, strict=state.strict)
+    state.check_model(body.model)
+    completion = await _started(body, state)
+    if body.stream:
+        return EventStream(state.in_flight, completion.events())
+    return json_answer(await until_disconnect(state.in_flight, request.receive, completion.whole()))
+
+
+async def _started(body: CompletionRequest, state: ServerState) -> Continuations:
+    check_stream_options(body)
+    params = completion_params(body, state.defaults)
+    prompts: list[list[int]] = []
+    texts: list[str] = []
+    asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
+    num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
+    current_visit().check_room(len(asked) * num_sequences(params), num_tokens)
+    for prompt in asked:
+        token_ids, text = await _tokens_and_text(state, prompt, body)
+        check_length(len(token_ids), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
+        prompts.append(token_ids)
+        texts.append(text)
+    work = await Work.prepare(
+        state.engine,
+        prompts,
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        names=form_names(body),
+    )
+    return Continuations(body, work, texts, state)
+
+
+async def _tokens_and_text(
+    state: ServerState, prompt: str | list[int], body: CompletionRequest
+) -> tuple[list[int], str]:
+    """The prompt as tokens, and as text if it is echoed."""
+    renderer = state.engine.renderer
+    if isinstance(prompt, str):
+        rendered = await render(state, prompt, add_special_tokens=body.add_special_tokens)
+        if not rendered.token_ids:
+            raise invalid("prompt: holds no tokens. Give at least one character.", "prompt")
+        return rendered.token_ids, prompt
+    check_token_ids(prompt, state.engine.config.facts.vocab_size, "prompt")
+    text = renderer.decode(prompt, skip_special_tokens=body.skip_special_tokens is not False) if body.echo else ""
+    return prompt, text

@@ -1,0 +1,182 @@
+"""What the other dialects of a chat (OpenAI's Responses, Anthropic's Messages) share: a request is translated into a
+ChatRequest, runs as every chat does, and comes back as pieces of one answer. There is no second way to generate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from quire.errors import RequestError
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.openai.chat import prepare_chat
+from quire.interfaces.server.openai.generation import Counts, Work, deltas_of
+from quire.interfaces.server.openai.logprobs import chat_logprobs
+from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens
+from quire.interfaces.server.openai.requests import ChatRequest
+from quire.interfaces.server.openai.responses import TokenLogprob, Usage
+from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.renderer.output_formats import AnswerFormats
+from quire.renderer.output_parsing.answer import Content, Piece
+from quire.renderer.output_parsing.format import new_call_id
+
+
+class DialectFields(msgspec.Struct, kw_only=True):
+    """Fields that both dialects have, under the names and with the meaning that they have in a chat."""
+
+    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
+    stream: Annotated[bool | None, Meta(description="server-sent events")] = None
+    temperature: Annotated[float | None, Meta(description="0 is greedy")] = None
+    top_p: Annotated[float | None, Meta(description="nucleus sampling")] = None
+    top_k: Annotated[int | None, Meta(description="0 or -1 means all tokens")] = None
+    min_p: Annotated[float | None, Meta(description="vLLM's: least share of the best token's probability")] = None
+    seed: Annotated[int | None, Meta(description="same seed and parameters, same text")] = None
+    presence_penalty: Annotated[float | None, Meta(description="as in a chat")] = None
+    frequency_penalty: Annotated[float | None, Meta(description="as in a chat")] = None
+    repetition_penalty: Annotated[float | None, Meta(description="vLLM's: above 1 discourages repetition")] = None
+    min_tokens: Annotated[int | None, Meta(description="vLLM's: no end before so many tokens")] = None
+    ignore_eos: Annotated[bool | None, Meta(description="vLLM's: do not end at the end-of-text token")] = None
+    priority: Annotated[int | None, Meta(description="vLLM's: the greatest number is preempted first")] = None
+    cache_salt: Annotated[
+        str | None, Meta(description="vLLM's: shares the prefix cache only with requests of the same salt")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="vLLM's: values that the chat template can see")
+    ] = None
+
+    def as_in_a_chat(self) -> dict[str, Any]:
+        """By the names that ChatRequest has for them, which are the same."""
+        return {name: getattr(self, name) for name in DialectFields.__struct_fields__ if name != "stream"}
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a chat's fields become errors about the fields that they were made of.
+
+    `names`: patterns for the beginning of a field's path, and what the client calls it; the first that fits counts.
+    """
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        param = error.param
+        for pattern, name in names.items():
+            found = re.match(rf"(?:{pattern})(?![\w])", param or "")
+            if param is not None and found:
+                shown = found.expand(name) + param[found.end() :]
+                _rename(error, param, shown)
+                break
+        raise
+
+
+def _rename(error: ApiError | RequestError, param: str, shown: str) -> None:
+    error.param = shown
+    if isinstance(error, ApiError):
+        error.message = error.message.replace(param, shown, 1)
+    else:
+        error.args = (str(error).replace(param, shown, 1),)
+
+
+def text_in(part: Mapping[str, Any], name: str, where: str) -> str:
+    """A text that must be there, in a part of a request."""
+    value = part.get(name)
+    if not isinstance(value, str):
+        text = "this field is required" if value is None else "must be a text"
+        raise invalid(f"{where}.{name}: {text}.", f"{where}.{name}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStep:
+    """What is new in an answer. The last one has a finish_reason."""
+
+    pieces: Sequence[Piece]
+    # of all tokens of this step, if they were asked for
+    logprobs: Sequence[TokenLogprob]
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class ChatRun:
+    """One chat on its way to one answer."""
+
+    def __init__(self, body: ChatRequest, work: Work, formats: AnswerFormats | None, state: ServerState) -> None:
+        self._state = state
+        self._work = work
+        self._num_top = body.top_logprobs or 0
+        self._parser = None if formats is None else formats.open_parser()
+        self.new_call_id = new_call_id if self._parser is None else self._parser.new_id
+        self._token_ids: list[int] = []
+        self.counts = Counts()
+
+    @classmethod
+    async def prepare(cls, body: ChatRequest, state: ServerState) -> ChatRun:
+        """Checked and not started. Raises what a chat raises."""
+        work, formats = await prepare_chat(body, state)
+        return cls(body, work, formats, state)
+
+    @property
+    def num_input_tokens(self) -> int:
+        return len(self._work.prompts[0])
+
+    @property
+    def temperature(self) -> float:
+        return self._work.params.temperature
+
+    @property
+    def top_p(self) -> float:
+        return float(getattr(self._work.params, "top_p", 1.0))
+
+    @property
+    def usage(self) -> Usage:
+        """Whole when the last step was seen."""
+        return self.counts.usage()
+
+    def _count_thoughts(self) -> None:
+        work, parser = self._work, self._parser
+        thoughts = () if parser is None else parser.thoughts
+        renderer = self._state.engine.renderer
+        self.counts.num_reasoning_tokens = count_reasoning_tokens(
+            renderer, work.prompts[0], work.params, self._token_ids, thoughts
+        )
+
+    def accept(self) -> None:
+        """Takes its places in the queue now, or raises 429; `steps` would do the same."""
+        self._work.accepted()
+
+    def give_up(self) -> None:
+        """It is over, or nothing will come of it: its places are free. May be called again."""
+        if self._work.stay is not None:
+            self._work.stay.close()
+
+    async def steps(self) -> AsyncGenerator[AnswerStep, None]:
+        """Closing it aborts the request."""
+        state = self._state
+        async with aclosing(deltas_of(state.engine, self._work, state.metrics, self.counts)) as deltas:
+            async for _, delta in deltas:
+                yield self._step(delta)
+
+    def _step(self, delta: OutputDelta) -> AnswerStep:
+        is_last = delta.finish_reason is not None
+        finish_reason = delta.finish_reason
+        if self._parser is None:
+            pieces: list[Piece] = [Content(delta.text)] if delta.text else []
+        else:
+            self._token_ids += delta.token_ids
+            pieces = self._parser.push(delta.text, is_last=is_last)
+            if is_last:
+                self._count_thoughts()
+            finish_reason = self._parser.finish_reason(finish_reason)
+        return AnswerStep(pieces, self._logprobs(delta), finish_reason, delta.stop_reason)
+
+    def _logprobs(self, delta: OutputDelta) -> Sequence[TokenLogprob]:
+        if self._work.params.logprobs is None or not delta.token_ids:
+            return ()
+        renderer = self._state.engine.renderer
+        return chat_logprobs(renderer, list(delta.token_ids), delta.logprobs or [], self._num_top).content

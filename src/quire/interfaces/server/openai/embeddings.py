@@ -1,0 +1,216 @@
+"""POST /v1/embeddings: the vectors of texts, in the order of the texts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from quire.errors import ContextLengthError
+from quire.interfaces.server.access.in_flight import until_disconnect
+from quire.interfaces.server.access.time_limits import within_time
+from quire.interfaces.server.access.visit import Visit, current_visit
+from quire.interfaces.server.access.waiting_room import Stay
+from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.field_rules import FieldRules, Refused
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.prompt_forms import split_prompts
+from quire.interfaces.server.wire.request_body import read_request
+from quire.interfaces.server.wire.token_ids import check_token_ids
+from quire.observability.tracing import current_trace
+from quire.outputs import EmbeddingRequestOutput
+from quire.pooling_params import PoolingParams
+
+# OpenAI's
+MAX_INPUTS = 2048
+_MOST_AT_ONCE = 64
+FLOAT, BASE64 = "float", "base64"
+
+router = APIRouter()
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """A request for vectors."""
+
+    input: Annotated[
+        str | list[Any],
+        Meta(description="text, list of texts, list of token ids, or list of such lists; at most 2,048"),
+    ]
+    model: Annotated[str | None, Meta(description="name of the served model; may be left out")] = None
+    encoding_format: Annotated[
+        str | None, Meta(description="float (default), or base64: the same numbers as float32 in base64")
+    ] = None
+    dimensions: Annotated[
+        int | None, Meta(description="so many of the first numbers; for models that were trained for it")
+    ] = None
+    normalize: Annotated[bool | None, Meta(description="vLLM's: false leaves a vector's length as it is")] = None
+    pooling: Annotated[str | None, Meta(description="Quire's: last or mean, where it is not to be the model's own")] = (
+        None
+    )
+    add_special_tokens: Annotated[
+        bool | None, Meta(description="vLLM's: false leaves out what the tokenizer adds to a text")
+    ] = None
+    priority: Annotated[int | None, Meta(description="vLLM's: lower is served first, with the policy priority")] = None
+    cache_salt: Annotated[str | None, Meta(description="vLLM's: only requests of the same salt share a cache")] = None
+
+
+_REFUSED = {
+    "messages": Refused("input is a text or its tokens; /tokenize makes the tokens of a chat"),
+    "truncate_prompt_tokens": Refused("inputs are never cut; shorten the input"),
+    "embed_dtype": Refused("numbers are float32", ("float32",)),
+    "endianness": Refused("base64 holds little-endian numbers", ("little", "native")),
+}
+RULES = FieldRules(EmbeddingRequest, _REFUSED)
+
+
+class Embedding(msgspec.Struct):
+    """One vector."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """OpenAI's `usage` of embeddings."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """The answer."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+@router.post("/v1/embeddings", openapi_extra=described(request=EmbeddingRequest, answer=EmbeddingList))
+async def create_embeddings(request: Request) -> Response:
+    """Vectors of texts."""
+    state = state_of(request)
+    body = await read_request(request, EmbeddingRequest, RULES, strict=state.strict)
+    state.check_model(body.model)
+    if body.encoding_format not in (None, FLOAT, BASE64):
+        shown = str(body.encoding_format)[:40]
+        raise invalid(f"encoding_format={shown!r}: must be {FLOAT} or {BASE64}.", "encoding_format")
+    params = PoolingParams(
+        pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
+    )
+    asked, visit = split_prompts(body.input, "input", MAX_INPUTS), current_visit()
+    visit.check_priority(body.priority or 0)
+    visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+    inputs = [await _tokens(state, one, body.add_special_tokens) for one in asked]
+    work = _Work(inputs, params, body, visit)
+    outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
+    num_tokens = sum(map(len, inputs))
+    data = [
+        Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64))
+        for index, output in enumerate(outputs)
+    ]
+    return json_answer(EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens)))
+
+
+async def _tokens(state: ServerState, one: str | list[int], add_special_tokens: bool | None) -> list[int]:
+    if isinstance(one, str):
+        one = (await render(state, one, add_special_tokens=add_special_tokens)).token_ids
+        if not one:
+            raise invalid("input: a text holds no tokens. Give at least one character.", "input")
+    else:
+        check_token_ids(one, state.engine.config.facts.vocab_size, "input")
+    if len(one) > state.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {state.max_model_len} tokens. However, your input resulted in "
+            f"{len(one)} tokens. Please reduce the length of the input.",
+            param="input",
+        )
+    return one
+
+
+def _window(visit: Visit, num_inputs: int) -> int:
+    """How many inputs of one request are in the engine at a time: no request fills the queue alone."""
+    quota = visit.tenant.quota
+    bounds = (num_inputs, _MOST_AT_ONCE, visit.room.max_requests, quota.max_requests, quota.max_queued)
+    return max(1, min(bound for bound in bounds if bound is not None))
+
+
+class _Work:
+    """The inputs of one request on their way."""
+
+    def __init__(self, inputs: list[list[int]], params: PoolingParams, body: EmbeddingRequest, visit: Visit) -> None:
+        self._inputs = inputs
+        self._params = params
+        self._visit = visit
+        self._asked: dict[str, Any] = {
+            "priority": body.priority or 0,
+            "cache_salt": body.cache_salt or "",
+            "tenant": visit.tenancy,
+        }
+
+    async def outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
+        """In the order of the inputs. The first that fails ends the others."""
+        current_trace.get().describe({"gen_ai.request.model": state.model_name})
+        visit, count = self._visit, _window(self._visit, len(self._inputs))
+        places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]
+        found: dict[int, EmbeddingRequestOutput] = {}
+        with closing(visit.room.admit(visit.tenant, places)) as stay, within_time(visit.room, stay):
+            stay.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
+            left = iter(enumerate(self._inputs))
+            tasks = [asyncio.ensure_future(self._take(left, found, state, stay)) for _ in range(count)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return [found[number] for number in range(len(self._inputs))]
+
+    async def _take(
+        self,
+        left: Iterator[tuple[int, list[int]]],
+        found: dict[int, EmbeddingRequestOutput],
+        state: ServerState,
+        stay: Stay,
+    ) -> None:
+        """One input after the other, as long as there are some."""
+        for number, token_ids in left:
+            found[number] = await self._output(number, token_ids, state, stay)
+
+    async def _output(
+        self, number: int, token_ids: list[int], state: ServerState, stay: Stay
+    ) -> EmbeddingRequestOutput:
+        observer = state.metrics.observe_pooling(len(token_ids), time.monotonic())
+
+        def started(num_cached_tokens: int) -> None:
+            stay.begin(number)
+            stay.add_tokens(num_cached=num_cached_tokens)
+            observer.started(num_cached_tokens, time.monotonic())
+
+        reason = "abort"
+        try:
+            output = await state.engine.embed(token_ids, self._params, on_start=started, **self._asked)
+            reason = "stop"
+            return output
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            observer.finished(reason, time.monotonic())
+
+
+def _encoded(output: EmbeddingRequestOutput, *, is_base64: bool) -> list[float] | str:
+    if is_base64:
+        return base64.b64encode(output.outputs.vector.astype("<f4").tobytes()).decode()
+    return output.outputs.embedding

@@ -1,0 +1,111 @@
+"""Log-probabilities in the shapes of the two endpoints. Never NaN or infinity in JSON: minus infinity is -9999."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from quire.interfaces.server.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from quire.outputs import Logprob, Logprobs, PromptLogprobs
+from quire.renderer import Renderer
+
+_LOWEST = -9999.0
+
+
+def finite(value: float) -> float:
+    return value if math.isfinite(value) and value > _LOWEST else _LOWEST
+
+
+def _text(renderer: Renderer, token_id: int, entry: Logprob) -> str:
+    return entry.decoded_token if entry.decoded_token is not None else renderer.token_text(token_id)
+
+
+def _best(position: dict[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
+    """The `count` most probable tokens; the chosen one is among them only if it is one of them."""
+    ranked = sorted(position.items(), key=lambda item: (item[1].rank or 1, -item[1].logprob))
+    return [(token_id, entry) for token_id, entry in ranked if (entry.rank or 1) <= count][:count]
+
+
+def chat_logprobs(renderer: Renderer, token_ids: list[int], logprobs: Logprobs, num_top: int) -> ChatLogprobs:
+    """One entry a token; `bytes` of several tokens join to the characters they share."""
+    content = []
+    for token_id, position in zip(token_ids, logprobs, strict=True):
+        chosen = position[token_id]
+        top = [
+            TopLogprob(_text(renderer, other, entry), finite(entry.logprob), list(renderer.token_bytes(other)))
+            for other, entry in _best(position, num_top)
+        ]
+        data = list(renderer.token_bytes(token_id))
+        content.append(TokenLogprob(_text(renderer, token_id, chosen), finite(chosen.logprob), data, top))
+    return ChatLogprobs(content)
+
+
+class CompletionLogprobsBuilder:
+    """Columns, with each token's place in the text of its choice, counted in characters."""
+
+    def __init__(self, renderer: Renderer, num_top: int, *, skip_special_tokens: bool) -> None:
+        self._renderer = renderer
+        self._num_top = num_top
+        self._skip_special = skip_special_tokens
+        # characters of the text that have begun so far
+        self._num_started = 0
+
+    def build(self, token_ids: list[int], positions: PromptLogprobs | Logprobs) -> CompletionLogprobs:
+        """The next tokens of the choice; a position without log-probabilities is the first of a prompt."""
+        columns = CompletionLogprobs()
+        for token_id, position in zip(token_ids, positions, strict=True):
+            columns.text_offset.append(self._advance(token_id))
+            if position is None:
+                columns.tokens.append(self._renderer.token_text(token_id))
+                columns.token_logprobs.append(None)
+                columns.top_logprobs.append(None)
+                continue
+            chosen = position[token_id]
+            columns.tokens.append(_text(self._renderer, token_id, chosen))
+            columns.token_logprobs.append(finite(chosen.logprob))
+            columns.top_logprobs.append(self._top(position, token_id, chosen))
+        return columns
+
+    def _top(self, position: dict[int, Logprob], token_id: int, chosen: Logprob) -> dict[str, float]:
+        """The best ones and the chosen one; of two tokens with one text the more probable counts."""
+        top: dict[str, float] = {}
+        for other, entry in [*_best(position, self._num_top), (token_id, chosen)]:
+            top.setdefault(_text(self._renderer, other, entry), finite(entry.logprob))
+        return top
+
+    def _advance(self, token_id: int) -> int:
+        """Where the token begins: a token that continues a character begins where that character does."""
+        data = self._renderer.token_bytes(token_id)
+        if self._skip_special and not self._renderer.decode([token_id], skip_special_tokens=True):
+            data = data if not _is_whole(data) else b""
+        offset = self._num_started
+        if data and _continues(data[0]) and offset:
+            offset -= 1
+        self._num_started += sum(not _continues(byte) for byte in data)
+        return offset
+
+
+def _continues(byte: int) -> bool:
+    return byte & 0xC0 == 0x80
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether the bytes are text by themselves: then a token that decodes to nothing is a special one."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def prompt_logprobs_json(prompt: PromptLogprobs) -> list[dict[str, Any] | None]:
+    """vLLM's extension: by token id."""
+    return [
+        None
+        if position is None
+        else {
+            str(token_id): {"logprob": finite(e.logprob), "rank": e.rank, "decoded_token": e.decoded_token}
+            for token_id, e in position.items()
+        }
+        for position in prompt
+    ]

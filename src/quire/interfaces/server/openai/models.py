@@ -1,0 +1,51 @@
+"""GET /v1/models and GET /v1/models/{id}."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from quire.interfaces.server.openai.responses import only
+from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.json_answer import json_answer
+
+router = APIRouter()
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A model that requests may name."""
+
+    id: str
+    object: Annotated[str, only("model")] = "model"
+    created: int
+    owned_by: str = "quire"
+    # prompt and answer together, in tokens
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """GET /v1/models."""
+
+    object: Annotated[str, only("list")] = "list"
+    data: list[Model]
+
+
+def _model(state: ServerState) -> Model:
+    return Model(id=state.model_name, created=state.created, max_model_len=state.max_model_len)
+
+
+@router.get("/v1/models", openapi_extra=described(answer=ModelList))
+async def list_models(request: Request) -> Response:
+    """The served model."""
+    return json_answer(ModelList(data=[_model(state_of(request))]))
+
+
+@router.get("/v1/models/{model_id:path}", openapi_extra=described(answer=Model))
+async def retrieve_model(request: Request, model_id: str) -> Response:
+    """One model by its name, which may hold slashes."""
+    state = state_of(request)
+    state.check_model(model_id)
+    return json_answer(_model(state))

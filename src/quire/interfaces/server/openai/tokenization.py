@@ -1,0 +1,73 @@
+"""POST /tokenize and POST /detokenize (vLLM's)."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from quire.interfaces.server.openai.chat_tools import tool_choice_of
+from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.openai.requests import DetokenizeRequest, TokenizeRequest
+from quire.interfaces.server.state import state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.field_rules import FieldRules
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.request_body import read_request
+from quire.interfaces.server.wire.token_ids import check_token_ids
+
+router = APIRouter()
+_TOKENIZE = FieldRules(TokenizeRequest, {})
+_DETOKENIZE = FieldRules(DetokenizeRequest, {})
+
+
+class Tokenized(msgspec.Struct):
+    """POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    # with return_token_strs
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """POST /detokenize."""
+
+    prompt: str
+
+
+@router.post("/tokenize", openapi_extra=described(request=TokenizeRequest, answer=Tokenized))
+async def tokenize(request: Request) -> Response:
+    """The tokens of a prompt or of a chat, as the model would see them."""
+    state = state_of(request)
+    body = await read_request(request, TokenizeRequest, _TOKENIZE, strict=state.strict)
+    state.check_model(body.model)
+    renderer = state.engine.renderer
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("Give either prompt or messages.", "prompt")
+    if body.prompt is not None:
+        rendered = await render(state, body.prompt, add_special_tokens=body.add_special_tokens)
+    else:
+        rendered = await render(
+            state,
+            body.messages or [],
+            tools=tool_choice_of(body.tools, None).tools,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            add_special_tokens=body.add_special_tokens,
+            template_kwargs=body.chat_template_kwargs,
+        )
+    tokens = rendered.token_ids
+    strings = [renderer.token_text(token) for token in tokens] if body.return_token_strs else None
+    return json_answer(Tokenized(len(tokens), state.max_model_len, tokens, strings))
+
+
+@router.post("/detokenize", openapi_extra=described(request=DetokenizeRequest, answer=Detokenized))
+async def detokenize(request: Request) -> Response:
+    """The text of tokens, special ones included."""
+    state = state_of(request)
+    body = await read_request(request, DetokenizeRequest, _DETOKENIZE, strict=state.strict)
+    state.check_model(body.model)
+    renderer = state.engine.renderer
+    check_token_ids(body.tokens, renderer.vocab_size, "tokens")
+    return json_answer(Detokenized(renderer.decode(body.tokens, skip_special_tokens=False)))

@@ -1,0 +1,1 @@
+"""Sockets, connections and HTTP itself: uvicorn, with limits of our own."""

@@ -1,0 +1,142 @@
+"""The application on a socket: uvicorn in this process, on the running event loop, with signals left to `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from quire.interfaces.server.access.in_flight import InFlight
+from quire.interfaces.server.app import create_app
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.services import ServiceSettings
+from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
+from quire.interfaces.server.transport.connections import connections_of
+from quire.interfaces.server.transport.doors import is_loopback
+from quire.interfaces.server.transport.loop_lag import measure_loop_lag
+from quire.interfaces.server.wire.errors import unavailable
+from quire.interfaces.server.wire.prompt_pieces import MAX_PIECE_BYTES
+from quire.observability.metrics import ServerMetrics
+from quire.observability.tracing import make_tracing
+
+# After the last event of an interrupted stream: connections that do not close by then are dropped.
+_CLOSE_SECONDS = 1
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the caller's: uvicorn would raise them again at the end, and the exit status would be theirs."""
+        yield
+
+
+class _WebSockets(WebSocketsSansIOProtocol):
+    async def send(self, message: Any) -> None:
+        """An HTTP answer ends the handshake as well: else uvicorn logs an error for each client that was refused."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
+
+
+class HttpServer:
+    """Serves from `start` to `close`; answers requests from `attach` on."""
+
+    def __init__(self, options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None) -> None:
+        app = create_app(
+            options=options,
+            is_local=is_loopback(listener.getsockname()[0]),
+            tracing=make_tracing(options.otlp_endpoint),
+            storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
+            services=ServiceSettings.lasting(options),
+        )
+        self._state: ServerState = app.state.server
+        # socket and application of each port
+        self._ports = [(listener, self._uvicorn_of(app, options))]
+        if admin_listener is not None:
+            self._ports.append((admin_listener, self._uvicorn_of(app.state.admin_app, options)))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lag: asyncio.Task[None] | None = None
+
+    @staticmethod
+    def _uvicorn_of(app: FastAPI, options: ServerOptions) -> _Uvicorn:
+        return _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=connections_of(options.first_byte_seconds),
+                ws=_WebSockets,
+                ws_max_size=MAX_PIECE_BYTES,
+                # a compressed message could be a thousand times its size
+                ws_per_message_deflate=False,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                # a header that says who the client is can be forged, and nothing here needs it
+                proxy_headers=False,
+                timeout_keep_alive=options.keep_alive_seconds,
+                timeout_graceful_shutdown=_CLOSE_SECONDS,
+            )
+        )
+
+    @property
+    def in_flight(self) -> InFlight:
+        return self._state.in_flight
+
+    @property
+    def metrics(self) -> ServerMetrics:
+        return self._state.metrics
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(server.serve(sockets=[listener])) for listener, server in self._ports]
+        self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
+
+    async def open_storage(self) -> None:
+        """Before its first use. Raises UserError for a database that cannot be used."""
+        await self._state.storage.open()
+
+    def attach(self, engine: ServedEngine) -> None:
+        """Requests are answered, unless the server is about to end."""
+        if self._state.readiness is not Readiness.STOPPING:
+            self._state.attach(engine)
+            self._state.services.resume()
+
+    def pause(self) -> None:
+        """The engine is gone, and another one is on its way."""
+        if self._state.readiness is not Readiness.STOPPING:
+            self._state.readiness = Readiness.RESTARTING
+
+    def die(self) -> None:
+        """The engine is gone: nothing is served any more."""
+        self._state.readiness = Readiness.DEAD
+
+    def drain(self) -> None:
+        """New requests are refused, running ones go on."""
+        self._state.readiness = Readiness.STOPPING
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Until nothing is in flight, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._state.in_flight.wait_empty()
+
+    async def close(self) -> None:
+        """Ends what runs with an error event, closes connections and the socket."""
+        if self._state.readiness is not Readiness.DEAD:
+            self._state.readiness = Readiness.STOPPING
+        # before the rest, so that what is interrupted in a batch is left for the next start
+        await self._state.services.stop()
+        self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
+        for _, server in self._ports:
+            server.should_exit = True
+        await asyncio.gather(*self._tasks)
+        if self._lag is not None:
+            self._lag.cancel()
+        await asyncio.to_thread(self._state.tracing.close)
+        await asyncio.to_thread(self._state.close_storage)

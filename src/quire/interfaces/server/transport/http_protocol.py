@@ -1,0 +1,84 @@
+"""uvicorn's HTTP, with errors that are OpenAI's also where no request could be read, and heads that end.
+
+uvicorn answers what it cannot parse with a line of text, and collects headers for as long as they come.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.interfaces.server.access.gate import MAX_HEADER_BYTES, headers_too_large, new_request_id
+from quire.interfaces.server.wire.errors import ApiError
+
+# A client that is still sending is listened to for so long after an error.
+_LISTEN_SECONDS = 1.0
+
+
+class _Head:
+    """The headers of one request, while they arrive."""
+
+    num_bytes = 0
+
+
+class OpenAIProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head: _Head | None = None
+    # an error was sent; what still comes is thrown away
+    _is_refused = False
+
+    def on_message_begin(self) -> None:
+        self._head = _Head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        before, is_first = self._head, self.cycle is None
+        super().data_received(data)
+        head = self._head
+        if head is None or self._is_refused:
+            return
+        # of a packet that also holds the end of another request it is not known where this one began
+        if head is before or is_first:
+            head.num_bytes += len(data)
+        if head.num_bytes > MAX_HEADER_BYTES:
+            self._refuse(headers_too_large())
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls if it cannot read a request."""
+        self._refuse(ApiError(400, "This is no valid HTTP/1.1 request."))
+
+    def _refuse(self, error: ApiError) -> None:
+        self._is_refused = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                # what came now is another request; that one is answered, and the last
+                cycle.keep_alive = False
+                return
+            if cycle.response_started:
+                self.transport.close()
+                return
+        self.transport.write(self._answer(error))
+        self.transport.write_eof()
+        # closed with something unread, the connection would be reset, and the answer lost with it
+        self.loop.call_later(_LISTEN_SECONDS, self.transport.close)
+
+    def _answer(self, error: ApiError) -> bytes:
+        body = error.body()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", new_request_id()),
+            (b"connection", b"close"),
+        ]
+        first = b"HTTP/1.1 %d %b\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
+        return b"".join([first, *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body])

@@ -1,0 +1,119 @@
+"""Fields that are not implemented: refused with the reason, or ignored because nothing in the answer depends on them.
+
+A field must stand in a request's struct, in REFUSED or in IGNORED. An unknown name that looks like a known one is
+refused with a suggestion (a misspelt `max_token` must not pass in silence); any other is ignored and logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quire.errors import suggestion
+from quire.interfaces.server.wire.errors import invalid
+
+logger = logging.getLogger("quire.server")
+
+_MAX_REMEMBERED = 256
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Why a field is refused, and the values that ask for nothing and are therefore let through."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+_WIDTH = Refused("with use_beam_search=true n is the number of beams, and all of them are choices; use n")
+_GROUPS = Refused("diverse beam search is in Python only, with BeamSearchParams; leave it out")
+_OLD_TOOLS = Refused("it was replaced in the API; use tools and tool_choice", ([], "none", "auto"))
+
+REFUSED_BY_BOTH: dict[str, Refused] = {
+    "best_of": Refused("it was withdrawn from the API; use n and choose yourself", (1,)),
+    "guided_decoding_backend": Refused("there is one backend; leave it out", ("auto", "guidance")),
+    "guided_whitespace_pattern": Refused("it is a part of structured_outputs: whitespace_pattern"),
+    "logits_processors": Refused("code and processors are not taken from requests", ([],)),
+    "truncate_prompt_tokens": Refused("prompts are never cut; shorten the prompt"),
+    "spaces_between_special_tokens": Refused("special tokens are joined as the tokenizer does it", (True,)),
+    "return_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
+    "return_tokens_as_token_ids": Refused("use /tokenize for the ids of a prompt", (False,)),
+    "kv_transfer_params": Refused("over HTTP the KV cache is not moved between engines"),
+    "beam_width": _WIDTH,
+    "num_beams": _WIDTH,
+    "num_return_sequences": _WIDTH,
+    "num_beam_groups": msgspec.structs.replace(_GROUPS, neutral=(1,)),
+    "diversity_penalty": msgspec.structs.replace(_GROUPS, neutral=(0,)),
+    "vllm_xargs": Refused("extra arguments have no meaning here", ({},)),
+}
+REFUSED_BY_COMPLETIONS: dict[str, Refused] = {
+    "suffix": Refused("insertion needs a model trained for it, and none is supported yet", ("",)),
+    "prompt_embeds": Refused("prompts are text or token ids"),
+}
+REFUSED_BY_CHAT: dict[str, Refused] = {
+    "functions": _OLD_TOOLS,
+    "function_call": _OLD_TOOLS,
+    "audio": Refused("no audio is generated"),
+    "moderation": Refused("nothing is moderated here"),
+    "modalities": Refused("only text is generated", (["text"],)),
+    "web_search_options": Refused("the server fetches nothing"),
+    "chat_template": Refused("templates are not taken from requests; start the server with chat_template"),
+    "documents": Refused("pass documents in chat_template_kwargs", ([],)),
+    "mm_processor_kwargs": Refused("only text is supported", ({},)),
+    "echo": Refused("it belongs to /v1/completions", (False,)),
+    "prompt": Refused("it belongs to /v1/completions; use messages"),
+}
+
+# Most entries of a list, where nothing that is done with it later bounds them.
+MOST_ENTRIES = {"messages": 4096}
+
+IGNORED: dict[str, str] = {
+    "user": "the client's name for its user",
+    "safety_identifier": "the client's name for its user",
+    "metadata": "notes of the client",
+    "store": "nothing is stored",
+    "service_tier": "there is one tier",
+    "prompt_cache_key": "the prefix cache finds equal prompts by itself",
+    "prompt_cache_options": "the prefix cache finds equal prompts by itself",
+    "prompt_cache_retention": "the prefix cache keeps what memory holds",
+    "prediction": "a hint for speed",
+    "reasoning_effort": "the models served here have no such control; chat_template_kwargs may have",
+    "verbosity": "the models served here have no such control",
+    "request_id": "ids are the server's; send the header x-request-id to follow a request",
+}
+
+
+class FieldRules:
+    """Which names one endpoint knows. `check` looks at every name of a request, before any value is converted."""
+
+    def __init__(
+        self, request_type: type[msgspec.Struct], refused: dict[str, Refused], ignored: Mapping[str, str] = IGNORED
+    ) -> None:
+        self.implemented = request_type.__struct_fields__
+        self.refused = refused
+        self.ignored = ignored
+        self._known = {*self.implemented, *refused, *ignored}
+        self._logged: set[str] = set()
+
+    def check(self, body: dict[str, Any], *, strict: bool = False) -> None:
+        """Raises ApiError for a field that would change the answer and is not implemented; strict: for any unknown."""
+        for name, value in body.items():
+            if name in self.refused:
+                rule = self.refused[name]
+                if value is not None and value not in rule.neutral:
+                    raise invalid(f"{name}: not supported: {rule.reason}.", name)
+            elif name not in self._known:
+                self._check_unknown(name, strict)
+            elif name in MOST_ENTRIES and isinstance(value, list) and len(value) > MOST_ENTRIES[name]:
+                raise invalid(f"{name}: {len(value)} of them, at most {MOST_ENTRIES[name]} are allowed.", name)
+
+    def _check_unknown(self, name: str, strict: bool) -> None:
+        shown = name[:64]
+        hint = suggestion(shown, self._known)
+        if hint or strict:
+            raise invalid(f"Unknown field {shown!r}.{hint}", shown)
+        if shown not in self._logged and len(self._logged) < _MAX_REMEMBERED:
+            self._logged.add(shown)
+            logger.warning("unknown request field %r is ignored (said once)", shown)

@@ -1,0 +1,125 @@
+"""Prompts in pieces as clients send them (streaming prefill, 4.4.4): JSON objects, the first of which has the
+parameters, each of the others a part of the prompt.
+
+Owns the bounds: of a message, of all of them together, and of the time in which one must come. `Messages` come from
+the lines of a request body or from a WebSocket. Whoever reads them gets ApiError, or ClientGoneError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, TypeAlias
+
+from fastapi import Request, WebSocket
+
+from quire.interfaces.server.openai.requests import PromptPiece
+from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, invalid
+from quire.interfaces.server.wire.field_rules import FieldRules
+from quire.interfaces.server.wire.request_body import in_bytes, parse_request
+
+Messages: TypeAlias = AsyncGenerator[bytes, None]
+
+MAX_PIECE_BYTES = 2**20
+# A message must be there so long after the one before it. An empty piece is one, too.
+IDLE_SECONDS = 60.0
+# A client that is still sending misses an answer that comes too early, so it is listened to for so long.
+_DISCARD_SECONDS = 1.0
+
+_RULES = FieldRules(PromptPiece, {})
+
+
+async def pieces_of(messages: Messages, first: str | list[int] | None) -> AsyncIterator[str | list[int]]:
+    """The pieces up to the final one."""
+    if first is not None:
+        yield first
+    async for data in messages:
+        piece = parse_request(data, PromptPiece, _RULES, strict=True)
+        if piece.text is not None and piece.token_ids is not None:
+            raise invalid("text, token_ids: a piece has one of them.", "token_ids")
+        if piece.text is None and piece.token_ids is None and not piece.is_final:
+            raise invalid("A piece has text, token_ids or is_final.", "text")
+        if piece.text is not None:
+            yield piece.text
+        if piece.token_ids is not None:
+            yield piece.token_ids
+        if piece.is_final:
+            return
+
+
+async def bounded(messages: Messages, max_bytes: int) -> Messages:
+    """No message and no sum of them is too large, and none keeps the engine waiting for ever."""
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                data = await anext(messages)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            text = f"No piece came for {IDLE_SECONDS:g} seconds. Send an empty one to keep the request alive."
+            raise ApiError(408, text, code="idle_timeout", headers={"connection": "close"}) from None
+        size += len(data)
+        if len(data) > MAX_PIECE_BYTES:
+            raise too_large()
+        if size > max_bytes:
+            raise ApiError(413, f"The pieces together are larger than {in_bytes(max_bytes)}.")
+        yield data
+
+
+def too_large() -> ApiError:
+    return ApiError(413, f"A piece is larger than {MAX_PIECE_BYTES // 2**20} MiB. Send it as several.")
+
+
+class BodyLines:
+    """The lines of a request body, as they arrive. Empty ones are left out."""
+
+    def __init__(self, request: Request) -> None:
+        self._receive = request.receive
+        self._is_over = False
+
+    async def messages(self) -> Messages:
+        parts: list[bytes] = []
+        size = 0
+        while not self._is_over:
+            *complete, rest = (await self._chunk()).split(b"\n")
+            for end in complete:
+                line = b"".join([*parts, end])
+                parts, size = [], 0
+                if line.strip():
+                    yield line
+            parts.append(rest)
+            size += len(rest)
+            if size > MAX_PIECE_BYTES:
+                raise too_large()
+        if (line := b"".join(parts)).strip():
+            yield line
+
+    async def discard(self) -> None:
+        """Reads what is still on its way."""
+        try:
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while not self._is_over:
+                    await self._chunk()
+        except (TimeoutError, ClientGoneError):
+            return
+
+    async def _chunk(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self._is_over = not message.get("more_body")
+        chunk: bytes = message.get("body", b"")
+        return chunk
+
+
+async def socket_messages(socket: WebSocket) -> Messages:
+    """The texts that come over a WebSocket."""
+    while True:
+        message: dict[str, Any] = dict(await socket.receive())
+        if message["type"] == "websocket.disconnect":
+            raise ClientGoneError
+        text = message.get("text")
+        if text is None:
+            raise invalid("Messages must be texts, each a JSON object.")
+        yield text.encode()

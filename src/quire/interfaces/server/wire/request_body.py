@@ -1,0 +1,170 @@
+"""From bytes to a checked struct: size, media type, JSON, names of fields, types. One error, the first that is found.
+
+One error and not a list of all: a small body must not be able to buy a huge answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from itertools import chain
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+
+from quire.interfaces.server.state import state_of
+from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, invalid
+from quire.interfaces.server.wire.field_rules import FieldRules
+
+# A refused body is read on and thrown away up to this size, because a client that is still sending misses the answer.
+_MAX_DISCARDED_BYTES = 256 * 1024 * 1024
+MAX_DEPTH = 64
+
+# And one that sends no more gets its answer.
+_DISCARD_SECONDS = 1.0
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_CONTENT_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
+_MISMATCH = re.compile(r"Expected `([^`]*)`, got `([^`]*)`(?: - at `(?:key` in `)?\$\.?([^`]*)`)?")
+_MISSING = re.compile(r"Object missing required field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+# The first \u escape of half a pair; whole pairs and other escapes are passed over and never looked at again.
+_LONE_SURROGATE = re.compile(
+    rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
+    rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
+    re.DOTALL,
+)
+_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "a string", "bool": "true or false", "null": "null",
+    "array": "a list", "object": "an object",
+}  # fmt: skip
+
+
+async def read_request(request: Request, request_type: type[_T], rules: FieldRules, *, strict: bool = False) -> _T:
+    """The body as `request_type`, or ApiError."""
+    _check_media_type(request)
+    state = state_of(request)
+    data = await _read_body(request, state.max_text_body_bytes, state.body_seconds, state.room.request_seconds)
+    return parse_request(data, request_type, rules, strict=strict)
+
+
+def parse_request(data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool = False) -> _T:
+    """JSON text to `request_type`, or ApiError."""
+    try:
+        body = msgspec.json.decode(data)
+    except RecursionError:
+        raise invalid("The body is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise invalid("The body is not valid UTF-8.") from None
+    except msgspec.MsgspecError as error:
+        if found := _LONE_SURROGATE.match(data):
+            escape = found[1].decode()
+            raise invalid(f"The body holds {escape}, a lone surrogate, which is no valid Unicode. Remove it.") from None
+        raise invalid(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object.")
+    if _is_deeper(data, body, MAX_DEPTH):
+        raise invalid(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    rules.check(body, strict=strict)
+    try:
+        return msgspec.convert(body, request_type, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _bad_key(body) or _explained(str(error)) from None
+
+
+def _check_media_type(request: Request) -> None:
+    content_type = request.headers.get("content-type", "")
+    if not _CONTENT_TYPE.fullmatch(content_type.strip()):
+        shown = repr(content_type[:64]) if content_type else "missing"
+        raise ApiError(415, f"Content-Type is {shown}; it must be application/json, and the body UTF-8.")
+    check_encoding(request)
+
+
+def check_encoding(request: Request) -> None:
+    """No compression: a small body must not become a large one."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ApiError(415, f"Content-Encoding {encoding[:32]!r} is not supported; send the body as it is.")
+
+
+def _is_deeper(data: bytes, body: dict[str, Any], most: int) -> bool:
+    """Level by level, and only where there are brackets enough for it."""
+    if data.count(b"{") + data.count(b"[") <= most:
+        return False
+    level: list[Any] = [body]
+    for _ in range(most):
+        inside = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for one in inside if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+async def _read_body(request: Request, max_bytes: int, seconds: float, whole_seconds: float) -> bytes:
+    """Each part must come within so many seconds, and the last one within `whole_seconds`."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + whole_seconds
+    length = request.headers.get("content-length", "")
+    is_too_large = length.isdigit() and int(length) > max_bytes
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(min(_DISCARD_SECONDS if is_too_large else seconds, end - clock())):
+                message = await request.receive()
+        except TimeoutError:
+            if is_too_large:
+                break
+            text = f"Nothing of the body came for {seconds:g} seconds (first_byte_seconds)."
+            if clock() >= end:
+                text = f"The body did not come whole within {whole_seconds:g} seconds (max_request_seconds)."
+            raise ApiError(408, text, code="idle_timeout", headers={"connection": "close"}) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        is_too_large = is_too_large or size > max_bytes
+        if is_too_large:
+            chunks.clear()
+        else:
+            chunks.append(chunk)
+        if not message.get("more_body") or size > _MAX_DISCARDED_BYTES:
+            break
+    if is_too_large:
+        text = f"The body is larger than {in_bytes(max_bytes)}, the most that is taken here."
+        raise ApiError(413, text, headers={"connection": "close"})
+    return b"".join(chunks)
+
+
+def in_bytes(count: int) -> str:
+    return f"{count / 2**20:.4g} MiB" if count >= 2**20 else f"{count} bytes"
+
+
+def _bad_key(body: dict[str, Any]) -> ApiError | None:
+    """msgspec does not say which key of logit_bias is no token id."""
+    bias = body.get("logit_bias")
+    for key in bias if isinstance(bias, dict) else ():
+        if not _TOKEN_ID.fullmatch(key):
+            return invalid(f"logit_bias: the key {key[:40]!r} is no token id.", "logit_bias")
+    return None
+
+
+def _explained(text: str) -> ApiError:
+    """msgspec's words about Python types, in words about JSON."""
+    if found := _MISMATCH.search(text):
+        wanted = " or ".join(_WORDS.get(kind.strip(), kind) for kind in found[1].split("|"))
+        where = found[3] or ""
+        return invalid(f"{where or 'body'}: must be {wanted}, not {_WORDS.get(found[2], found[2])}.", where or None)
+    if found := _MISSING.search(text):
+        where = _joined(found[2], found[1])
+        return invalid(f"{where}: this field is required.", where)
+    if found := _UNKNOWN.search(text):
+        where = _joined(found[2], found[1])
+        return invalid(f"{where}: unknown field.", where)
+    return invalid(f"The body is not as expected: {text}.")
+
+
+def _joined(path: str | None, name: str) -> str:
+    return f"{path}.{name}" if path else name
