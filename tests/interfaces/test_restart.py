@@ -121,3 +121,39 @@ def test_a_living_engine_can_be_replaced(play):
         assert await text_of(engine, "one two")
 
     play(test)
+
+
+def test_between_two_restarts_that_failed_nobody_else_starts_an_engine(play):
+    async def test(engine: AsyncLLM) -> None:
+        num_tries = 0
+        connect = engine._held.connect
+
+        def count(config):
+            nonlocal num_tries
+            num_tries += 1
+            if num_tries == 1:
+                raise OSError("no process to spare")
+            return connect(config)
+
+        engine._held.connect = count
+        session = await engine.open_session()
+        await session.generate("one two three", GREEDY)
+        await kill(engine)
+        restart = asyncio.ensure_future(engine.restart())
+        # this one waits for the restart, and must not begin where it ended
+        waiting = asyncio.ensure_future(engine.control("list_kept"))
+        with pytest.raises(OSError, match="no process"):
+            await restart
+        with pytest.raises(EngineDeadError, match="has not started yet"):
+            await waiting
+        for call in (lambda: engine.control("list_kept"), lambda: text_of(engine, "one two")):
+            with pytest.raises(EngineDeadError, match="has not started yet"):
+                await call()
+        # what it kept is gone in any case
+        await session.close()
+        assert num_tries == 1
+        await engine.restart()
+        assert num_tries == 2
+        assert await text_of(engine, "one two")
+
+    play(test)

@@ -1,7 +1,8 @@
 """The engine that an AsyncLLM holds: started at first need, replaced when it has died, ended once.
 
 Owns the client, the tokenizer and the parts (engine_parts.py). The parts outlive the client: a new engine is brought to
-where the old one was. Belongs to one event loop.
+where the old one was. Whoever restarts it decides when another try is due: between two of them that failed, nobody
+else starts one. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class HeldEngine:
         # while there is an engine that has started
         self.ready: EngineReady | None = None
         self.is_shut_down = False
+        # its end was seen, and no other one serves yet
+        self._is_being_replaced = False
         self._defaults = defaults
         self._lock = asyncio.Lock()
 
@@ -55,24 +58,31 @@ class HeldEngine:
     def running(self) -> AsyncEngineClient:
         """The client, for a request that was prepared; its engine may be gone since."""
         if self.client is None:
-            raise EngineDeadError("The engine is gone, and another one has not started yet.")
+            raise _gone()
         return self.client
 
     async def start(self, perform: Perform) -> EngineReady:
-        """Loads tokenizer and model, unless that is done."""
+        """Loads tokenizer and model, unless that is done. Takes the place of no engine that died: restart does."""
         if self.ready is not None:
             return self.ready
         async with self._lock:
-            return self.ready if self.ready is not None else await self._start(perform)
+            if self.ready is not None:
+                return self.ready
+            if self._is_being_replaced:
+                raise _gone()
+            return await self._start(perform)
 
     async def restart(self, perform: Perform, reason: str) -> EngineReady:
-        """Ends what is there, and starts anew."""
+        """Ends what is there, and starts anew. May be called again after it has failed."""
         async with self._lock:
+            self._is_being_replaced = True
             client, self.client, self.ready = self.client, None, None
             if client is not None:
                 client.kill(reason)
                 await asyncio.to_thread(client.close)
-            return await self._start(perform)
+            ready = await self._start(perform)
+            self._is_being_replaced = False
+            return ready
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -112,3 +122,7 @@ class HeldEngine:
         else:
             self.parts.engine_was_replaced(ready)
         return ready
+
+
+def _gone() -> EngineDeadError:
+    return EngineDeadError("The engine is gone, and another one has not started yet.")
