@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
+from tokenizers import decoders, models, processors
 
 from quire.errors import ContextLengthError, ModelError, RequestError
+from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.text_decoder import ByteDecoder, WindowDecoder
 from quire.renderer.token_bytes import recognise
 from quire.renderer.tokenizer import Tokenizer
@@ -196,3 +197,29 @@ def test_older_files_go_through_transformers(folders, tmp_path):
     tokenizer = load(tmp_path)
     text = "the quick brown fox"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=True) == text
+
+
+def letters(known: str, *, special: bool) -> Tokenizer:
+    """Of these letters; all others are lost."""
+    vocabulary = {letter: number for number, letter in enumerate(("[B]", "[E]", *known))}
+    backend = Backend(models.BPE(vocabulary, []))
+    if special:
+        around = [("[B]", 0), ("[E]", 1)]
+        backend.post_processor = processors.TemplateProcessing(single="[B] $A [E]", special_tokens=around)
+    return Tokenizer(backend, SpecialTokens())
+
+
+@pytest.mark.parametrize("known", ["ad", "0d", ".d"])
+def test_special_tokens_stand_around_pieces_where_line_ends_are_lost(known):
+    tokenizer = letters(known, special=True)
+    assert tokenizer.encode("\n", add_special_tokens=False) == []
+    assert tokenizer.encode_pieces(["d", "d"], add_special_tokens=True) == [0, 3, 3, 1]
+
+
+def test_pieces_where_nothing_stands_around_a_text():
+    assert letters("d", special=False).encode_pieces(["d", "d"], add_special_tokens=True) == [2, 2]
+
+
+def test_where_special_tokens_stand_is_not_guessed():
+    with pytest.raises(RequestError, match="add_special_tokens=false"):
+        letters("d", special=True).encode_pieces(["d", "d"], add_special_tokens=True)

@@ -25,7 +25,8 @@ class BackgroundHandler(logging.Handler):
         super().__init__()
         self._stream = stream
         self._descriptor = _descriptor_of(stream)
-        self._lines: queue.Queue[str] = queue.Queue(most_lines)
+        # None: no more will come
+        self._lines: queue.Queue[str | None] = queue.Queue(most_lines)
         self.num_lost = 0
         threading.Thread(target=self._write, name="quire-log", daemon=True).start()
 
@@ -43,9 +44,15 @@ class BackgroundHandler(logging.Handler):
         with done:
             done.wait_for(lambda: not self._lines.unfinished_tasks, _FLUSH_SECONDS)
 
+    def retire(self) -> None:
+        """Another handler takes its place: what came so far is written, then its thread ends."""
+        self.flush()
+        # full: nobody reads, and the thread waits for that in any case
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+
     def _write(self) -> None:
-        while True:
-            line = self._lines.get()
+        while (line := self._lines.get()) is not None:
             lost, self.num_lost = self.num_lost, 0
             if lost:
                 line = f"{line}\n({lost} lines of the log were lost, because nobody read it)"
@@ -53,6 +60,7 @@ class BackgroundHandler(logging.Handler):
             with contextlib.suppress(OSError, ValueError):
                 self._put(line + "\n")
             self._lines.task_done()
+        self._lines.task_done()
 
     def _put(self, text: str) -> None:
         if self._descriptor is None:

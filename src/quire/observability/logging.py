@@ -33,6 +33,9 @@ def configure_logging(level: str | None = None, *, in_background: bool = False) 
         raise OptionError(
             f"{LEVEL_VARIABLE}={name.lower()}: must be one of {known}.{suggestion(name.lower(), _LEVELS)}"
         )
+    for old in logging.getLogger("quire").handlers:
+        if isinstance(old, BackgroundHandler):
+            old.retire()
     handler = BackgroundHandler(sys.stderr) if in_background else logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
     _attach(logging.getLogger("quire"), handler, number)

@@ -36,6 +36,8 @@ _MAX_BYTES_IN_CHARACTER = 4
 # Longer texts take the library's way for batches: it lets other threads run, but costs a short text more.
 _SHORT_CHARACTERS = 2000
 _LINE_END = "\n"
+# Texts of which one at least leaves tokens behind: some tokenizers drop white space, some what they do not know.
+_PROBES = (_LINE_END, "a", "0", ".")
 _SURROGATE = "The text holds a lone surrogate, which is no valid Unicode. Remove it."
 # Unicode's normal forms compose at most so many characters into one.
 _MAX_COMPOSED = 4
@@ -97,9 +99,18 @@ class Tokenizer:
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
         """What stands before and after a text."""
-        whole, bare = (self.encode(_LINE_END, add_special_tokens=asked) for asked in (True, False))
-        start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-        return whole[:start], whole[start + len(bare) :]
+        for probe in _PROBES:
+            whole, bare = (self.encode(probe, add_special_tokens=asked) for asked in (True, False))
+            if not whole:
+                return [], []
+            starts = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+            if bare and (start := next(starts, None)) is not None:
+                return whole[:start], whole[start + len(bare) :]
+        raise RequestError(
+            "add_special_tokens=true: where this model's tokenizer puts its special tokens cannot be told, because it "
+            "leaves nothing of a text as it is. Send the prompt with add_special_tokens=false.",
+            param="add_special_tokens",
+        )
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens without special ones around them, and the characters from which to which each goes."""

@@ -9,14 +9,10 @@ The key goes to standard error, where it is read once, and the line, which holds
 from __future__ import annotations
 
 import argparse
-import hashlib
-import re
 import secrets
 import sys
 
 from quire.errors import OptionError
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,10 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # here, so that --help need not wait for the server's modules
+    from quire.interfaces.server.access.api_keys import TENANT_NAME, hash_of
+
     name = arguments.name
-    if not _NAME.fullmatch(name):
+    if not TENANT_NAME.fullmatch(name):
         raise OptionError(f"NAME {name[:80]!r}: must be 1 to 64 letters, digits or . _ -, such as team-a.")
     key = "qk-" + secrets.token_urlsafe(32)
     print(f"The key of {name}, which is shown only now:\n\n  {key}\n", file=sys.stderr)
-    print(f"{name}: {hashlib.sha256(key.encode()).hexdigest()}")
+    print(f"{name}: {hash_of(key.encode()).hex()}")
     return 0

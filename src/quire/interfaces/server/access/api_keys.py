@@ -24,7 +24,7 @@ from typing import Any
 from quire.errors import OptionError, suggestion
 from quire.interfaces.server.access.tenants import Quota, Tenant
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
 # comparing all keys must stay a matter of microseconds per key and request
 _MOST_KEYS = 10_000
@@ -130,7 +130,7 @@ def _key_of(words: list[str], where: str) -> tuple[str, bytes, list[str]]:
         digest = _checked_hash(words[0], where)
         return _name_of(digest), digest, words[1:]
     name = words[0][:-1]
-    if not _NAME.fullmatch(name):
+    if not TENANT_NAME.fullmatch(name):
         raise OptionError(f"{where}: the name {name[:80]!r} must be 1 to 64 letters, digits or . _ -")
     if len(words) < 2:
         raise OptionError(f"{where}: {name!r} has no key. Make one: quire api-key {name}")
