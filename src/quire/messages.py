@@ -37,6 +37,25 @@ def split_sequence_id(sequence_id: int) -> tuple[int, int]:
     return sequence_id >> _INDEX_BITS, sequence_id & ((1 << _INDEX_BITS) - 1)
 
 
+# Where a core has several clients, the number of each stands in the high bits of its ids (further_clients.py).
+_COUNT_BITS = 44
+MOST_CLIENTS = 512
+
+
+def first_request_id_of(client: int) -> int:
+    """From which on a client counts its requests."""
+    return client << _COUNT_BITS
+
+
+def client_of(request_id: int) -> int:
+    return request_id >> _COUNT_BITS
+
+
+def client_of_sequence(sequence_id: Any) -> Any:
+    """Whose a sequence is; of an array of them, an array."""
+    return sequence_id >> (_COUNT_BITS + _INDEX_BITS)
+
+
 def int_array(values: Any) -> IntArray:
     return np.asarray(values, dtype=np.int64)
 
@@ -209,6 +228,8 @@ class EngineReady(Message):
     report: list[str] = []
     # what computing a token took when the model was measured: how long a step may take before somebody worries
     seconds_per_token: float = 0.0
+    # from which on this client is to count its requests
+    first_request_id: int = 0
 
 
 class EngineFailed(Message):

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from quire.engine_client import AsyncEngineClient, SyncEngineClient
 from quire.engine_client.child_process import ChildProcess
-from quire.engine_client.socket_link import SocketLink, _fresh_folder
+from quire.engine_client.socket_link import SocketLink, fresh_folder
 from quire.engine_core.launch_document import LaunchDocument
-from quire.engine_core.process import answer_to_no_message
+from quire.engine_core.unread_frames import answer_to_no_message
 from quire.errors import EngineDeadError
 from quire.message_encoding import decode_to_client, encode
 from quire.messages import (
@@ -291,7 +291,7 @@ def test_the_sockets_folder_is_private_and_its_name_fits(tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    folder = Path(_fresh_folder())
+    folder = Path(fresh_folder())
     assert folder.stat().st_mode & 0o777 == 0o700
     assert len(str(folder / "core")) < 104
     folder.rmdir()

@@ -41,7 +41,7 @@ class SocketResources:
     def __init__(self, page: PulsePage) -> None:
         self.page = page
         self.owner = os.getpid()
-        self.folder: str | None = _fresh_folder()
+        self.folder: str | None = fresh_folder()
         self.context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self.context.socket(zmq.PAIR)
         self.child: ChildProcess | None = None
@@ -167,7 +167,7 @@ class SocketLink:
         return messages
 
 
-def _fresh_folder() -> str:
+def fresh_folder() -> str:
     """A folder that only this user may enter; near the root if the temporary folder's own name is too long."""
     longest = len(os.fsencode(tempfile.gettempdir())) + len("/quire-12345678/core")
     return tempfile.mkdtemp(prefix="quire-", dir=None if longest <= _LONGEST_PATH else "/tmp")

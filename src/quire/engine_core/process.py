@@ -1,6 +1,6 @@
 """The process of an engine core: reads its configuration, builds the core, then carries messages until it is ended.
 
-Owns the core's socket and the process's signals. It is started by the engine client and never by hand. The last thing
+Owns the core's sockets and the process's signals. It is started by the engine client and never by hand. The last thing
 it says is why it ends, unless it was asked to. It dies with its parent, whatever the parent dies of.
 """
 
@@ -17,34 +17,23 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-import msgspec
 import zmq
 
 from quire.engine_core.driver import CoreDriver, failure_at_start
+from quire.engine_core.further_clients import FurtherClients
 from quire.engine_core.launch_document import LaunchDocument
 from quire.engine_core.pulse import PulseWriter
+from quire.engine_core.unread_frames import answer_to_no_message
 from quire.failpoints import failpoint
 from quire.message_encoding import decode_to_core, encode
-from quire.messages import (
-    AbortRequests,
-    ControlReply,
-    EngineFailed,
-    EngineOutputs,
-    Message,
-    SequenceEnd,
-    sequence_id_of,
-    split_sequence_id,
-)
+from quire.messages import AbortRequests, EngineFailed, EngineOutputs, Message, ToClient, split_sequence_id
 from quire.observability.background_log import BackgroundHandler
-from quire.sampling_params import MAX_N
 
 _PR_SET_PDEATHSIG = 1
 # Time for the last message to reach a parent that is there.
 _LINGER_MILLISECONDS = 1000
 # Its socket listens already: only a machine that stands still takes longer.
 _MEETING_MILLISECONDS = 5000
-# the greatest whose sequences have numbers of 64 bits
-_MOST_REQUEST_ID = 2**53 - 1
 logger = logging.getLogger(__name__)
 
 
@@ -79,6 +68,7 @@ class CoreSocket:
         self._socket.connect(endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self.further = FurtherClients(self._context, self._poller)
 
     def has_met_its_parent(self) -> bool:
         """Waits for it. ZeroMQ's threads of both sides do it, whatever the parent is busy with."""
@@ -100,16 +90,26 @@ class CoreSocket:
     def send(self, message: Message) -> None:
         self._socket.send(encode(message))
 
+    def deliver(self, message: ToClient) -> None:
+        """To the client that it is for."""
+        if len(self.further):
+            self.further.send(message, self.send)
+        else:
+            self.send(message)
+
     def hand_to(self, driver: CoreDriver) -> None:
         """Everything that has arrived."""
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                break
             self._pulse.receives()
             self._take(frame, driver)
             self._pulse.has_done()
+        if len(self.further):
+            # not counted as received: the pulse is compared with what the first client has sent
+            self.further.hand_to(driver, self._pulse.has_done)
 
     def _take(self, frame: bytes, driver: CoreDriver) -> None:
         try:
@@ -132,38 +132,15 @@ class CoreSocket:
             driver.handle(AbortRequests(request_ids=[split_sequence_id(answer.ends[0].sequence_id)[0]]))
 
     def close(self) -> None:
+        self.further.close()
         self._socket.close()
         self._context.term()
-
-
-def answer_to_no_message(frame: bytes, error: Exception) -> EngineOutputs | ControlReply | None:
-    """The end of the request or of the call that the frame names, or None: nobody may wait for ever."""
-    try:
-        content = msgspec.msgpack.decode(frame)
-    except Exception:
-        return None
-    if not isinstance(content, dict):
-        return None
-    text = f"The engine core cannot read this message: {error}."
-    request_id, call_id = content.get("request_id"), content.get("call_id")
-    if type(call_id) is int:
-        return ControlReply(call_id=call_id, error=text)
-    if type(request_id) is not int or not 0 <= request_id <= _MOST_REQUEST_ID:
-        return None
-    ids = (sequence_id_of(request_id, index) for index in range(_num_outputs(content.get("sampling"))))
-    return EngineOutputs(step=0, ends=[SequenceEnd(number, "error", error=text) for number in ids])
-
-
-def _num_outputs(sampling: object) -> int:
-    """Of a request that cannot be read; the default is left out on the wire. Where it is not said, as many as any
-    request may have: a client drops what it does not wait for."""
-    count = sampling.get("n", 1) if isinstance(sampling, dict) else MAX_N
-    return count if type(count) is int and 1 <= count <= MAX_N else MAX_N
 
 
 def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWriter) -> None:
     """The loop: messages in, a step, messages out. Sleeps when there is no work."""
     driver.watch_steps(pulse.begins)
+    link.further.serve(driver)
     pulse.serves()
     while not signals.is_end_asked and not driver.is_dead:
         _send_all(driver, link)
@@ -181,7 +158,7 @@ def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWr
 def _send_all(driver: CoreDriver, link: CoreSocket) -> None:
     for message in driver.take():
         failpoint("before_send")
-        link.send(message)
+        link.deliver(message)
 
 
 def run(document: LaunchDocument, core: str | None) -> int:
@@ -209,7 +186,8 @@ def run(document: LaunchDocument, core: str | None) -> int:
         serve(driver, link, signals, pulse)
     except Exception as error:
         logger.exception("the loop of the engine core failed")
-        link.send(EngineFailed(kind="EngineDeadError", error=f"The engine failed: {type(error).__name__}: {error}."))
+        last_word = f"The engine failed: {type(error).__name__}: {error}."
+        link.deliver(EngineFailed(kind="EngineDeadError", error=last_word))
         driver.is_dead = True
     link.close()
     return 1 if driver.is_dead and not signals.is_end_asked else 0

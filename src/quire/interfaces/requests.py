@@ -274,13 +274,14 @@ class RequestMaker:
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
         bad_words_token_ids: Callable[[list[str]], list[list[int]]],
+        first_id: int = 0,
     ) -> None:
         self.limits = limits
         self._eos_token_ids = list(eos_token_ids)
         self._seed = seed
         self._bad_words_token_ids = bad_words_token_ids
-        self._counter = itertools.count()
-        self._resent_counter = itertools.count(_FIRST_RESENT)
+        self._counter = itertools.count(first_id)
+        self._resent_counter = itertools.count(first_id + _FIRST_RESENT)
 
     def make(
         self,

@@ -1,0 +1,89 @@
+"""A link to a core that another process has started: for processes that share an engine.
+
+The socket is a file in a folder that only this user may enter, as that of a SocketLink, and goes as soon as both sides
+have met. Who owns the engine makes the folder, and has the core told of it (engine_core/further_clients.py). Of the
+core's death its owner hears first; this side is told by it, and closes its client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+
+import zmq
+
+from quire.message_encoding import decode_to_client, encode
+from quire.messages import ToClient, ToCore
+
+logger = logging.getLogger(__name__)
+
+
+def endpoint_in(folder: str) -> str:
+    """Where the link waits for the core."""
+    return f"ipc://{folder}/core"
+
+
+class AttachedLink:
+    # not this side's to watch or to end
+    process = None
+
+    def __init__(self, folder: str) -> None:
+        """Waits in this folder from now on."""
+        self._folder: str | None = folder
+        self._num_garbage_frames = 0
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        try:
+            self._socket.bind(endpoint_in(folder))
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: ToCore) -> None:
+        # EAGAIN: there is no core any more
+        if not self._socket.closed:
+            with contextlib.suppress(zmq.Again):
+                self._socket.send(encode(message), zmq.NOBLOCK)
+
+    def receive(self, timeout: float | None = None) -> list[ToClient]:
+        if self._socket.closed:
+            return []
+        messages = self._received()
+        if not messages and timeout != 0:
+            self._socket.poll(None if timeout is None else int(timeout * 1000))
+            messages = self._received()
+        return messages
+
+    def descriptors(self) -> tuple[int, ...]:
+        return () if self._socket.closed else (int(self._socket.FD),)
+
+    def statistics(self) -> dict[str, float]:
+        return {"garbage_frames_dropped": self._num_garbage_frames}
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        self._remove_folder()
+
+    def _received(self) -> list[ToClient]:
+        messages: list[ToClient] = []
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            self._remove_folder()
+            try:
+                messages.append(decode_to_client(frame))
+            except Exception as error:
+                # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
+                self._num_garbage_frames += 1
+                logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
