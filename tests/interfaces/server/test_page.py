@@ -264,3 +264,33 @@ def test_a_server_with_keys_is_asked_for_one(browser: Browser):
         assert KEY not in tab.evaluate("document.documentElement.outerHTML")
         assert tab.complaints == []
         tab.close()
+
+
+def test_of_several_tenants_the_page_shows_the_chat_and_says_what_is_missing(browser: Browser):
+    def use(key: str) -> None:
+        tab.wait_until("document.querySelector('#key-dialog').open")
+        tab.evaluate("document.querySelector('#key').focus()")
+        tab.type(key)
+        tab.press("Enter")
+
+    shown = "[...document.querySelectorAll('main section')].filter((one) => one.offsetParent).map((one) => one.id)"
+    with ServerProcess([*COMMAND, "--api-key", KEY, "--api-key", "another", "--admin-api-key", "root"]) as server:
+        tab = browser.open(server.wait_for("http://", 60) and server.wait_ready() + "/")
+        use(KEY)
+        tab.wait_until(READY)
+        tab.wait_until("!document.querySelector('#withheld').hidden")
+        assert tab.evaluate(shown) == ["chat", "withheld"]
+        assert "administrator" in tab.text("#withheld")
+        assert tab.evaluate(CONTRAST) == []
+        tab.wait_until("/^Quire · /.test(document.title)")
+        tab.evaluate("document.querySelector('#prompt').focus()")
+        tab.type("What is seven plus five?")
+        tab.press("Enter")
+        tab.wait_until("document.querySelector('.facts')")
+        assert "12" in tab.text(".message.assistant .text")
+        tab.evaluate("document.querySelector('#change-key').click()")
+        use("root")
+        tab.wait_until("document.querySelector('#withheld').hidden")
+        tab.wait_until("document.querySelector('#tokens').textContent !== '–'")
+        assert tab.evaluate(shown) == ["chat", "load", "memory", "requests", "decisions"]
+        tab.close()

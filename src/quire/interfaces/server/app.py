@@ -97,7 +97,7 @@ def create_app(
         app.add_middleware(RequestTraces, tracing=state.tracing)
     app.state.admin_app = None
     if doors.admin is not None:
-        admin_families = (health, metrics, *_ADMIN_FAMILIES)
+        admin_families = (health, metrics, observe, *_ADMIN_FAMILIES)
         app.state.admin_app = _application(admin_families, state, doors.admin, replace(options, allowed_origins=()))
     if engine is not None:
         state.attach(engine)

@@ -92,6 +92,19 @@ async def admins_only() -> None:
         raise ApiError(401, text, code="invalid_api_key", headers=_CHALLENGE)
 
 
+async def overseers_only() -> None:
+    """The same for what shows the work of all tenants: who is alone on a server sees nobody else in it."""
+    visit = current_visit()
+    if visit.tenants.are_several and not visit.is_admin:
+        raise ApiError(
+            403,
+            "This shows what all tenants of this server do, so it is for its administrator: with the key of "
+            "admin_api_key, or on the port of admin_port.",
+            type="permission_error",
+            code="administrators_only",
+        )
+
+
 def _keys_in(headers: list[Header]) -> list[bytes]:
     """The keys that a request gives: OpenAI's clients write one into Authorization, Anthropic's into X-Api-Key. What is
     no key is empty; one that is given both ways counts once."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from quire.errors import QuireError
+from quire.interfaces.server.access.access import overseers_only
 from quire.interfaces.server.state import Readiness, ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.observability.metrics import CONTENT_TYPE
 
 logger = logging.getLogger("quire.server")
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(overseers_only)])
 # An engine in a long step answers late; then its numbers are left out, and the front end's are shown.
 _ENGINE_SECONDS = 2.0
 
 
-@router.get("/metrics", openapi_extra=described(media_type="text/plain"))
+@router.get("/metrics", openapi_extra=described(media_type="text/plain", errors=(403,)))
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms."""
     state = state_of(request)

@@ -1,47 +1,49 @@
 """/v1/observe/*: what the engine does at this moment and why, for the page at / and for whoever asks.
 
-With an ordinary API key. Answers hold numbers and reasons: no prompt, no answer, no token, no name of a user.
+With an ordinary API key, as long as there is one tenant; what several do is for the administrator. Answers hold numbers
+and reasons: no prompt, no answer, no token, no name of a user.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
+from quire.interfaces.server.access.access import overseers_only
 from quire.interfaces.server.observing.observe_answers import ObservedBlocks, ObservedDecisions, ObservedState, Trace
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(overseers_only)])
 Since = Annotated[
     int, Query(ge=0, le=2**53, description="number of the first decision that is wanted: `next` of the last answer")
 ]
 
 
-@router.get("/v1/observe/state", openapi_extra=described(answer=ObservedState))
+@router.get("/v1/observe/state", openapi_extra=described(answer=ObservedState, errors=(403,)))
 async def state(request: Request) -> Response:
     """Throughput, latency, who runs, who waits and for what, and where the memory is."""
     server = state_of(request)
     return _answer(await server.observed.state(server.engine))
 
 
-@router.get("/v1/observe/blocks", openapi_extra=described(answer=ObservedBlocks))
+@router.get("/v1/observe/blocks", openapi_extra=described(answer=ObservedBlocks, errors=(403,)))
 async def blocks(request: Request) -> Response:
     """The block map: what each block holds and for whom, as columns of bytes in base64, and a sentence about it."""
     server = state_of(request)
     return _answer(await server.observed.blocks(server.engine))
 
 
-@router.get("/v1/observe/decisions", openapi_extra=described(answer=ObservedDecisions))
+@router.get("/v1/observe/decisions", openapi_extra=described(answer=ObservedDecisions, errors=(403,)))
 async def decisions(request: Request, since: Since = 0) -> Response:
     """The scheduler's last decisions, in words and as numbers, oldest first."""
     server = state_of(request)
     return _answer(await server.observed.decisions(server.engine, since))
 
 
-@router.get("/v1/observe/trace", openapi_extra=described(answer=Trace, errors=(409,)))
+@router.get("/v1/observe/trace", openapi_extra=described(answer=Trace, errors=(403, 409)))
 async def trace(request: Request) -> Response:
     """The recording as a trace that ui.perfetto.dev opens."""
     server = state_of(request)

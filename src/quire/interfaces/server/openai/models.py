@@ -24,6 +24,8 @@ class Model(msgspec.Struct, kw_only=True):
     owned_by: str = "quire"
     # prompt and answer together, in tokens
     max_model_len: int
+    # chats are answered, and not texts alone
+    has_chat_template: bool
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -34,7 +36,12 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 def _model(state: ServerState) -> Model:
-    return Model(id=state.model_name, created=state.created, max_model_len=state.max_model_len)
+    return Model(
+        id=state.model_name,
+        created=state.created,
+        max_model_len=state.max_model_len,
+        has_chat_template=state.engine.renderer.has_chat_template,
+    )
 
 
 @router.get("/v1/models", openapi_extra=described(answer=ModelList))

@@ -9,9 +9,10 @@ export const key = {
 };
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -23,13 +24,14 @@ function headers() {
 
 async function checked(response) {
   if (response.ok) return response;
-  let message = `The server answered ${response.status}.`;
+  let [message, code] = [`The server answered ${response.status}.`, null];
   try {
-    message = (await response.json()).error.message || message;
+    const { error } = await response.json();
+    [message, code] = [error.message || message, error.code];
   } catch {
     // not an error object: the status must do
   }
-  throw new ApiError(response.status, message);
+  throw new ApiError(response.status, message, code);
 }
 
 async function send(path, options) {

@@ -19,7 +19,9 @@ const lanes = new Lanes();
 const decisions = new Decisions();
 const chat = new Chat(askForKey);
 const dialog = document.getElementById("key-dialog");
-let [next, epoch, timer] = [0, 0, null];
+// what only the administrator may see, on a server of several tenants
+const withheld = ["load", "memory", "requests", "decisions"];
+let [next, epoch, timer, isWithheld] = [0, 0, null, false];
 
 function say(state, text) {
   document.getElementById("status").dataset.state = state;
@@ -27,19 +29,39 @@ function say(state, text) {
 }
 
 async function look() {
+  if (isWithheld) {
+    const [model] = (await getJson("/v1/models")).data;
+    introduce({ name: model.id, ...model });
+    say("ready", "Ready");
+    return;
+  }
   const [state, blocks, told] = await Promise.all([
     getJson("/v1/observe/state"),
     getJson("/v1/observe/blocks"),
     getJson(`/v1/observe/decisions?since=${next}`),
   ]);
   say("ready", state.num_running || state.num_waiting ? "Working" : "Ready");
-  setText("model", state.model.name);
-  document.title = `Quire · ${state.model.name}`;
-  chat.adapt(state.model);
+  introduce(state.model);
   load.show(state);
   map.show(blocks);
   learn(told, state.is_recorded);
   showLists(state);
+}
+
+function introduce(model) {
+  setText("model", model.name);
+  document.title = `Quire · ${model.name}`;
+  chat.adapt(model);
+}
+
+// Says what this key may not see, in the place of the empty sections; or shows them again.
+function withhold(reason) {
+  isWithheld = reason !== null;
+  setText("withheld-reason", reason ?? "");
+  document.getElementById("withheld").hidden = !isWithheld;
+  document.getElementById("sections").hidden = isWithheld;
+  for (const id of withheld) document.getElementById(id).hidden = isWithheld;
+  if (isWithheld) document.getElementById("change-key").hidden = false;
 }
 
 function learn(told, isRecorded) {
@@ -64,8 +86,10 @@ async function tick() {
   try {
     if (!dialog.open) await look();
   } catch (error) {
-    pause = LATER;
+    const wasWithheld = isWithheld;
     explain(error);
+    // what is left to ask for is asked for at once
+    pause = isWithheld && !wasWithheld ? 0 : LATER;
   }
   timer = document.hidden ? null : setTimeout(tick, pause);
 }
@@ -74,6 +98,8 @@ function explain(error) {
   if (!(error instanceof ApiError)) {
     say("away", "This page has a fault; its console says more");
     console.error(error);
+  } else if (error.code === "administrators_only") {
+    withhold(error.message);
   } else if (error.status === 401) {
     say("away", "An API key is needed");
     askForKey(key.get() ? error.message : "");
@@ -97,10 +123,12 @@ document.getElementById("key-form").addEventListener("submit", (event) => {
   const field = document.getElementById("key");
   key.set(field.value.trim());
   field.value = "";
+  withhold(null);
   dialog.close();
 });
 document.getElementById("key-forget").addEventListener("click", () => {
   key.forget();
+  withhold(null);
   dialog.close();
 });
 document.getElementById("change-key").addEventListener("click", () => askForKey(""));
