@@ -172,9 +172,11 @@ def test_no_clock_but_the_window_ends_a_line(run, batching, official):
     async def main():
         async with batching() as server:
             client = official(server)
+            file = await client.files.create(file=("in.jsonl", jsonl(chat_line("a"))), purpose="batch")
             server.state.room.request_seconds = server.state.room.queue_seconds = 0.0
             assert (await server.chat()).status_code in (503, 504)
-            batch = await ended(server, client, await begun(client, chat_line("a")))
+            batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            batch = await ended(server, client, batch)
             assert batch.request_counts.completed == 1
 
     run(main())

@@ -8,9 +8,11 @@ import stat
 import httpx2 as httpx
 import openai
 import pytest
+import sqlalchemy as sa
 
 from quire.interfaces.server.files import disk
 from quire.interfaces.server.files.records import FileRecords
+from quire.interfaces.server.state import Readiness
 from quire.interfaces.server.wire.errors import unavailable
 
 LINES = b'{"custom_id": "a"}\n'
@@ -107,7 +109,6 @@ def test_pages(run, filing, official):
         "../../etc/passwd",
         "/etc/passwd",
         "..\\..\\x",
-        "a\0b",
         "x" * 5000,
         "file:///proc/self/environ",
         "%2e%2e%2fx",
@@ -218,6 +219,7 @@ FILE = b'Content-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello'
         ),
         (form(PURPOSE, b"X: " + b"x" * 10_000 + b"\r\n\r\nhello"), "multipart/form-data; boundary=b", 400),
         (form(PURPOSE, b"X: y\r\n\r\nhello"), "multipart/form-data; boundary=b", 400),
+        (form(PURPOSE, FILE.replace(b'"x"', b'"x\0"')), "multipart/form-data; boundary=b", 400),
         (b"", "multipart/form-data; boundary=b", 400),
         (form(PURPOSE, FILE), "multipart/form-data", 400),
         (form(PURPOSE, FILE), f"multipart/form-data; boundary={'b' * 80}", 400),
@@ -358,6 +360,105 @@ def test_a_client_that_goes_leaves_nothing(run, filing, folder):
             await server.app(scope, receive, send)
             assert messages == []
             assert stored(folder) == []
+
+    run(main())
+
+
+def test_an_upload_that_trickles_ends(run, filing, folder):
+    """Each piece comes in time, and the last one never."""
+
+    async def main():
+        async with filing(max_request_seconds=0.05) as server:
+
+            async def endless():
+                yield form(PURPOSE, FILE, end=b"")
+                while True:
+                    yield b"x"
+                    await asyncio.sleep(0)
+
+            kind = {"content-type": "multipart/form-data; boundary=b"}
+            # also those that wait for their turn
+            calls = [server.http.post("/v1/files", content=endless(), headers=kind) for _ in range(12)]
+            for answer in await asyncio.gather(*calls):
+                assert answer.status_code == 408
+                assert "max_request_seconds" in answer.json()["error"]["message"]
+                assert answer.headers["connection"] == "close"
+            assert len(server.state.in_flight) == 0
+            assert stored(folder) == []
+            assert (await upload(server, b"")).status_code == 200
+
+    run(main())
+
+
+def test_a_server_that_ends_waits_for_an_upload(run, filing, folder):
+    async def main():
+        async with filing() as server:
+            go_on = asyncio.Event()
+
+            async def slow():
+                yield form(PURPOSE, FILE, end=b"")
+                await go_on.wait()
+                yield b"--b--\r\n"
+
+            def begin():
+                kind = {"content-type": "multipart/form-data; boundary=b"}
+                return asyncio.ensure_future(server.http.post("/v1/files", content=slow(), headers=kind))
+
+            finished = begin()
+            while not len(server.state.in_flight):
+                await asyncio.sleep(0)
+            server.state.readiness = Readiness.STOPPING
+            idle = asyncio.ensure_future(server.state.in_flight.wait_empty())
+            await asyncio.sleep(0)
+            assert not idle.done()
+            go_on.set()
+            assert (await finished).status_code == 200
+            await idle
+            # and one that takes too long is ended
+            server.state.readiness = Readiness.READY
+            go_on.clear()
+            ended = begin()
+            while not len(server.state.in_flight):
+                await asyncio.sleep(0)
+            server.state.in_flight.interrupt_all(unavailable("The server is shutting down."))
+            assert (await ended).status_code == 503
+            assert len(stored(folder)) == 1
+
+    run(main())
+
+
+def test_nothing_that_a_database_cannot_take_reaches_it(run, filing):
+    """PostgreSQL has no NUL in its texts, and would answer with a failure of ours."""
+
+    def check(connection, cursor, statement, parameters, context, many):
+        assert "\0" not in repr(parameters).encode().decode("unicode_escape"), statement
+
+    async def main():
+        async with filing() as server:
+            await upload(server)
+            file = (await upload(server)).json()["id"]
+            sa.event.listen(sa.Engine, "before_cursor_execute", check)
+            try:
+                for path, status in (
+                    ("/v1/files?after=%00", 400),
+                    (f"/v1/files?after={file}%00", 400),
+                    ("/v1/files?purpose=batch%00", 200),
+                    ("/v1/files/%00", 404),
+                    ("/v1/batches?after=%00", 400),
+                    ("/v1/batches/%00", 404),
+                    ("/v1/responses/%00", 404),
+                    ("/v1/responses/resp_0/input_items?after=%00", 404),
+                ):
+                    assert (await server.http.get(path)).status_code == status, path
+                assert (await server.http.get("/v1/files?purpose=batch%00")).json()["data"] == []
+                assert (await server.http.delete("/v1/files/%00")).status_code == 404
+                assert (await server.http.post("/v1/batches/%00/cancel")).status_code == 404
+                body = {"input": "Hi", "previous_response_id": "\0"}
+                assert (await server.post("/v1/responses", body)).status_code == 400
+                batch = {"input_file_id": "\0", "endpoint": "/v1/completions", "completion_window": "24h"}
+                assert (await server.post("/v1/batches", batch)).status_code == 404
+            finally:
+                sa.event.remove(sa.Engine, "before_cursor_execute", check)
 
     run(main())
 

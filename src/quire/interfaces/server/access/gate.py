@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from quire.interfaces.server.access.access import Access
 from quire.interfaces.server.access.in_flight import Receive
-from quire.interfaces.server.access.visit import Visit, visiting
+from quire.interfaces.server.access.visit import Visit, new_request_id, visiting
 from quire.interfaces.server.anthropic_messages.failures import is_anthropic
 from quire.interfaces.server.observing.health import PUBLIC_PATHS
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
@@ -158,8 +157,4 @@ def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     for name, value in headers:
         if name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
             return value
-    return new_request_id()
-
-
-def new_request_id() -> bytes:
-    return b"req_" + secrets.token_hex(12).encode()
+    return new_request_id().encode()

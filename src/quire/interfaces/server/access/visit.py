@@ -6,6 +6,7 @@ stands behind (a batch in the background) is done in `visiting(visit)`, with the
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -40,6 +41,11 @@ class Visit:
     def check_room(self, num_requests: int, num_tokens: int = 0) -> None:
         """Raises 429 if so many sequences would find no place now; for endpoints, before they render."""
         self.room.check(self.tenant, num_requests, num_tokens)
+
+
+def new_request_id() -> str:
+    """Of a request whose client has given none."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 _VISIT: ContextVar[Visit] = ContextVar("visit")

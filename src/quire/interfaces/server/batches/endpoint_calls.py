@@ -7,7 +7,6 @@ clients) is left out; the priority of everything that is asked for this way is l
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from fastapi import Request, Response
 from starlette.datastructures import State
 from starlette.routing import BaseRoute, Route
 
-from quire.interfaces.server.access.visit import visiting
+from quire.interfaces.server.access.visit import new_request_id, visiting
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of, invalid
@@ -110,7 +109,7 @@ class EndpointCalls:
 
     async def call(self, path: str, body: bytes, tenant: str = "") -> Called:
         """Never raises for what the request or the engine did. Cancelling it aborts the request."""
-        request_id = f"req_{secrets.token_hex(12)}"
+        request_id = new_request_id()
         answer = _Answer()
         try:
             _check_body(body)

@@ -6,8 +6,9 @@ import msgspec
 import sqlalchemy as sa
 
 from quire.interfaces.server.batches.batch import Batch, BatchRecord
-from quire.interfaces.server.storage.storage import Storage, mine, owned_table
-from quire.interfaces.server.wire.paging import Page, page_of
+from quire.interfaces.server.storage.pages import page_of
+from quire.interfaces.server.storage.storage import Storage, is_row_id, mine, owned_table
+from quire.interfaces.server.wire.paging import Page
 
 BATCHES = owned_table(
     "batches",
@@ -75,6 +76,8 @@ class BatchRecords:
 
     async def reader_of(self, file_id: str, tenant: str) -> str | None:
         """An open batch that reads this file."""
+        if not is_row_id(file_id):
+            return None
         query = sa.select(BATCHES.c.id).where(
             BATCHES.c.tenant == tenant, BATCHES.c.is_open.is_(True), BATCHES.c.input_file_id == file_id
         )

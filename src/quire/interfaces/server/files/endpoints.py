@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
+from quire.interfaces.server.access.time_limits import arriving_within
 from quire.interfaces.server.files.answers import FileDeleted, FileList, FileObject
 from quire.interfaces.server.state import state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
@@ -25,8 +26,11 @@ _FORM = "the fields file (with a filename), purpose (batch), expires_after[ancho
 )
 async def upload_file(request: Request) -> Response:
     """Stores a file, which is streamed to the disk while it comes."""
-    files = state_of(request).services.files
-    return json_answer(await files.receive(request, tenant_of(request)))
+    state = state_of(request)
+    # a server that ends waits for it as for any other request
+    with state.in_flight.enter() as ticket, arriving_within(state.room.request_seconds, ticket):
+        file = await state.services.files.receive(request, tenant_of(request))
+    return json_answer(file)
 
 
 @router.get(_PATH, openapi_extra=described(answer=FileList))

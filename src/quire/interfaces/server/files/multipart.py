@@ -108,7 +108,8 @@ class _Window:
 
 def _part_of(head: bytes) -> Part:
     try:
-        lines = head.decode().split("\r\n")
+        # not every database can keep a NUL, and no name has one
+        lines = _without_nul(head.decode()).split("\r\n")
     except UnicodeDecodeError:
         raise invalid("The head of a part is not valid UTF-8.") from None
     for line in lines:
@@ -119,6 +120,12 @@ def _part_of(head: bytes) -> Part:
             if found.get_content_disposition() == "form-data" and isinstance(field, str):
                 return Part(field, found.get_filename())
     raise invalid('A part of the multipart body has no header Content-Disposition: form-data; name="...".')
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise invalid("The head of a part has a NUL character. Remove it.")
+    return text
 
 
 def _parameters(header: str, value: str) -> email.message.Message:

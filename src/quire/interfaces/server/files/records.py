@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from quire.interfaces.server.files.answers import FileObject
-from quire.interfaces.server.storage.storage import Storage, mine, owned_table
-from quire.interfaces.server.wire.paging import Page, page_of
+from quire.interfaces.server.storage.pages import page_of
+from quire.interfaces.server.storage.storage import Storage, is_row_id, mine, owned_table
+from quire.interfaces.server.wire.paging import Page
 
 FILES = owned_table(
     "files",
@@ -58,6 +59,9 @@ class FileRecords:
         """Files in the order of their creation, and whether there are more."""
         which = [FILES.c.tenant == tenant, self._is_there()]
         if purpose is not None:
+            # one that cannot be is not asked for
+            if not is_row_id(purpose):
+                return [], False
             which.append(FILES.c.purpose == purpose)
         rows, has_more = await self._storage.run(lambda connection: page_of(connection, FILES, which, page))
         return [_file(row) for row in rows], has_more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -22,6 +22,7 @@ from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited, page_of_list
 from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
@@ -87,22 +88,16 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 async def list_input_items(
     request: Request,
     response_id: str,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="desc: the newest first")] = "desc",
-    after: Annotated[str | None, Query(description="id of the last item of the page before")] = None,
+    limit: Annotated[int, limited(100)] = 20,
+    order: Sorted = "desc",
+    after: After = None,
 ) -> Response:
     """The items that a stored response was made of, a page at a time."""
     items = await stored_responses(state_of(request), tenant_of(request)).input_items(response_id)
-    return json_answer(_page(items if order == "asc" else items[::-1], limit, after))
+    data, has_more = page_of_list(items, Page(limit, after, order), _id_of)
+    first, last = ends_of(data, _id_of)
+    return json_answer(ItemList(list(data), first, last, has_more))
 
 
-def _page(items: list[Item], limit: int, after: str | None) -> ItemList:
-    begin = 0
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise invalid(f"after={after[:80]!r}: is none of the items.", "after")
-        begin = ids.index(after) + 1
-    page = items[begin : begin + limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return ItemList(page, first, last, has_more=begin + limit < len(items))
+def _id_of(item: Item) -> str:
+    return str(item["id"])

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -57,6 +58,8 @@ _DEADLINE_SECONDS = 20.0
 _PAUSE_SECONDS = 2.0
 _SWEEP_SECONDS = 60.0
 
+_ROW_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
 _T = TypeVar("_T")
 Work = Callable[[sa.Connection], _T]
 
@@ -80,7 +83,12 @@ def owned_table(name: str, *columns: sa.Column[Any], expires: bool = True) -> sa
 
 def mine(table: sa.Table, tenant: str, row_id: str) -> sa.ColumnElement[bool]:
     """The condition for one row. A row of somebody else is as good as not there."""
-    return sa.and_(table.c.id == row_id, table.c.tenant == tenant)
+    # what cannot be an id is not asked for: not every database takes any text
+    return sa.and_(table.c.id == row_id, table.c.tenant == tenant) if is_row_id(row_id) else sa.false()
+
+
+def is_row_id(text: str) -> bool:
+    return bool(_ROW_ID.fullmatch(text))
 
 
 class _Job(NamedTuple):

@@ -9,7 +9,8 @@ from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from quire.interfaces.server.access.gate import MAX_HEADER_BYTES, headers_too_large, new_request_id
+from quire.interfaces.server.access.gate import MAX_HEADER_BYTES, headers_too_large
+from quire.interfaces.server.access.visit import new_request_id
 from quire.interfaces.server.wire.errors import ApiError
 
 # A client that is still sending is listened to for so long after an error.
@@ -77,7 +78,7 @@ class OpenAIProtocol(HttpToolsProtocol):
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", new_request_id()),
+            (b"x-request-id", new_request_id().encode()),
             (b"connection", b"close"),
         ]
         first = b"HTTP/1.1 %d %b\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())

@@ -1,19 +1,19 @@
-"""Lists that come in pages, as OpenAI's API has them: limit, order, and the id after which a page begins."""
+"""Lists that come in pages, as OpenAI's API has them: limit, order, and the id after which a page begins.
+
+Pages of tables are cut by their database (storage/pages.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from fastapi import Query
 
-from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.errors import ApiError, invalid
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-
+_T = TypeVar("_T")
 Order: TypeAlias = Literal["asc", "desc"]
 After: TypeAlias = Annotated[str | None, Query(description="the last id of the page before")]
 Sorted: TypeAlias = Annotated[Order, Query(description="by the time of creation")]
@@ -33,27 +33,24 @@ def limited(most: int) -> Any:
     return Query(ge=1, le=most, description="entries of a page")
 
 
-def page_of(
-    connection: sa.Connection, table: sa.Table, which: Sequence[sa.ColumnElement[bool]], page: Page
-) -> tuple[Sequence[Any], bool]:
-    """Rows by their time, and whether there are more. Raises ApiError for an `after` that is not among them."""
-    import sqlalchemy as sa
-
-    key = sa.tuple_(table.c.created, table.c.id)
-    query = sa.select(table).where(*which)
+def page_of_list(entries: Sequence[_T], page: Page, id_of: Callable[[_T], str]) -> tuple[Sequence[_T], bool]:
+    """Of entries that are at hand, oldest first; and whether there are more. Raises ApiError for an `after` that is not
+    among them."""
+    in_order = entries if page.order == "asc" else entries[::-1]
+    begin = 0
     if page.after is not None:
-        found = connection.execute(sa.select(table.c.created, table.c.id).where(*which, table.c.id == page.after))
-        last = found.first()
-        if last is None:
-            raise invalid(f"after={page.after[:80]!r}: there is no such entry.", "after")
-        here = sa.tuple_(sa.literal(last.created), sa.literal(last.id))
-        query = query.where(key > here if page.order == "asc" else key < here)
-    order = (table.c.created, table.c.id)
-    query = query.order_by(*(order if page.order == "asc" else [column.desc() for column in order]))
-    rows = connection.execute(query.limit(page.limit + 1)).all()
-    return rows[: page.limit], len(rows) > page.limit
+        ids = [id_of(entry) for entry in in_order]
+        if page.after not in ids:
+            raise no_such_entry(page.after)
+        begin = ids.index(page.after) + 1
+    return in_order[begin : begin + page.limit], begin + page.limit < len(in_order)
 
 
-def ends_of(entries: Sequence[Any]) -> tuple[str | None, str | None]:
+def no_such_entry(after: str) -> ApiError:
+    return invalid(f"after={after[:80]!r}: there is no such entry.", "after")
+
+
+def ends_of(entries: Sequence[_T], id_of: Callable[[_T], str] | None = None) -> tuple[str | None, str | None]:
     """The ids that a list names beside its entries: first, last."""
-    return (entries[0].id, entries[-1].id) if entries else (None, None)
+    read: Callable[[Any], str] = id_of or (lambda entry: entry.id)
+    return (read(entries[0]), read(entries[-1])) if entries else (None, None)
