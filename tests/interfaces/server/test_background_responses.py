@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from quire.interfaces.server.openai_responses import background
 from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST
-from quire.interfaces.server.openai_responses.stored import RESPONSES
+from quire.interfaces.server.openai_responses.stored import RESPONSES, StoredResponses
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import StorageSettings
 
@@ -176,6 +176,34 @@ def test_another_server_can_cancel_it(run, served, tmp_path, monkeypatch):
             await until(server, lambda: server.fake.aborted)
             assert (await over(server, response["id"]))["status"] == "cancelled"
             assert (await seen(other, response["id"]))["status"] == "cancelled"
+
+    run(main())
+
+
+def test_a_heart_that_stumbles_beats_on(run, served, monkeypatch, caplog):
+    """A mistake of ours in one beat, and not of the database, which is another kind of failure."""
+    monkeypatch.setattr(background, "BEAT_SECONDS", 0.001)
+    beats = []
+
+    async def main():
+        async with served() as server:
+            beat = StoredResponses.beat
+
+            async def stumbling(self, ids):
+                beats.append(ids)
+                if len(beats) == 1:
+                    raise ValueError("a mistake")
+                return await beat(self, ids)
+
+            monkeypatch.setattr(StoredResponses, "beat", stumbling)
+            server.fake.hold(3)
+            response = await made(server)
+            await until(server, lambda: server.fake.running)
+            while len(beats) < 3:
+                await asyncio.sleep(0)
+            assert "a mistake" in caplog.text
+            server.fake.release()
+            assert (await over(server, response["id"]))["status"] == "completed"
 
     run(main())
 

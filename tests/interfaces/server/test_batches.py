@@ -3,13 +3,16 @@
 import asyncio
 import json
 
+import msgspec
 import openai
 import pytest
 
 from quire.interfaces.server.batches.endpoint_calls import BACKGROUND_PRIORITY
+from quire.interfaces.server.batches.records import BATCHES
 from quire.interfaces.server.batches.results import Results, answered
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.services import ServiceSettings
+from quire.interfaces.server.state import StorageSettings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -465,6 +468,56 @@ def test_one_process_runs_the_batches_of_a_folder(run, batching, official):
                 with pytest.raises(openai.InternalServerError, match="Another server") as caught:
                     await begun(official(second), chat_line("b"))
                 assert caught.value.status_code == 503
+
+    run(main())
+
+
+@pytest.fixture
+def sharing(served, tmp_path):
+    """As `batching`, of servers with one folder and one database."""
+    settings = ServiceSettings.of(ServerOptions(files_folder=str(tmp_path / "files")))
+    storage = StorageSettings(f"sqlite:///{tmp_path / 'server.db'}")
+    return lambda: served(services=settings, storage=storage)
+
+
+def test_the_batches_of_a_server_that_died_are_taken_over(run, sharing, official):
+    async def main():
+        async with sharing() as first, sharing() as second:
+            first.fake.hold(2)
+            batch = await begun(official(first), chat_line("a"), chat_line("b"))
+            await reached(first, 2)
+            # as long as it lives they are its own, and it is no fault that they are
+            await second.state.services.look_after()
+            assert second.state.services.batches._jobs == {}
+            await first.state.services.stop()
+            await second.state.services.look_after()
+            batch = await ended(second, official(second), batch)
+            assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+            assert not first.fake.running
+
+    run(main())
+
+
+@pytest.mark.parametrize("document", ["{", "{}", '{"batch": {"status": "odd"}}', None], ids=repr)
+def test_a_row_that_is_broken_holds_up_no_other(run, sharing, official, document, caplog):
+    async def main():
+        async with sharing() as server:
+            client = official(server)
+            server.fake.hold(4)
+            bad, good = [await begun(client, chat_line("a"), chat_line("b")) for _ in range(2)]
+            await reached(server, 4)
+            record = server.state.services.batches._jobs[bad.id].record
+        async with sharing() as server:
+            client = official(server)
+            written = json.loads(msgspec.json.encode(record)) | {"good_file_id": "no id"}
+            values = {"document": json.dumps(written) if document is None else document}
+            change = BATCHES.update().where(BATCHES.c.id == bad.id).values(values)
+            await server.state.storage.run(lambda connection: connection.execute(change))
+            await server.state.services.look_after()
+            assert bad.id in caplog.text
+            assert (await ended(server, client, good)).request_counts.completed == 2
+            seen = [batch.id for batch in (await client.batches.list()).data]
+            assert seen == ([good.id] if document is not None else [good.id, bad.id])
 
     run(main())
 

@@ -10,9 +10,10 @@ import openai
 import pytest
 import sqlalchemy as sa
 
+from quire.interfaces.server import services
 from quire.interfaces.server.files import disk
 from quire.interfaces.server.files.records import FileRecords
-from quire.interfaces.server.state import Readiness
+from quire.interfaces.server.state import Readiness, StorageSettings
 from quire.interfaces.server.wire.errors import unavailable
 
 LINES = b'{"custom_id": "a"}\n'
@@ -476,6 +477,45 @@ def test_a_file_ends_with_its_time(run, filing, folder, official):
             assert (await client.files.list()).data == []
             other = await client.files.create(file=("y", LINES), purpose="batch")
             assert stored(folder) == [other.id]
+
+    run(main())
+
+
+def test_it_leaves_the_disk_although_nobody_uploads_any_more(run, filing, folder, official, monkeypatch):
+    monkeypatch.setattr(services, "UPKEEP_SECONDS", 0.01)
+
+    async def main():
+        async with filing() as server:
+            server.state.services.resume()
+            kept = (await upload(server)).json()["id"]
+            expires_after = {"anchor": "created_at", "seconds": 3600}
+            made = await official(server).files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
+            assert stored(folder) == sorted([kept, made.id])
+            server.state.storage.clock = lambda: made.created_at + 3601.0
+            while made.id in stored(folder):
+                await asyncio.sleep(0)
+            assert stored(folder) == [kept]
+
+    run(main())
+
+
+def test_so_does_one_of_an_earlier_process(run, filing, folder, official, tmp_path):
+    settings = StorageSettings(f"sqlite:///{tmp_path / 'server.db'}")
+
+    async def main():
+        async with filing(storage=settings) as server:
+            # where nothing was ever stored, nothing is opened
+            await server.state.services.look_after()
+            assert not folder.exists()
+            assert server.state.storage_statistics() == {}
+            expires_after = {"anchor": "created_at", "seconds": 3600}
+            made = await official(server).files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
+        async with filing(storage=settings) as server:
+            await server.state.services.look_after()
+            assert stored(folder) == [made.id]
+            server.state.storage.clock = lambda: made.created_at + 3601.0
+            await server.state.services.look_after()
+            assert stored(folder) == []
 
     run(main())
 

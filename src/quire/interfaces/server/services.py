@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.server")
 
 _NOT_READY_PAUSE_SECONDS = 0.5
+# how often it is looked what others have left, and what is over its time
+UPKEEP_SECONDS = 30.0
 # of a tenant
 _MAX_RUNNING_BATCHES = 4
 
@@ -65,7 +68,9 @@ class Services:
         self._routes = routes
         self._settings = settings
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._resuming: asyncio.Task[None] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
+        # why something could not be looked after, as the log has it already
+        self._said: dict[str, str] = {}
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -113,15 +118,27 @@ class Services:
         return BackgroundResponses(self._state)
 
     def resume(self) -> None:
-        """Goes on with batches that an earlier process has left, if there are some."""
-        folder = self._settings.files_folder
-        if folder is not None and has_open_batches(Path(folder).expanduser()):
-            self._resuming = asyncio.create_task(self._resume())
+        """From now on: goes on with batches that an earlier process, or another one that died, has left, and removes
+        files whose time is over. May be called again."""
+        if self._upkeep is None or self._upkeep.done():
+            self._upkeep = asyncio.create_task(self._keep_up())
+
+    async def look_after(self) -> None:
+        """One round of it. Never raises for what one of them met."""
+        for name, work in (("batches", self._go_on_with_batches), ("files", self._remove_expired_files)):
+            try:
+                await work()
+            except Exception as error:
+                # the storage is away, another process runs the batches, a fault: said once, and tried again
+                if self._said.get(name) != str(error):
+                    fault = None if isinstance(error, ApiError) else error
+                    logger.warning("%s that were left are not looked after yet: %s", name, error, exc_info=fault)
+                self._said[name] = str(error)
 
     async def stop(self) -> None:
         """What runs is aborted. Batches go on with the next start, sessions end, responses have failed."""
-        if self._resuming is not None:
-            self._resuming.cancel()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
         if "batches" in self.__dict__:
             await self.batches.stop()
         if "sessions" in self.__dict__:
@@ -131,18 +148,33 @@ class Services:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    @property
+    def _lasting_folder(self) -> Path | None:
+        folder = self._settings.files_folder
+        return None if folder is None else Path(folder).expanduser()
+
     @cached_property
     def _folder(self) -> Path:
-        if self._settings.files_folder is not None:
-            return Path(self._settings.files_folder).expanduser()
+        if self._lasting_folder is not None:
+            return self._lasting_folder
         self._temporary = tempfile.TemporaryDirectory(prefix="quire-files-")
         return Path(self._temporary.name)
 
-    async def _resume(self) -> None:
-        try:
+    async def _keep_up(self) -> None:
+        while True:
+            await self.look_after()
+            await asyncio.sleep(UPKEEP_SECONDS)
+
+    async def _go_on_with_batches(self) -> None:
+        folder = self._lasting_folder
+        if folder is not None and await asyncio.to_thread(has_open_batches, folder):
             await self.batches.start()
-        except ApiError as error:
-            logger.warning("batches that were left open do not go on yet: %s", error)
+
+    async def _remove_expired_files(self) -> None:
+        folder = self._lasting_folder
+        has_files = "files" in self.__dict__
+        if has_files or (folder is not None and await asyncio.to_thread(has_left_files, folder)):
+            await self.files.remove_expired()
 
     async def _wait_ready(self) -> None:
         while True:
@@ -160,5 +192,13 @@ def marker_of(folder: Path) -> Path:
 def has_open_batches(folder: Path) -> bool:
     try:
         return marker_of(folder).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def has_left_files(folder: Path) -> bool:
+    """Whether there is any file that an earlier process has kept."""
+    try:
+        return any(entry.name.startswith("file-") for entry in os.scandir(folder))
     except OSError:
         return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import msgspec
 import sqlalchemy as sa
 
@@ -9,6 +12,8 @@ from quire.interfaces.server.batches.batch import Batch, BatchRecord
 from quire.interfaces.server.storage.pages import page_of
 from quire.interfaces.server.storage.storage import Storage, is_row_id, mine, owned_table
 from quire.interfaces.server.wire.paging import Page
+
+logger = logging.getLogger("quire.server")
 
 BATCHES = owned_table(
     "batches",
@@ -66,13 +71,14 @@ class BatchRecords:
     async def page(self, tenant: str, page: Page) -> tuple[list[Batch], bool]:
         which = [BATCHES.c.tenant == tenant]
         rows, has_more = await self._storage.run(lambda connection: page_of(connection, BATCHES, which, page))
-        return [_DECODER.decode(row.document).batch for row in rows], has_more
+        return [record.batch for record in map(_readable, rows) if record is not None], has_more
 
-    async def open_ones(self) -> list[BatchRecord]:
-        """Of all tenants, oldest first."""
-        query = sa.select(BATCHES.c.document).where(BATCHES.c.is_open.is_(True)).order_by(BATCHES.c.created)
-        rows = await self._storage.run(lambda connection: connection.execute(query).scalars().all())
-        return [_DECODER.decode(document) for document in rows]
+    async def open_ones(self) -> tuple[list[BatchRecord], bool]:
+        """Of all tenants, oldest first; and whether all rows could be read."""
+        query = sa.select(BATCHES).where(BATCHES.c.is_open.is_(True)).order_by(BATCHES.c.created)
+        rows = await self._storage.run(lambda connection: connection.execute(query).all())
+        records = [record for record in map(_readable, rows) if record is not None]
+        return records, len(records) == len(rows)
 
     async def reader_of(self, file_id: str, tenant: str) -> str | None:
         """An open batch that reads this file."""
@@ -82,6 +88,15 @@ class BatchRecords:
             BATCHES.c.tenant == tenant, BATCHES.c.is_open.is_(True), BATCHES.c.input_file_id == file_id
         )
         return await self._storage.run(lambda connection: connection.execute(query).scalar())
+
+
+def _readable(row: Any) -> BatchRecord | None:
+    """None for a row that is broken: it is left as it is, and takes nothing from the others."""
+    try:
+        return _DECODER.decode(row.document)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        logger.error("batch %s cannot be read from the storage: %s", row.id, error)
+        return None
 
 
 def _values(record: BatchRecord) -> dict[str, object]:

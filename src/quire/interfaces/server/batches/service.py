@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from quire.interfaces.server.files.files import PURPOSES
 from quire.interfaces.server.services import marker_of
 from quire.interfaces.server.wire.errors import ApiError, unavailable
 from quire.interfaces.server.wire.paging import Page
+
+logger = logging.getLogger("quire.server")
 
 _MAX_OPEN = 100
 _STOP_SECONDS = 2.0
@@ -45,11 +48,15 @@ class Batches:
             if self._has_started:
                 return
             self._lock.take()
-            records = await self._shop.records.open_ones()
-            in_work = [file_id for one in records for file_id in (one.good_file_id, one.bad_file_id)]
-            await self._shop.files.sweep(in_work)
+            records, are_all = await self._shop.records.open_ones()
+            if are_all:
+                in_work = [file_id for one in records for file_id in (one.good_file_id, one.bad_file_id)]
+                await self._shop.files.sweep(in_work)
             for record in records:
-                self._begin(record)
+                try:
+                    self._begin(record)
+                except Exception:  # one that cannot go on holds up no other
+                    logger.exception("batch %s cannot go on", record.batch.id)
             self._has_started = True
 
     async def stop(self) -> None:

@@ -115,6 +115,8 @@ class BackgroundResponses:
         except ApiError:
             # it fails by itself when its beats stay out; the log has the cause
             logger.warning("%s ended and this could not be stored", answer.response["id"])
+        except Exception:
+            logger.exception("%s ended and this could not be stored", answer.response["id"])
         finally:
             making.run.give_up()
             del self._running[answer.response["id"]]
@@ -131,3 +133,5 @@ class BackgroundResponses:
                     self.drop(response_id)
             except ApiError:
                 logger.warning("the storage did not hear that %d responses are being made", len(self._running))
+            except Exception:  # a heart that stopped would let all that are made here fail
+                logger.exception("the storage did not take that %d responses are being made", len(self._running))
