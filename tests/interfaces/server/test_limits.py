@@ -70,6 +70,29 @@ def test_a_full_queue_refuses_before_anything_is_rendered(run, served):
     run(main())
 
 
+@pytest.mark.parametrize("options", [{"max_num_queued_requests": 3}, {"api_keys": ["a"], "tenant_max_requests": 3}])
+def test_more_answers_than_may_ever_wait_are_a_mistake_in_n(run, served, options):
+    async def main():
+        async with served(**options) as server:
+            server.http.headers["authorization"] = "Bearer a"
+            beams = {"use_beam_search": True, "temperature": 0}
+            for answer, name in (
+                (await server.chat(n=4), "n"),
+                (await server.chat(n=4, stream=True), "n"),
+                (await server.complete(n=4), "n"),
+                (await server.complete(n=4, **beams), "n"),
+                (await server.complete(["a", "b"], n=2), "prompt"),
+                (await server.complete(["a"] * 4), "prompt"),
+            ):
+                assert answer.status_code == 400
+                error = answer.json()["error"]
+                assert error["param"] == name
+                assert error["message"].startswith(f"{name}: ")
+            assert (await server.chat(n=3)).status_code == 200
+
+    run(main())
+
+
 def test_prompt_tokens_are_bounded(run, served):
     async def main():
         async with served(max_num_queued_tokens=50) as server:

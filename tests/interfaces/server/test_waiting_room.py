@@ -86,9 +86,10 @@ def test_a_request_counts_for_what_it_is_and_is_taken_whole_or_not_at_all(clock)
 
 def test_what_could_never_wait_is_a_mistake_and_no_matter_of_time(clock):
     room = room_of(clock, max_requests=10, max_tokens=100)
-    for sizes in ([(11, 1)], [(1, 101)]):
-        with pytest.raises(RequestError, match=r"max_num_queued_(requests=10|tokens=100)"):
+    for sizes, name in (([(11, 1)], "n"), ([(1, 1)] * 11, "prompt"), ([(1, 101)], "prompt"), ([(2, 51)] * 2, "prompt")):
+        with pytest.raises(RequestError, match=r"max_num_queued_(requests=10|tokens=100)") as caught:
             room.admit(NOBODY, sizes)
+        assert caught.value.param == name
     assert room.num_requests == 0
 
 

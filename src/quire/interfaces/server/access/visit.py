@@ -38,9 +38,9 @@ class Visit:
     def check_priority(self, priority: int) -> None:
         self.tenants.check_priority(self.tenant, priority)
 
-    def check_room(self, num_requests: int, num_tokens: int = 0) -> None:
+    def check_room(self, num_requests: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None:
         """Raises 429 if so many sequences would find no place now; for endpoints, before they render."""
-        self.room.check(self.tenant, num_requests, num_tokens)
+        self.room.check(self.tenant, num_requests, num_tokens, num_prompts=num_prompts)
 
 
 def new_request_id() -> str:

@@ -195,16 +195,17 @@ class WaitingRoom:
                     tokens.take(name, self._tokens.used_by(name))
             self._tokens = tokens
 
-    def check(self, tenant: Tenant, num_requests: int, num_tokens: int = 0) -> None:
+    def check(self, tenant: Tenant, num_requests: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None:
         """Raises 429 if there is no room now: before anything is rendered, with what is known by then."""
-        use = self.use_of(tenant)
-        self._check_quota(tenant, use, num_requests)
-        self._check_room(tenant, num_requests, num_tokens)
+        # what its client can make less of, if that is too much for ever
+        name = "n" if num_prompts == 1 else "prompt"
+        self._check_quota(tenant, self.use_of(tenant), num_requests, name)
+        self._check_room(tenant, num_requests, num_tokens, name)
 
     def admit(self, tenant: Tenant, sizes: Sequence[Size], *, is_arriving: bool = False) -> Stay:
         """Places for all prompts, or 429 and nothing has changed. `is_arriving`: it waits for its own client."""
         num_requests, num_tokens = sum(count for count, _ in sizes), sum(count for _, count in sizes)
-        self.check(tenant, num_requests, num_tokens)
+        self.check(tenant, num_requests, num_tokens, num_prompts=len(sizes))
         use = self.use_of(tenant)
         use.num_accepted += 1
         use.num_in_flight += num_requests
@@ -253,31 +254,32 @@ class WaitingRoom:
 
     # ------------------------------------------------------------------------------------------ refusing
 
-    def _check_quota(self, tenant: Tenant, use: Use, num_requests: int) -> None:
+    def _check_quota(self, tenant: Tenant, use: Use, num_requests: int, name: str) -> None:
         quota, now = tenant.quota, self._clock()
         if use.bucket is not None and use.bucket.level(now) <= 0:
             text = f"This key has used its {quota.tokens_per_minute} tokens per minute (tokens_per_minute)."
             self._refuse(tenant, "tenant_tokens", text, use.bucket.seconds_until(1, now))
         if quota.max_requests is not None and use.num_in_flight + num_requests > quota.max_requests:
             what = f"This key has {use.num_in_flight} requests in flight, at most {quota.max_requests} are allowed"
-            _check_possible(num_requests <= quota.max_requests, f"{num_requests} sequences", "max_requests")
+            _check_possible(num_requests <= quota.max_requests, name, f"{num_requests} sequences", "max_requests")
             too_many = use.num_in_flight + num_requests - quota.max_requests
             rate = use.ends.rate(now)
             self._refuse(tenant, "tenant_requests", f"{what} (max_requests).", too_many / rate if rate else 1.0)
         queued = self._requests.used_by(tenant.name)
         if quota.max_queued is not None and queued + num_requests > quota.max_queued:
-            _check_possible(num_requests <= quota.max_queued, f"{num_requests} sequences", "max_queued")
+            _check_possible(num_requests <= quota.max_queued, name, f"{num_requests} sequences", "max_queued")
             text = f"This key has {queued} requests in the queue, at most {quota.max_queued} are allowed (max_queued)."
             self._refuse(tenant, "tenant_queued", text, self._queue_seconds(self._begun_requests, self.num_requests))
 
-    def _check_room(self, tenant: Tenant, num_requests: int, num_tokens: int) -> None:
-        for bound, amount, what, option, begun in (
-            (self._requests, num_requests, "requests", "max_num_queued_requests", self._begun_requests),
-            (self._tokens, num_tokens, "tokens", "max_num_queued_tokens", self._begun_tokens),
+    def _check_room(self, tenant: Tenant, num_requests: int, num_tokens: int, name: str) -> None:
+        for bound, amount, what, option, begun, name_of_it in (
+            (self._requests, num_requests, "requests", "max_num_queued_requests", self._begun_requests, name),
+            (self._tokens, num_tokens, "tokens", "max_num_queued_tokens", self._begun_tokens, "prompt"),
         ):
             if bound.has_room(tenant.name, amount):
                 continue
-            _check_possible(bound.can_ever_hold(tenant.name, amount), f"{amount} {what}", f"{option}={bound.most}")
+            is_possible = bound.can_ever_hold(tenant.name, amount)
+            _check_possible(is_possible, name_of_it, f"{amount} {what}", f"{option}={bound.most}")
             text = f"The queue is full: {bound.num_used} {what} wait, {amount} more would be too many ({option})."
             self._refuse(tenant, f"queued_{what}", text, self._queue_seconds(begun, bound.num_used))
 
@@ -293,11 +295,11 @@ class WaitingRoom:
         raise rate_limited(f"{text} {_ADVICE}", max(1, math.ceil(seconds)))
 
 
-def _check_possible(is_possible: bool, amount: str, option: str) -> None:
-    """What could never be accepted is a mistake of the request, and no matter of time."""
+def _check_possible(is_possible: bool, name: str, amount: str, option: str) -> None:
+    """What could never be accepted is a mistake of the request in the field `name`, and no matter of time."""
     if not is_possible:
         raise RequestError(
-            f"The request asks for {amount} at once (n for each prompt), more than may wait for one key on this server "
-            f"even when nobody else does ({option}). Send it in several parts.",
-            param="prompt",
+            f"{name}: the request asks for {amount} at once (n for each prompt), more than may wait for one key on "
+            f"this server even when nobody else does ({option}). Send it in several parts.",
+            param=name,
         )

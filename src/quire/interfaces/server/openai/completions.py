@@ -63,7 +63,7 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
     texts: list[str] = []
     asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
-    current_visit().check_room(len(asked) * num_sequences(params), num_tokens)
+    current_visit().check_room(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
     for prompt in asked:
         token_ids, text = await _tokens_and_text(state, prompt, body)
         check_length(len(token_ids), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
