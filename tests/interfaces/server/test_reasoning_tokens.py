@@ -1,8 +1,12 @@
 """reasoning_tokens in the usage: tokens of thoughts, however their text came, and not those of tags."""
 
+import threading
+
 import pytest
 
-from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens
+from quire.interfaces.server.openai import reasoning_tokens
+from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens, total_reasoning_tokens
+from quire.interfaces.text_threads import TextThreads
 from quire.renderer import Renderer
 from quire.renderer.output_formats import OutputFormats
 from quire.sampling_params import SamplingParams
@@ -50,6 +54,26 @@ def test_special_tokens_and_stops_are_no_thoughts(renderer):
     for skip in (True, False):
         assert count_reasoning_tokens(renderer, [], SamplingParams(skip_special_tokens=skip), tokens, [(7, 9)]) == 2
     assert count_reasoning_tokens(renderer, [], SamplingParams(), tokens, []) == 0
+
+
+def test_long_answers_are_counted_beside_the_event_loop(run, renderer, monkeypatch):
+    threads = []
+
+    def count(*args):
+        threads.append(threading.current_thread())
+        return count_reasoning_tokens(*args)
+
+    monkeypatch.setattr(reasoning_tokens, "count_reasoning_tokens", count)
+
+    async def main():
+        for length, thoughts, is_beside in ((9, [(7, 9)], False), (2_000, [(7, 1_500)], True), (2_000, [], False)):
+            answer = ([*b"<think>", *b"a" * (length - 7)], thoughts)
+            found = await total_reasoning_tokens(TextThreads(), renderer, [65], SamplingParams(), [answer, answer])
+            assert found == 2 * sum(end - start for start, end in thoughts)
+            assert {one is not threading.main_thread() for one in threads} == {is_beside}
+            threads.clear()
+
+    run(main())
 
 
 def test_the_usage_of_a_chat(run, served, events_of):

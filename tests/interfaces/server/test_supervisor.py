@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ class PlayedProcess:
         return Pulse(is_serving=True, is_busy=True)
 
     def stacks(self) -> str:
+        # they may be long, and others are answered meanwhile
+        assert threading.current_thread() is not threading.main_thread()
         return "stacks of a crash"
 
     def ask_for_stacks(self) -> str:

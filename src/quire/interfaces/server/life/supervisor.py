@@ -120,7 +120,10 @@ class Supervisor:
         kind = "stall" if self._has_stalled else "death"
         self._metrics.engine_deaths.add(1, kind)
         process = self._engine.process
-        stacks = self._stacks or (process.stacks() if process is not None else "")
+        stacks = self._stacks
+        if not stacks and process is not None:
+            # may be long, and others are answered meanwhile
+            stacks = await asyncio.to_thread(process.stacks)
         facts: dict[str, Any] = {"kind": kind}
         if process is not None:
             facts |= {"pid": process.pid, "pulse": process.pulse()._asdict()}

@@ -20,7 +20,7 @@ from quire.interfaces.server.openai.chat_tools import ToolChoice, tool_choice_of
 from quire.interfaces.server.openai.chunks import ChatChunk, encoder_of
 from quire.interfaces.server.openai.generation import Answer, Choice, Counts, Work, collect, deltas_of, num_sequences
 from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
-from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens
+from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens, total_reasoning_tokens
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.openai.responses import ChatChoice, ChatCompletion, ChatLogprobs, new_id
@@ -162,6 +162,7 @@ class Chat:
     def __init__(self, body: ChatRequest, work: Work, formats: AnswerFormats | None, state: ServerState) -> None:
         self._engine = state.engine
         self._metrics = state.metrics
+        self._text_threads = state.text_threads
         self._model = body.model or state.model_name
         self._work = work
         self._formats = formats
@@ -174,8 +175,12 @@ class Chat:
     async def whole(self) -> ChatCompletion:
         answer = await collect(self._engine, self._work, self._metrics)
         choices = self._choices(answer)
-        answer.counts.num_reasoning_tokens = sum(
-            self._num_reasoning_tokens(one.token_ids, one.thoughts) for one in answer.choices
+        answer.counts.num_reasoning_tokens = await total_reasoning_tokens(
+            self._text_threads,
+            self._engine.renderer,
+            self._work.prompts[0],
+            self._work.params,
+            [(one.token_ids, one.thoughts) for one in answer.choices],
         )
         return ChatCompletion(
             id=self._id,

@@ -18,7 +18,7 @@ from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.openai.chat import prepare_chat
 from quire.interfaces.server.openai.generation import Counts, Work, deltas_of
 from quire.interfaces.server.openai.logprobs import chat_logprobs
-from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens
+from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openai.responses import TokenLogprob, Usage
 from quire.interfaces.server.state import ServerState
@@ -138,13 +138,16 @@ class ChatRun:
         """Whole when the last step was seen."""
         return self.counts.usage()
 
-    def _count_thoughts(self) -> None:
-        work, parser = self._work, self._parser
-        thoughts = () if parser is None else parser.thoughts
-        renderer = self._state.engine.renderer
-        self.counts.num_reasoning_tokens = count_reasoning_tokens(
-            renderer, work.prompts[0], work.params, self._token_ids, thoughts
-        )
+    async def _count_thoughts(self) -> None:
+        if self._parser is not None:
+            work, renderer = self._work, self._state.engine.renderer
+            self.counts.num_reasoning_tokens = await total_reasoning_tokens(
+                self._state.text_threads,
+                renderer,
+                work.prompts[0],
+                work.params,
+                [(self._token_ids, self._parser.thoughts)],
+            )
 
     def accept(self) -> None:
         """Takes its places in the queue now, or raises 429; `steps` would do the same."""
@@ -160,7 +163,10 @@ class ChatRun:
         state = self._state
         async with aclosing(deltas_of(state.engine, self._work, state.metrics, self.counts)) as deltas:
             async for _, delta in deltas:
-                yield self._step(delta)
+                step = self._step(delta)
+                if step.finish_reason is not None:
+                    await self._count_thoughts()
+                yield step
 
     def _step(self, delta: OutputDelta) -> AnswerStep:
         is_last = delta.finish_reason is not None
@@ -170,8 +176,6 @@ class ChatRun:
         else:
             self._token_ids += delta.token_ids
             pieces = self._parser.push(delta.text, is_last=is_last)
-            if is_last:
-                self._count_thoughts()
             finish_reason = self._parser.finish_reason(finish_reason)
         return AnswerStep(pieces, self._logprobs(delta), finish_reason, delta.stop_reason)
 

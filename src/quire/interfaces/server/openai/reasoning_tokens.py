@@ -9,8 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.beam_search_params import GenerationParams
+from quire.interfaces.text_threads import TextThreads
 from quire.renderer import Renderer
 from quire.sampling_params import SamplingParams
+
+# For fewer tokens the way to a thread and back costs more than counting.
+LONG_ANSWER = 1024
+# tokens, and which letters of their text are thoughts
+Thoughtful = tuple[Sequence[int], Sequence[tuple[int, int]]]
+
+
+async def total_reasoning_tokens(
+    threads: TextThreads,
+    renderer: Renderer,
+    prompt: list[int],
+    params: GenerationParams,
+    answers: Sequence[Thoughtful],
+) -> int:
+    """Of all answers to one prompt; long ones are counted beside the event loop."""
+
+    def count() -> int:
+        return sum(count_reasoning_tokens(renderer, prompt, params, *answer) for answer in answers)
+
+    if sum(len(token_ids) for token_ids, thoughts in answers if thoughts) < LONG_ANSWER:
+        return count()
+    return await threads.call(count)
 
 
 def count_reasoning_tokens(
