@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -62,6 +63,27 @@ def test_only_the_last_used_libraries_and_objects_stay(tmp_path):
     assert len(list(tmp_path.glob("*.lock"))) == 8
     assert len(list((tmp_path / "objects").iterdir())) == 256
     assert (tmp_path / "packed").is_dir()
+
+
+def test_who_waits_for_the_compiler_is_told_so_before_and_after(monkeypatch, tmp_path, caplog):
+    lines_before: list[str] = []
+
+    def compile_nothing(compiler, folder):
+        lines_before.extend(caplog.messages)
+        (folder / "kernels.so").touch()
+        return folder / "kernels.so"
+
+    monkeypatch.setattr(build, "_compiler", lambda: sys.executable)
+    monkeypatch.setattr(build, "_compile", compile_nothing)
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    with caplog.at_level(logging.WARNING, "quire"):
+        assert build.build().parent == tmp_path / "cache"
+        assert len(lines_before) == 1
+        assert "a minute or two" in lines_before[0]
+        assert re.search(r"compiled after \d+\.\d s", caplog.messages[1])
+        build.build()
+    # who finds them waits for nothing
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from quire.worker.cache_folder import cache_folder, check_private
 
+_logger = logging.getLogger("quire")
 SOURCES = Path(__file__).parents[3] / "csrc" / "cpu"
 # Never -march=native: the cache may be a network folder that machines with other processors share.
 ISAS = {
@@ -99,6 +101,9 @@ def build() -> Path:
     if target.exists():
         _note_use(target)
         return target
+    # warnings, so that whoever waits for a first start sees why, whatever the level of the log
+    _logger.warning("CPU kernels: compiled for this machine now, once for this version of Quire: a minute or two.")
+    began = time.monotonic()
     with (target.parent / f"{target.stem}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
@@ -106,6 +111,8 @@ def build() -> Path:
                 finished = _compile(_compiler(), Path(folder))
                 finished.replace(target)  # whoever looks sees the whole library or none
             _forget(target.parent)
+    seconds = time.monotonic() - began
+    _logger.warning("CPU kernels: compiled after %.1f s. Later starts find them in %s.", seconds, target.parent)
     return target
 
 
