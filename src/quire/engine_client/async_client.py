@@ -15,6 +15,7 @@ from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.engine_process import EngineProcess
 from quire.engine_client.link import Link, error_of
 from quire.engine_client.mailbox import Mailbox, Mailboxes
+from quire.engine_client.token_stream import TokenStream, items_of
 from quire.errors import EngineDeadError, EngineError
 from quire.messages import (
     AbortRequests,
@@ -80,22 +81,30 @@ class AsyncEngineClient:
             await asyncio.shield(self._start)
         return self.ready
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
-        """New tokens as they come. A reader that goes away aborts the request."""
+    def open(self, request: EngineRequest) -> TokenStream:
+        """Sends a request. Its stream must be closed, which aborts what has not ended."""
         self._follow_loop()
         self._check_alive()
         box = self._mailboxes.open(request.request_id, request.sampling.n)
         try:
             self._send(request)
-            while not box.is_done:
-                if not box.pending:
-                    await self._wait(box)
-                for delta in box.take():
-                    yield delta
+        except BaseException:
+            self._mailboxes.close(box.request_id)
+            raise
+        return TokenStream(box, self._close_box)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+        """New tokens as they come. A reader that goes away aborts the request."""
+        stream = self.open(request)
+        try:
+            async for delta in items_of(stream):
+                yield delta
         finally:
-            self._mailboxes.close(request.request_id)
-            if box.open_indices and self._failure is None:
-                self._send(AbortRequests(request_ids=[request.request_id]))
+            await stream.aclose()
+
+    def _close_box(self, box: Mailbox) -> None:
+        if self._mailboxes.close(box.request_id) and box.open_indices and self._failure is None:
+            self._send(AbortRequests(request_ids=[box.request_id]))
 
     def extend(self, request_id: int, token_ids: list[int], *, is_final: bool = False) -> None:
         """More prompt tokens of a request that was made with is_final=False."""
@@ -167,15 +176,20 @@ class AsyncEngineClient:
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        if self._failure is None:
-            for message in self._link.receive(0):
+        if self._failure is not None:
+            return
+        filled: list[Mailbox] = []
+        for message in self._link.receive(0):
+            if isinstance(message, EngineOutputs):
+                filled += self._mailboxes.deliver(message)
+            else:
                 self._take(message)
+        # when all is sorted in: what came together is taken together
+        for box in filled:
+            box.on_news()
 
     def _take(self, message: ToClient) -> None:
         match message:
-            case EngineOutputs():
-                for box in self._mailboxes.deliver(message):
-                    box.wake()
             case ControlReply():
                 future = self._calls.get(message.call_id)
                 if future is not None and not future.done():
@@ -194,7 +208,7 @@ class AsyncEngineClient:
         self._failure = failure
         for box in self._mailboxes.boxes():
             box.failure = failure.error
-            box.wake()
+            box.on_news()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(failure.error))
@@ -202,16 +216,6 @@ class AsyncEngineClient:
             self._start.set_exception(error_of(failure))
             # whoever waited may be gone; then nobody is to be told that the exception was never looked at
             self._start.exception()
-
-    async def _wait(self, box: Mailbox) -> None:
-        """Until there is something in the box; raises if nothing will ever come."""
-        if box.failure is not None:
-            raise EngineDeadError(box.failure)
-        box.waiter = asyncio.get_running_loop().create_future()
-        try:
-            await box.waiter
-        finally:
-            box.waiter = None
 
     def _check_alive(self) -> None:
         if self._failure is not None:

@@ -8,25 +8,28 @@ both clients call it. It must never raise on what the core sends: outputs for un
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from quire.engine_client.deltas import TokenDelta
 from quire.messages import EngineOutputs, split_sequence_id
 
 
+def _nobody() -> None:
+    """Nobody is to be told."""
+
+
 class Mailbox:
     """Unread deltas of one request, one a sequence."""
 
-    __slots__ = ("failure", "open_indices", "pending", "request_id", "waiter")
+    __slots__ = ("failure", "on_news", "open_indices", "pending", "request_id")
 
     def __init__(self, request_id: int, num_sequences: int) -> None:
         self.request_id = request_id
         self.pending: dict[int, TokenDelta] = {}
         # sequences that may still bring something
         self.open_indices = set(range(num_sequences))
-        # set while the asynchronous reader waits; always None in the synchronous client
-        self.waiter: asyncio.Future[None] | None = None
+        # called when something has come into an empty box; the synchronous client looks for itself
+        self.on_news: Callable[[], None] = _nobody
         # why nothing more will come, once the engine is gone
         self.failure: str | None = None
 
@@ -37,10 +40,6 @@ class Mailbox:
     def take(self) -> Iterable[TokenDelta]:
         pending, self.pending = self.pending, {}
         return pending.values()
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 class Mailboxes:
@@ -63,12 +62,14 @@ class Mailboxes:
         box = self._boxes[request_id] = Mailbox(request_id, num_sequences)
         return box
 
-    def close(self, request_id: int) -> None:
-        """The reader wants no more of this request; what it did not read is gone."""
+    def close(self, request_id: int) -> bool:
+        """The reader wants no more of this request; what it did not read is gone. False if it was closed before."""
         box = self._boxes.pop(request_id, None)
-        if box is not None:
-            self.num_wasted_tokens += sum(len(delta.token_ids) for delta in box.pending.values())
-            box.pending = {}
+        if box is None:
+            return False
+        self.num_wasted_tokens += sum(len(delta.token_ids) for delta in box.pending.values())
+        box.pending = {}
+        return True
 
     def close_sequence(self, request_id: int, index: int) -> None:
         """The reader wants no more of this sequence."""
@@ -94,7 +95,7 @@ class Mailboxes:
         return list(self._boxes.values())
 
     def deliver(self, outputs: EngineOutputs) -> list[Mailbox]:
-        """Sorts one step's output in; returns the mailboxes that were empty before, whose readers are to be woken."""
+        """Sorts one step's output in; returns the mailboxes that were empty before, whose readers are to be told."""
         filled: list[Mailbox] = []
         delta_of = self._delta_of
         for start in outputs.starts:

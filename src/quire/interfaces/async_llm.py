@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
-from quire.engine_client import AsyncEngineClient
-from quire.errors import EngineError, RequestError, RequestFailedError
-from quire.interfaces.assembly import OutputDelta, OutputGatherer, RequestAssembly
+from quire.engine_client import AsyncEngineClient, items_of
+from quire.errors import EngineError
+from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.embeddings import embedded
@@ -26,6 +26,7 @@ from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.held_engine import HeldEngine
 from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
+from quire.interfaces.output_stream import OutputStream
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.prompts import Prompt, render, text_of
 from quire.interfaces.received_request import ReceivedRequest
@@ -174,9 +175,8 @@ class AsyncLLM:
         text, token_ids, media = await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
         await self.perform(parts.structured.check(params))
-        request = parts.maker.make(
-            token_ids, params, priority=priority, cache_salt=cache_salt, media=media, tenant=tenant
-        )
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
+        request = parts.maker.make(token_ids, params, media=media, **whose)
         return PreparedRequest(request, text, params.logprobs is not None)
 
     async def receive(
@@ -228,9 +228,8 @@ class AsyncLLM:
         `request_id` is a label for outputs and for `abort`; two requests may bear the same one.
         """
         prepared = await self._prepared(prompt, sampling_params, request_id, priority)
-        label = request_id if request_id is not None else str(prepared.request.request_id)
-        gatherer = OutputGatherer(label, prepared)
-        stream = self.stream(prepared, request_id=label)
+        label = prepared.label(request_id)
+        gatherer, stream = OutputGatherer(label, prepared), self.stream(prepared, request_id=label)
         try:
             async for new in stream:
                 if delta:
@@ -252,11 +251,7 @@ class AsyncLLM:
         """The best continuations of the prompt, best first, when all are found; `generate` streams them."""
         check_beams(params)
         prepared = await self._prepared(prompt, params, request_id, priority)
-        label = request_id if request_id is not None else str(prepared.request.request_id)
-        gatherer = OutputGatherer(label, prepared)
-        async for new in self.stream(prepared, request_id=label):
-            gatherer.add(new)
-        return beam_search_output(gatherer.gathered(), params, self.renderer)
+        return beam_search_output(await self._gathered(prepared, request_id), params, self.renderer)
 
     async def stream(
         self,
@@ -269,25 +264,27 @@ class AsyncLLM:
         """What is new, sequence by sequence, at the least cost per token. What arrives while the reader is busy comes
         as one delta. A sequence that fails raises RequestFailedError, a request that the engine has no room for even
         alone RequestError; the engine's death raises EngineDeadError."""
-        prepared = await self._prepared(prompt, sampling_params, request_id, priority)
-        request, client = prepared.request, self._held.running
-        deltas = prepared.start(client)
-        has_started = False
+        stream = await self.open(prompt, sampling_params, request_id, priority=priority)
         try:
-            assembly = RequestAssembly(prepared, self.renderer)
-            with self._labels.borne(request_id, partial(client.abort, request.request_id)):
-                async for delta in deltas:
-                    new = assembly.push(delta)
-                    if new.ends_early:
-                        client.abort(request.request_id, new.index)
-                    has_started = has_started or new.num_cached_tokens is not None
-                    if new.finish_reason == "error":
-                        # One that never started was refused: the core found that it could not run even alone.
-                        is_failure = has_started and prepared.is_whole
-                        raise (RequestFailedError if is_failure else RequestError)(str(new.stop_reason))
-                    yield new
+            async for delta in items_of(stream):
+                yield delta
         finally:
-            await deltas.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
+
+    async def open(
+        self,
+        prompt: AnyPrompt,
+        sampling_params: GenerationParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> OutputStream:
+        """Starts a request for a reader who is told when something has come (`on_news`), instead of waiting for it.
+        The stream must be closed (`aclose`), which aborts what still runs."""
+        prepared = await self._prepared(prompt, sampling_params, request_id, priority)
+        client = self._held.running
+        label = self._labels.borne(request_id, partial(client.abort, prepared.request.request_id))
+        return OutputStream(prepared, client, self.renderer, label)
 
     async def embed(
         self,
@@ -374,8 +371,12 @@ class AsyncLLM:
         if isinstance(step, Call):
             return await self._form_threads.call(step.function, *step.args)
         prepared = PreparedRequest(step.request, None, shows_logprobs=False)
-        gatherer = OutputGatherer(str(step.request.request_id), prepared)
-        async for delta in self.stream(prepared):
+        return await self._gathered(prepared)
+
+    async def _gathered(self, prepared: PreparedRequest, request_id: str | None = None) -> RequestOutput:
+        label = prepared.label(request_id)
+        gatherer = OutputGatherer(label, prepared)
+        async for delta in self.stream(prepared, request_id=label):
             gatherer.add(delta)
         return gatherer.gathered()
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.config import EngineConfig
-from quire.engine_client import AsyncEngineClient, TokenDelta
+from quire.engine_client import AsyncEngineClient, TokenDelta, items_of
 from quire.errors import QuireError, RequestError, RequestFailedError
 from quire.interfaces.own_pooling import own_pooling
 from quire.interfaces.requests import PreparedRequest, RequestMaker
@@ -114,12 +114,12 @@ async def embedded(
     job = EmbeddingJob(prepared, label)
     deltas = prepared.start(client)
     try:
-        async for delta in deltas:
+        async for delta in items_of(deltas):
             if delta.num_cached_tokens is not None:
                 on_start(delta.num_cached_tokens)
             job.push(delta)
     finally:
-        await deltas.aclose()  # type: ignore[attr-defined]
+        await deltas.aclose()
     return job.output()
 
 

@@ -7,7 +7,7 @@ has been started then. Called by LLM and AsyncLLM for every request; costs what 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from quire.parameter_checks import check_encodable, plain
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from quire.engine_client import AsyncEngineClient, TokenDelta
+    from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
 
 # What one request may cost before it runs: most entries of a field.
 _MOST_ENTRIES = (("bad_words", 128), ("logit_bias", 1024), ("stop_token_ids", 1024))
@@ -78,14 +78,18 @@ class PreparedRequest:
     # not so only for one that ended while its prompt was still arriving
     is_whole: bool = True
 
-    def start(self, client: AsyncEngineClient) -> AsyncIterator[TokenDelta]:
-        """What comes back from the engine; closing it aborts the request."""
+    def label(self, asked: str | None) -> str:
+        """What its outputs are called, and what ends it by name."""
+        return asked if asked is not None else str(self.request.request_id)
+
+    def start(self, client: AsyncEngineClient) -> Stream[TokenDelta]:
+        """Sends it. What comes back must be closed, which aborts the request."""
         if client.is_open(self.request.request_id):
             raise RequestError(
                 "This prepared request is running already, and runs once at a time. Call prepare() for each run.",
                 param="prompt",
             )
-        return client.generate(self.request)
+        return client.open(self.request)
 
 
 def _check_head(asked: Asked, limits: Limits) -> None:

@@ -151,14 +151,14 @@ class PromptFeed:
                 return False
             await self._take_pieces(request)
             if not reader.done():  # else all that is left goes together
-                await self._send_settled(request)
+                self._send_settled(request)
         reader.result()
         await self._send_rest(request)
         return not self._has_ended()
 
     def _has_ended(self) -> bool:
         if self._held is not None:
-            self._held.take()
+            self._held.look()
         return self._is_aborted or (self._held is not None and self._held.has_ended)
 
     async def _take_pieces(self, request: EngineRequest) -> None:
@@ -185,7 +185,7 @@ class PromptFeed:
     def _opened(self, is_text: bool) -> _Source:
         return self._open_text() if is_text else _GrowingTokens()
 
-    async def _send_settled(self, request: EngineRequest, *, is_final: bool = False) -> None:
+    def _send_settled(self, request: EngineRequest, *, is_final: bool = False) -> None:
         """What was not sent yet."""
         if self._source is None:
             return
@@ -198,13 +198,12 @@ class PromptFeed:
             return
         self._num_sent += len(token_ids)
         if self._held is None:
-            await self._start(msgspec.structs.replace(request, prompt_token_ids=token_ids, is_final=is_final))
+            self._start(msgspec.structs.replace(request, prompt_token_ids=token_ids, is_final=is_final))
         else:
             self._client.extend(self._held.request_id, token_ids, is_final=is_final)
 
-    async def _start(self, request: EngineRequest) -> None:
+    def _start(self, request: EngineRequest) -> None:
         self._held = HeldRequest(self._client, request, self._news.set)
-        await self._held.wait_sent()
 
     async def _send_rest(self, request: EngineRequest) -> None:
         source = self._source
@@ -215,7 +214,7 @@ class PromptFeed:
         if is_ahead:
             # The engine may begin while the text is looked at as a whole.
             source.finish()
-            await self._send_settled(request, is_final=True)
+            self._send_settled(request, is_final=True)
         whole = await self._threads.call(source.whole) if is_long else source.whole()
         if not whole:
             raise RequestError("prompt: it has no tokens. Give at least one, for example a space.", param="prompt")
@@ -225,13 +224,13 @@ class PromptFeed:
         if not is_right:
             await self._send_again(whole, request)
         elif not is_ahead:
-            await self._send_settled(request, is_final=True)
+            self._send_settled(request, is_final=True)
 
     async def _send_again(self, whole: list[int], request: EngineRequest) -> None:
         assert self._held is not None
         again = self._maker.resent(request, whole)
         await self._held.aclose()
-        await self._start(again)
+        self._start(again)
 
 
 def _checked(piece: Any) -> str | list[int]:

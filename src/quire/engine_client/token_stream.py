@@ -1,0 +1,93 @@
+"""What comes of one request, for its one reader on the event loop.
+
+A reader either sets `on_news` and takes what there is whenever it is called, which costs no task and no turn of the
+loop; or it waits with `news_of`. What it does not take is merged in the mailbox, so it may be as slow as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Protocol, TypeVar
+
+from quire.engine_client.deltas import TokenDelta
+from quire.engine_client.mailbox import Mailbox
+from quire.errors import EngineDeadError
+
+_T_co = TypeVar("_T_co", covariant=True)
+_T = TypeVar("_T")
+
+
+class Stream(Protocol[_T_co]):
+    """What is read: tokens here, texts and events in the rooms above."""
+
+    on_news: Callable[[], None]
+
+    @property
+    def has_news(self) -> bool:
+        """`take` brings something, or raises."""
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing will come any more, and everything was taken."""
+
+    def take(self) -> Iterable[_T_co]:
+        """What has come since the last time; raises what ended the stream."""
+
+    async def aclose(self) -> None:
+        """Ends what has not ended. May be called again."""
+
+
+class TokenStream:
+    """One request in the core."""
+
+    def __init__(self, box: Mailbox, close: Callable[[Mailbox], None]) -> None:
+        self._box = box
+        self._close = close
+
+    @property
+    def on_news(self) -> Callable[[], None]:
+        return self._box.on_news
+
+    @on_news.setter
+    def on_news(self, told: Callable[[], None]) -> None:
+        self._box.on_news = told
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._box.pending) or self._box.failure is not None
+
+    @property
+    def is_done(self) -> bool:
+        return self._box.is_done
+
+    def take(self) -> Iterable[TokenDelta]:
+        box = self._box
+        if not box.pending and box.failure is not None and box.open_indices:
+            raise EngineDeadError(box.failure)
+        return box.take()
+
+    async def aclose(self) -> None:
+        self._close(self._box)
+
+
+async def items_of(stream: Stream[_T]) -> AsyncIterator[_T]:
+    """The same for a reader that waits. Whoever opened the stream closes it."""
+    while not stream.is_done:
+        await news_of(stream)
+        for item in stream.take():
+            yield item
+
+
+async def news_of(stream: Stream[object]) -> None:
+    """Until there is something to take."""
+    if stream.has_news or stream.is_done:
+        return
+    waiter = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    stream.on_news = wake
+    await waiter

@@ -1,0 +1,72 @@
+"""One request that runs: its outputs with their texts, for whoever is told when some have come, or waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
+from quire.errors import RequestError, RequestFailedError
+from quire.interfaces.assembly import OutputDelta, RequestAssembly
+from quire.interfaces.requests import PreparedRequest
+from quire.renderer import Renderer
+
+
+class OutputStream:
+    """What a request brings, as a Stream of OutputDelta. `aclose` aborts what still runs."""
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        client: AsyncEngineClient,
+        renderer: Renderer,
+        label: AbstractContextManager[None],
+    ) -> None:
+        """Starts it. `label`: what it bears until it is closed."""
+        self._assembly = RequestAssembly(prepared, renderer)
+        self._client = client
+        self._request_id = prepared.request.request_id
+        self._is_whole = prepared.is_whole
+        self._has_started = False
+        self._tokens: Stream[TokenDelta] = prepared.start(client)
+        self._label: AbstractContextManager[None] | None = label
+        label.__enter__()
+
+    @property
+    def on_news(self) -> Callable[[], None]:
+        return self._tokens.on_news
+
+    @on_news.setter
+    def on_news(self, told: Callable[[], None]) -> None:
+        self._tokens.on_news = told
+
+    @property
+    def has_news(self) -> bool:
+        return self._tokens.has_news
+
+    @property
+    def is_done(self) -> bool:
+        return self._tokens.is_done
+
+    def take(self) -> list[OutputDelta]:
+        """A sequence that fails raises RequestFailedError, a request that the engine has no room for even alone
+        RequestError; the engine's death raises EngineDeadError."""
+        return [self._pushed(delta) for delta in self._tokens.take()]
+
+    async def aclose(self) -> None:
+        label, self._label = self._label, None
+        if label is not None:
+            label.__exit__(None, None, None)
+        await self._tokens.aclose()
+
+    def _pushed(self, delta: TokenDelta) -> OutputDelta:
+        new = self._assembly.push(delta)
+        if new.ends_early:
+            self._client.abort(self._request_id, new.index)
+        if new.num_cached_tokens is not None:
+            self._has_started = True
+        if new.finish_reason == "error":
+            # One that never started was refused: the core found that it could not run even alone.
+            is_failure = self._has_started and self._is_whole
+            raise (RequestFailedError if is_failure else RequestError)(str(new.stop_reason))
+        return new
