@@ -23,7 +23,7 @@ typedef struct {
   int socket;
   int kept; /* bytes of an event that has not arrived whole */
   long events;
-  char tail[8192];
+  char tail[1 << 16];
 } Stream;
 
 static double now(void) {

@@ -1,6 +1,6 @@
 """Tokens that one API process streams to many connections, with an engine that answers at once (W9).
 
-    python benchmarks/streams.py [--connections 256] [--rates 40000,60000,80000,0] [--seconds 5] [--chat]
+    python benchmarks/streams.py [--connections 256] [--rates 40000,60000,240000] [--seconds 5] [--chat]
 
 The server (quire.testing.null_server) and its core are processes of their own; the client is written in C. `--rates`:
 tokens a second that the core makes in all; 0: as many as it can, so that tokens are merged for readers that are slower.
@@ -76,7 +76,7 @@ def measure(client: Path, options: argparse.Namespace, rate: int) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=256)
-    parser.add_argument("--rates", default="20000,40000,60000,0")
+    parser.add_argument("--rates", default="20000,40000,60000,120000,240000")
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--chat", action="store_true", help="chats instead of completions")
     parser.add_argument("--pin", action="store_true", help="the API process on processor 0 alone")

@@ -14,6 +14,8 @@ import torch
 from quire import LLM, AsyncLLM, BeamSearchParams, RequestError, RequestFailedError, SamplingParams
 from quire import StructuredOutputsParams as Form
 from quire.config.model_source import embedded_path
+from quire.engine_core import launch
+from quire.engine_core.scheduler.speculation import SpeculationCosts
 from quire.structured_output.grammar import compiled
 from quire.structured_output.tool_calls import tool_calls_form
 from quire.structured_output.vocabulary import Vocabulary
@@ -142,7 +144,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_on_every_way(expected, way):
+def test_the_same_on_every_way(expected, way, monkeypatch):
+    # on a machine that is busy while it measures, drafts may not pay
+    monkeypatch.setattr(launch, "SpeculationCosts", lambda **measured: SpeculationCosts())
     with LLM(**{**SMALL, **WAYS[way]}) as llm:
         assert run(llm, jobs()) == expected
         statistics = llm.statistics()

@@ -4,6 +4,6 @@ from quire.engine_client.async_client import AsyncEngineClient
 from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.link import Link, open_link
 from quire.engine_client.sync_client import SyncEngineClient
-from quire.engine_client.token_stream import Stream, items_of, news_of
+from quire.engine_client.token_stream import Stream, each_of, items_of
 
-__all__ = ["AsyncEngineClient", "Link", "Stream", "SyncEngineClient", "TokenDelta", "items_of", "news_of", "open_link"]
+__all__ = ["AsyncEngineClient", "Link", "Stream", "SyncEngineClient", "TokenDelta", "each_of", "items_of", "open_link"]

@@ -7,7 +7,7 @@ import msgspec
 from quire.messages import TokenLogprobs
 
 
-class TokenDelta(msgspec.Struct):
+class TokenDelta(msgspec.Struct, gc=False):
     """`finish_reason` is set in the last one of a sequence: stop, length, abort or error (then `error` says why).
 
     `prompt_logprobs` come with sequence 0, in parts if the prompt was computed in chunks; the first prompt token has

@@ -101,8 +101,15 @@ class Mailboxes:
         for start in outputs.starts:
             if (delta := delta_of(start.sequence_id, filled)) is not None:
                 delta.num_cached_tokens = start.num_cached_tokens
+        boxes = self._boxes
         for sequence_id, token_id in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=False):
-            if (delta := delta_of(sequence_id, filled)) is not None:
+            # what `delta_of` does, written out for the one case that comes once a token
+            request_id, index = split_sequence_id(sequence_id)
+            box = boxes.get(request_id)
+            if box is not None and not box.pending and index in box.open_indices:
+                box.pending[index] = TokenDelta(index, [token_id])
+                filled.append(box)
+            elif (delta := delta_of(sequence_id, filled)) is not None:
                 delta.token_ids.append(token_id)
             else:
                 self.num_wasted_tokens += 1

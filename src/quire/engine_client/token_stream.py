@@ -91,3 +91,23 @@ async def news_of(stream: Stream[object]) -> None:
 
     stream.on_news = wake
     await waiter
+
+
+async def each_of(stream: Stream[_T], use: Callable[[_T], None]) -> None:
+    """Hands everything to `use` when it comes. The task that waits is woken once, at the end."""
+    over = asyncio.get_running_loop().create_future()
+
+    def take() -> None:
+        if over.done():
+            return
+        try:
+            for item in stream.take():
+                use(item)
+            if stream.is_done:
+                over.set_result(None)
+        except Exception as error:
+            over.set_exception(error)
+
+    stream.on_news = take
+    take()
+    await over

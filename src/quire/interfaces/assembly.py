@@ -7,8 +7,9 @@ core to drop it (`ends_early`). Called once a sequence and step, so the common c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.engine_client import TokenDelta
 from quire.interfaces.requests import PreparedRequest
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from quire.renderer import Renderer, TextStream
 
 
-@dataclass(slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, gc=False):
     """What is new in one sequence. `finish_reason` is set in its last one."""
 
     index: int
@@ -61,23 +61,18 @@ class RequestAssembly:
         return self._num_open == 0
 
     def push(self, delta: TokenDelta) -> OutputDelta:
-        new = OutputDelta(
-            index=delta.index,
-            token_ids=delta.token_ids,
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason if delta.error is None else delta.error,
-            num_cached_tokens=delta.num_cached_tokens,
-            num_drafted_tokens=delta.num_drafted_tokens,
-            num_accepted_tokens=delta.num_accepted_tokens,
-        )
+        new = OutputDelta(delta.index, delta.token_ids, num_cached_tokens=delta.num_cached_tokens)
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            new.finish_reason = delta.finish_reason
+            new.stop_reason = delta.stop_reason if delta.error is None else delta.error
+            new.num_drafted_tokens, new.num_accepted_tokens = delta.num_drafted_tokens, delta.num_accepted_tokens
         if self._streams is not None:
             self._add_text(new, self._streams[delta.index])
         if delta.logprobs is not None:
             self._add_logprobs(new, delta.logprobs[: len(new.token_ids)])
         if delta.prompt_logprobs is not None:
             new.prompt_logprobs = [self._positions(entry) for entry in delta.prompt_logprobs]
-        if new.finish_reason is not None:
-            self._num_open -= 1
         return new
 
     def _add_text(self, new: OutputDelta, stream: TextStream) -> None:
@@ -86,6 +81,7 @@ class RequestAssembly:
         if pushed.stop_string is not None:
             new.ends_early = new.finish_reason is None
             new.token_ids = new.token_ids[: pushed.num_tokens]
+            self._num_open -= new.ends_early
             new.finish_reason, new.stop_reason = "stop", pushed.stop_string
 
     def _add_logprobs(self, new: OutputDelta, entries: list[TokenLogprobs]) -> None:

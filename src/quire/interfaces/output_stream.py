@@ -51,7 +51,16 @@ class OutputStream:
     def take(self) -> list[OutputDelta]:
         """A sequence that fails raises RequestFailedError, a request that the engine has no room for even alone
         RequestError; the engine's death raises EngineDeadError."""
-        return [self._pushed(delta) for delta in self._tokens.take()]
+        news = []
+        push = self._assembly.push
+        for delta in self._tokens.take():
+            new = push(delta)
+            if new.finish_reason is not None:
+                self._see_end(new)
+            elif new.num_cached_tokens is not None:
+                self._has_started = True
+            news.append(new)
+        return news
 
     async def aclose(self) -> None:
         label, self._label = self._label, None
@@ -59,8 +68,7 @@ class OutputStream:
             label.__exit__(None, None, None)
         await self._tokens.aclose()
 
-    def _pushed(self, delta: TokenDelta) -> OutputDelta:
-        new = self._assembly.push(delta)
+    def _see_end(self, new: OutputDelta) -> None:
         if new.ends_early:
             self._client.abort(self._request_id, new.index)
         if new.num_cached_tokens is not None:
@@ -69,4 +77,3 @@ class OutputStream:
             # One that never started was refused: the core found that it could not run even alone.
             is_failure = self._has_started and self._is_whole
             raise (RequestFailedError if is_failure else RequestError)(str(new.stop_reason))
-        return new

@@ -1,6 +1,7 @@
 """EventStream alone: silence, clients that do not read, the order on the wire."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -8,6 +9,7 @@ from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.wire import event_stream
 from quire.interfaces.server.wire.errors import unavailable
 from quire.interfaces.server.wire.event_stream import EventStream
+from quire.interfaces.server.wire.pumped import pumped
 
 
 class Wire:
@@ -65,7 +67,7 @@ def test_a_silent_stream_is_kept_alive(run, scope, monkeypatch):
 
     async def main():
         wire, source = Wire(), Source()
-        stream = EventStream(InFlight(), source.events())
+        stream = EventStream(InFlight(), pumped(source.events()))
         task = asyncio.create_task(stream(scope, wire.receive, wire.send))
         await wire.until(lambda: wire.body.count(b": keep-alive\n\n") >= 2)
         source.go_on.set()
@@ -85,7 +87,7 @@ def test_a_client_that_does_not_read_is_given_up(run, scope, monkeypatch):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
         wire.is_stuck = True
-        await EventStream(in_flight, source.events())(scope, wire.receive, wire.send)
+        await EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send)
         assert source.is_closed
         assert len(in_flight) == 0
         assert wire.body == b"data: 1\n\n"
@@ -97,7 +99,7 @@ def test_a_client_that_does_not_read_is_given_up(run, scope, monkeypatch):
 def test_a_client_that_leaves(run, scope):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
-        task = asyncio.create_task(EventStream(in_flight, source.events())(scope, wire.receive, wire.send))
+        task = asyncio.create_task(EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send))
         await wire.until(lambda: wire.body)
         assert len(in_flight) == 1
         wire.gone.set()
@@ -111,7 +113,7 @@ def test_a_client_that_leaves(run, scope):
 def test_an_interrupted_stream_says_why(run, scope):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
-        task = asyncio.create_task(EventStream(in_flight, source.events())(scope, wire.receive, wire.send))
+        task = asyncio.create_task(EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send))
         await wire.until(lambda: wire.body)
         in_flight.interrupt_all(unavailable("Good bye."))
         # the first cause counts
@@ -127,7 +129,7 @@ def test_an_interrupted_stream_says_why(run, scope):
 def test_a_stream_that_is_cancelled_from_elsewhere_is_cancelled(run, scope):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
-        task = asyncio.create_task(EventStream(in_flight, source.events())(scope, wire.receive, wire.send))
+        task = asyncio.create_task(EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send))
         await wire.until(lambda: wire.body)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -147,7 +149,7 @@ def test_an_interrupt_at_the_very_end_still_closes_the_stream(run, scope):
             # nothing waits between here and the end of the events
             in_flight.interrupt_all(unavailable("Good bye."))
 
-        await EventStream(in_flight, events())(scope, wire.receive, wire.send)
+        await EventStream(in_flight, pumped(events()))(scope, wire.receive, wire.send)
         assert b'"message":"Good bye."' in wire.body
         assert wire.body.endswith(b"\n\ndata: [DONE]\n\n")
 
@@ -177,7 +179,7 @@ def test_events_wait_for_a_keep_alive_on_its_way(run, scope, monkeypatch):
 
     async def main():
         wire, source = SlowWire(), Source()
-        task = asyncio.create_task(EventStream(InFlight(), source.events())(scope, wire.receive, wire.send))
+        task = asyncio.create_task(EventStream(InFlight(), pumped(source.events()))(scope, wire.receive, wire.send))
         await wire.until(lambda: b"keep-alive" in wire.body)
         source.go_on.set()
         for _ in range(10):
@@ -196,8 +198,146 @@ def test_a_keep_alive_that_nobody_takes_gives_the_client_up(run, scope, monkeypa
 
     async def main():
         wire, source = SlowWire(), Source()
-        await EventStream(InFlight(), source.events())(scope, wire.receive, wire.send)
+        await EventStream(InFlight(), pumped(source.events()))(scope, wire.receive, wire.send)
         assert source.is_closed
         assert scope["client_gone"]
+
+    run(main())
+
+
+# ---------------------------------------------------------------------------------------------- without a task
+
+
+class Pushed:
+    """A stream whose events a test puts in by hand."""
+
+    def __init__(self) -> None:
+        self.on_news = lambda: None
+        self.waiting: list[bytes] = []
+        self.is_done = False
+        self.error: Exception | None = None
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.waiting) or self.error is not None
+
+    def push(self, *events: bytes, is_last: bool = False) -> None:
+        self.waiting += events
+        self.is_done = is_last
+        self.on_news()
+
+    def take(self) -> list[bytes]:
+        if self.error is not None:
+            raise self.error
+        taken, self.waiting = self.waiting, []
+        return taken
+
+    async def aclose(self) -> None: ...
+
+    @asynccontextmanager
+    async def opened(self):
+        yield self
+
+
+async def begun(wire, source, scope, **in_scope):
+    """A stream that waits for events."""
+    scope.update(in_scope)
+    task = asyncio.create_task(EventStream(InFlight(), source.opened())(scope, wire.receive, wire.send))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+def test_an_event_is_on_the_wire_when_its_push_returns(run, scope):
+    async def main():
+        wire, source = Wire(), Pushed()
+        task = await begun(wire, source, scope)
+        for number in range(3):
+            source.push(b"%d" % number)
+            assert wire.body == b"012"[: number + 1]
+        source.push(b"3", is_last=True)
+        await task
+        assert wire.body == b"0123data: [DONE]\n\n"
+
+    run(main())
+
+
+class StalledWire(Wire):
+    """Takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+
+    async def send(self, message) -> None:
+        await self.go_on.wait()
+        await super().send(message)
+
+
+def test_what_comes_while_the_client_is_slow_goes_together(run, scope):
+    async def main():
+        wire, source = StalledWire(), Pushed()
+        task = await begun(wire, source, scope)
+        source.push(b"0")
+        source.push(b"1")
+        source.push(b"2", is_last=True)
+        assert source.waiting == [b"1", b"2"]
+        wire.go_on.set()
+        await task
+        bodies = [message["body"] for message in wire.sent if message["type"] == "http.response.body"]
+        assert bodies == [b"0", b"12", b"data: [DONE]\n\n"]
+
+    run(main())
+
+
+def test_an_error_among_events_is_told(run, scope):
+    async def main():
+        wire, source = Wire(), Pushed()
+        task = await begun(wire, source, scope)
+        source.push(b"0")
+        source.error = unavailable("Good bye.")
+        source.on_news()
+        await task
+        assert b"Good bye." in wire.body
+        assert wire.body.endswith(b"data: [DONE]\n\n")
+
+    run(main())
+
+
+def test_a_wire_that_breaks_ends_the_request(run, scope):
+    async def main():
+        wire, source = StalledWire(), Pushed()
+
+        async def broken(message):
+            await wire.go_on.wait()
+            raise OSError("broken")
+
+        wire.send = broken
+        task = await begun(wire, source, scope)
+        source.push(b"0")
+        wire.go_on.set()
+        with pytest.raises(OSError, match="broken"):
+            await task
+
+    run(main())
+
+
+def test_a_body_that_has_begun_goes_the_short_way(run, scope):
+    async def main():
+        wire, source, short = Wire(), Pushed(), []
+
+        def write(data: bytes) -> bool:
+            if not wire.body or len(short) == 2:
+                return False
+            short.append(data)
+            return True
+
+        task = await begun(wire, source, scope, extensions={event_stream.OUTLET: {"write": write}})
+        for event in (b"0", b"1", b"2", b"3"):
+            source.push(event)
+        source.push(is_last=True)
+        await task
+        assert short == [b"1", b"2"]
+        assert wire.body == b"03data: [DONE]\n\n"
 
     run(main())

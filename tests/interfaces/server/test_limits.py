@@ -31,14 +31,13 @@ def test_the_queue_is_bounded_to_the_request(run, served):
     async def main():
         async with served(max_num_queued_requests=3) as server:
             gate = asyncio.Event()
-            stream = server.engine.stream
+            begin = server.engine.open
 
             async def late(prompt):
                 await gate.wait()
-                async for delta in stream(prompt):
-                    yield delta
+                return await begin(prompt)
 
-            server.engine.stream = late
+            server.engine.open = late
             accepted = [asyncio.ensure_future(server.chat()), asyncio.ensure_future(server.complete(n=2))]
             await until(lambda: server.state.room.num_requests == 3)
             for refused in (await server.chat(), await server.complete(stream=True), await server.complete(["a", "b"])):
@@ -141,9 +140,8 @@ def test_whoever_waits_too_long_hears_when_to_come_again(run, served, stream):
 
             async def never(prompt):
                 await asyncio.Event().wait()
-                yield
 
-            server.engine.stream = never
+            server.engine.open = never
             answer = await server.chat(stream=stream)
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "service_unavailable"

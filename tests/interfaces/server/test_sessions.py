@@ -411,13 +411,13 @@ def test_the_engine_is_told_whose_session_it_is(run, keeping, monkeypatch):
 
     async def main():
         async with keeping(api_keys=["one", "two"]) as server:
-            told, generate = [], AsyncEngineClient.generate
+            told, send = [], AsyncEngineClient.open
 
             def spy(self, request):
                 told.append(request.tenant)
-                return generate(self, request)
+                return send(self, request)
 
-            monkeypatch.setattr(AsyncEngineClient, "generate", spy)
+            monkeypatch.setattr(AsyncEngineClient, "open", spy)
             server.http.headers["authorization"] = "Bearer one"
             name = await server.opened()
             await server.say(name)

@@ -233,7 +233,7 @@ def test_tokens_per_minute(clock):
     tenant = Tenant("t", Quota(tokens_per_minute=600))
     room = room_of(clock, tenant)
     stay = room.admit(tenant, [(1, 500)])
-    stay.add_tokens(num_generated=300)
+    stay.add_generated(300)
     assert refused(room, tenant) == 21, "200 too many, 10 a second, and one more"
     clock.now += 20.2
     room.admit(tenant, [(1, 500)])

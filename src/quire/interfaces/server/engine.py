@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from quire.beam_search_params import GenerationParams
 from quire.config import EngineConfig
+from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.memory_account import MemoryAccount
@@ -19,7 +20,7 @@ from quire.renderer import Renderer
 
 
 class ServedEngine(Protocol):
-    """Tokens in, differences out as they come. Closing the iterator of `stream` aborts its request."""
+    """Tokens in, differences out as they come."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -42,7 +43,7 @@ class ServedEngine(Protocol):
         cache_salt: str = "",
         tenant: Tenancy | None = None,
     ) -> Any:
-        """Checks a request without starting it; raises RequestError. The result is given to `stream`."""
+        """Checks a request without starting it; raises RequestError. The result is given to `open`."""
 
     async def receive(
         self,
@@ -56,7 +57,8 @@ class ServedEngine(Protocol):
     ) -> Any:
         """The same for a prompt that arrives in pieces, when it has arrived: it runs, and has `aclose`."""
 
-    def stream(self, prompt: Any) -> AsyncIterator[OutputDelta]: ...
+    async def open(self, prompt: Any) -> Stream[OutputDelta]:
+        """Starts a prepared request. Closing its stream aborts it."""
 
     async def embed(
         self,

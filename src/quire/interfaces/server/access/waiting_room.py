@@ -75,6 +75,7 @@ class Stay:
         self._waiting = dict(enumerate(sizes))
         self._num_sequences = sum(count for count, _ in sizes)
         self._is_over = False
+        self._use = room.use_of(tenant)
 
     def begin(self, number: int) -> None:
         """The prompt of this number is being computed. Only the first call counts."""
@@ -83,9 +84,16 @@ class Stay:
             self.has_begun = True
             self._room.leave(self, size, has_begun=True)
 
-    def add_tokens(self, *, num_prompt: int = 0, num_generated: int = 0, num_cached: int = 0) -> None:
+    def add_tokens(self, *, num_prompt: int = 0, num_cached: int = 0) -> None:
         """For the tenant's account."""
-        self._room.account(self.tenant, num_prompt, num_generated, num_cached)
+        self._use.num_prompt_tokens += num_prompt
+        self._use.num_cached_tokens += num_cached
+        self._room.charge(self._use, num_prompt)
+
+    def add_generated(self, count: int) -> None:
+        self._use.num_generated_tokens += count
+        if self._use.bucket is not None:
+            self._room.charge(self._use, count)
 
     def close(self) -> None:
         """All is over, or nothing will come of it. May be called again."""
@@ -211,7 +219,8 @@ class WaitingRoom:
         use.num_in_flight += num_requests
         self._requests.take(tenant.name, num_requests)
         self._tokens.take(tenant.name, num_tokens)
-        self.account(tenant, num_tokens, 0, 0)
+        use.num_prompt_tokens += num_tokens
+        self.charge(use, num_tokens)
         stay = Stay(self, next(self._numbers), tenant, sizes)
         if not is_arriving:
             self._since[stay.number] = self._clock()
@@ -234,13 +243,9 @@ class WaitingRoom:
         use.num_in_flight -= num_sequences
         use.ends.add(num_sequences, self._clock())
 
-    def account(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
-        use = self.use_of(tenant)
-        use.num_prompt_tokens += num_prompt
-        use.num_generated_tokens += num_generated
-        use.num_cached_tokens += num_cached
-        if use.bucket is not None and num_prompt + num_generated:
-            use.bucket.take(num_prompt + num_generated, self._clock())
+    def charge(self, use: Use, num_tokens: int) -> None:
+        if use.bucket is not None and num_tokens:
+            use.bucket.take(num_tokens, self._clock())
 
     def waited_too_long(self, stay: Stay) -> ApiError:
         """The end of one whose time in the queue is over."""

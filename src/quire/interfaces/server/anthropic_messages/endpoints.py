@@ -30,6 +30,7 @@ from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.pumped import pumped
 from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
@@ -62,7 +63,7 @@ async def create_message(request: Request) -> Response:
     model = body.model or state.model_name
     answer = MessageInTheMaking(model, run, max_tokens=body.max_tokens, hides_thinking=hides_thinking(body))
     if body.stream:
-        return EventStream(state.in_flight, _events(run, answer), _STREAM)
+        return EventStream(state.in_flight, pumped(_events(run, answer)), _STREAM)
     return json_answer(await until_disconnect(state.in_flight, request.receive, _whole(run, answer)))
 
 

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec.json import encode as encode_json
 
 from quire.beam_search_params import GenerationParams
+from quire.engine_client import Stream
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.access.visit import current_visit
-from quire.interfaces.server.openai.chat_answers import AnswerStreams, message_of
+from quire.interfaces.server.openai.answer_events import AnswerEvents
+from quire.interfaces.server.openai.chat_answers import AnswerStreams, content_delta, message_of
 from quire.interfaces.server.openai.chat_tools import ToolChoice, tool_choice_of, with_call_enforced
 from quire.interfaces.server.openai.chunks import ChatChunk, encoder_of
-from quire.interfaces.server.openai.generation import Answer, Choice, Counts, Work, collect, deltas_of, num_sequences
+from quire.interfaces.server.openai.generation import Answer, Choice, collect
 from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens, total_reasoning_tokens
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.openai.responses import ChatChoice, ChatCompletion, ChatLogprobs, new_id
+from quire.interfaces.server.openai.running import running
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, generation_params
 from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.openai.work import Counts, Work, num_sequences
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid, renamed
@@ -214,8 +219,9 @@ class Chat:
             self._engine.renderer, self._work.prompts[0], self._work.params, token_ids, thoughts
         )
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Encoded events, without the closing [DONE]."""
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[Stream[bytes]]:
+        """Encoded events, without the closing [DONE]; the chat runs for as long as they are open."""
         has_usage = bool(self._stream_options.include_usage)
         encoder = encoder_of(is_padded=bool(self._stream_options.include_obfuscation))(
             response_id=self._id,
@@ -229,21 +235,34 @@ class Chat:
         has_role: set[int] = set()
         # the tokens of each answer, if their thoughts are to be counted
         tokens: dict[int, list[int]] = {}
-        async with aclosing(deltas_of(self._engine, self._work, self._metrics, counts)) as deltas:
-            async for _, delta in deltas:
-                if has_usage and self._formats is not None:
-                    tokens.setdefault(delta.index, []).extend(delta.token_ids)
-                events = [encoder.event(choice) for choice in self._encoded(delta, streams)]
-                if delta.index not in has_role:
-                    has_role.add(delta.index)
-                    events.insert(0, encoder.event(_ROLE % delta.index))
-                if events:
-                    yield b"".join(events)
-        if has_usage:
+
+        is_text_alone = self._formats is None and self._work.params.logprobs is None
+        frames = [encoder.frame(*_around_content(index)) for index in range(self._work.num_choices)]
+
+        def encode(_: int, delta: OutputDelta) -> bytes:
+            if is_text_alone and delta.text and delta.finish_reason is None and delta.index in has_role:
+                # nearly every token comes this way
+                frame = frames[delta.index]
+                if frame is not None:
+                    return frame[0] + encode_json(delta.text) + frame[1]
+            if has_usage and self._formats is not None:
+                tokens.setdefault(delta.index, []).extend(delta.token_ids)
+            choices = self._encoded(delta, streams)
+            if delta.index not in has_role:
+                has_role.add(delta.index)
+                choices.insert(0, _ROLE % delta.index)
+            return b"".join(map(encoder.event, choices))
+
+        def end() -> bytes:
+            if not has_usage:
+                return b""
             counts.num_reasoning_tokens = sum(
                 self._num_reasoning_tokens(token_ids, streams.thoughts(index)) for index, token_ids in tokens.items()
             )
-            yield encoder.usage_event(counts.usage())
+            return encoder.usage_event(counts.usage())
+
+        async with running(self._engine, self._work, self._metrics, counts) as deltas:
+            yield AnswerEvents(deltas, encode, end)
 
     def _encoded(self, delta: OutputDelta, streams: AnswerStreams) -> list[bytes]:
         """Choices of a difference: what it adds if it adds anything, then its end."""
@@ -253,16 +272,22 @@ class Chat:
         deltas = streams.deltas(index, delta.text, is_last=is_last)
         if logprobs and not deltas:
             deltas = [_NOTHING]
-        shown = msgspec.json.encode(logprobs) if logprobs else b"null"
+        shown = encode_json(logprobs) if logprobs else b"null"
         for added in deltas:
             choices.append(_ADDED % (index, added, shown))
             # they are of all tokens of this difference
             shown = b"null"
         if delta.finish_reason is not None:
             reason = streams.finish_reason(index, delta.finish_reason)
-            reasons = msgspec.json.encode(reason), msgspec.json.encode(delta.stop_reason)
+            reasons = encode_json(reason), encode_json(delta.stop_reason)
             choices.append(_END % (index, *reasons))
         return choices
+
+
+def _around_content(index: int) -> tuple[bytes, bytes]:
+    """What stands around the content of a choice that has nothing else."""
+    before, _, after = (_ADDED % (index, content_delta(""), b"null")).partition(b'""')
+    return before, after
 
 
 _ROLE = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'

@@ -53,7 +53,7 @@ class AnswerStreams:
     def deltas(self, index: int, text: str, *, is_last: bool) -> list[bytes]:
         """What this text adds to an answer."""
         if self._formats is None:
-            return [_CONTENT % msgspec.json.encode(text)] if text else []
+            return [content_delta(text)] if text else []
         parser = self._parser_by_index.get(index)
         if parser is None:
             parser = self._parser_by_index[index] = self._formats.open_parser()
@@ -69,10 +69,15 @@ class AnswerStreams:
         return reason if parser is None else parser.finish_reason(reason)
 
 
+def content_delta(text: str) -> bytes:
+    """A `delta` that adds to the content."""
+    return _CONTENT % msgspec.json.encode(text)
+
+
 def _encoded(piece: Piece, parser: OutputParser) -> bytes:
     match piece:
         case Content(text):
-            return _CONTENT % msgspec.json.encode(text)
+            return content_delta(text)
         case Reasoning(text):
             encoded = msgspec.json.encode(text)
             return _REASONING % (encoded, encoded)

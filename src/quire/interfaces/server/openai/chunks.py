@@ -127,6 +127,10 @@ class ChunkEncoder:
         """`choice` is one encoded choice."""
         return self._head + choice + self._tail
 
+    def frame(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
+        """What stands around the one part of a choice that differs from event to event, if the rest is always equal."""
+        return self._head + before, after + self._tail
+
     def usage_event(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + msgspec.json.encode(usage) + b"}" + self._closing
 
@@ -144,6 +148,9 @@ class PaddingEncoder(ChunkEncoder):
 
     def event(self, choice: bytes) -> bytes:
         return self._padded(super().event(choice), len(choice))
+
+    def frame(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
+        return None
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._padded(super().usage_event(usage), len(msgspec.json.encode(usage)))

@@ -8,13 +8,13 @@ from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.access.visit import current_visit
 from quire.interfaces.server.openai.chunks import CompletionChunk
 from quire.interfaces.server.openai.continuations import Continuations
-from quire.interfaces.server.openai.generation import Work, num_sequences
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.openai.requests import CompletionRequest
 from quire.interfaces.server.openai.responses import Completion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.streamed_completion import answer_to_lines, is_in_lines
 from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid

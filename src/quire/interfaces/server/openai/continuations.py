@@ -6,17 +6,21 @@ Owns the form of the answer. Where its prompts came from, and how the answer is 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import msgspec
+from msgspec.json import encode as encode_json
 
+from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.openai.answer_events import AnswerEvents
 from quire.interfaces.server.openai.chunks import encoder_of
-from quire.interfaces.server.openai.generation import Answer, Counts, PromptScores, Work, collect, deltas_of
+from quire.interfaces.server.openai.generation import Answer, PromptScores, collect
 from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
 from quire.interfaces.server.openai.requests import CompletionRequest, StreamOptions
 from quire.interfaces.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, new_id
+from quire.interfaces.server.openai.running import running
+from quire.interfaces.server.openai.work import Counts, Work
 from quire.interfaces.server.state import ServerState
 
 
@@ -76,8 +80,9 @@ class Continuations:
         shown = prompt_logprobs_json(scores) if self._shows_prompt_logprobs else None
         return CompletionChoice(number, text, columns, one.finish_reason, one.stop_reason, shown)
 
-    async def events(self, opening: bytes = b"data: ", closing: bytes = b"\n\n") -> AsyncGenerator[bytes, None]:
-        """Encoded events, without the closing [DONE]; several that are ready together come as one."""
+    @asynccontextmanager
+    async def events(self, opening: bytes = b"data: ", closing: bytes = b"\n\n") -> AsyncIterator[Stream[bytes]]:
+        """Encoded events, without the closing [DONE]; the request runs for as long as they are open."""
         has_usage = bool(self._stream_options.include_usage)
         encoder = encoder_of(is_padded=bool(self._stream_options.include_obfuscation))(
             response_id=self._id,
@@ -92,23 +97,37 @@ class Continuations:
         builders = [self._builder() for _ in range(self._work.num_choices)]
         not_echoed = set(range(self._work.num_choices)) if self._echo else set()
         scores = PromptScores()
-        async with aclosing(deltas_of(self._engine, self._work, self._metrics, counts)) as deltas:
-            async for prompt_number, delta in deltas:
-                scores.add(prompt_number, delta)
-                number = prompt_number * self._work.params.n + delta.index
-                builder = builders[number]
-                choices = []
-                # the prompt's scores are complete when the first token comes
-                if number in not_echoed and (delta.token_ids or delta.finish_reason):
-                    not_echoed.remove(number)
-                    choices.append(self._echoed(number, prompt_number, scores, builder))
-                choices += self._encoded(number, delta, builder)
-                if choices:
-                    yield b"".join([encoder.event(choice) for choice in choices])
-        if has_usage:
+
+        n = self._work.params.n
+        is_text_alone = self._has_output and self._num_top is None
+        frames = [encoder.frame(*_around_text(number)) for number in range(self._work.num_choices)]
+
+        def encode(prompt_number: int, delta: OutputDelta) -> bytes:
+            number = prompt_number * n + delta.index
+            if is_text_alone and delta.text and delta.finish_reason is None and not not_echoed:
+                # nearly every token comes this way
+                frame = frames[number]
+                if frame is not None:
+                    return frame[0] + encode_json(delta.text) + frame[1]
+            scores.add(prompt_number, delta)
+            builder = builders[number]
+            choices = []
+            # the prompt's scores are complete when the first token comes
+            if number in not_echoed and (delta.token_ids or delta.finish_reason):
+                not_echoed.remove(number)
+                choices.append(self._echoed(number, prompt_number, scores, builder))
+            choices += self._encoded(number, delta, builder)
+            return b"".join(map(encoder.event, choices))
+
+        def end() -> bytes:
+            if not has_usage:
+                return b""
             if not self._has_output:
                 counts.num_generated_tokens = 0
-            yield encoder.usage_event(counts.usage())
+            return encoder.usage_event(counts.usage())
+
+        async with running(self._engine, self._work, self._metrics, counts) as deltas:
+            yield AnswerEvents(deltas, encode, end)
 
     def _echoed(
         self, number: int, prompt_number: int, scores: PromptScores, builder: CompletionLogprobsBuilder | None
@@ -126,14 +145,20 @@ class Continuations:
             if delta.text or (columns and columns.tokens):
                 choices.append(_text_choice(number, delta.text, columns))
         if delta.finish_reason is not None:
-            reasons = msgspec.json.encode(delta.finish_reason), msgspec.json.encode(delta.stop_reason)
+            reasons = encode_json(delta.finish_reason), encode_json(delta.stop_reason)
             choices.append(_END % (number, *reasons))
         return choices
 
 
+def _around_text(number: int) -> tuple[bytes, bytes]:
+    """What stands around the text of a choice that has nothing else."""
+    before, _, after = _text_choice(number, "", None).partition(b'""')
+    return before, after
+
+
 def _text_choice(number: int, text: str, columns: CompletionLogprobs | None) -> bytes:
-    shown = msgspec.json.encode(columns) if columns else b"null"
-    return _TEXT % (number, msgspec.json.encode(text), shown)
+    shown = encode_json(columns) if columns else b"null"
+    return _TEXT % (number, encode_json(text), shown)
 
 
 _TEXT = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}'

@@ -16,11 +16,12 @@ from msgspec import Meta
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.openai.chat import prepare_chat
-from quire.interfaces.server.openai.generation import Counts, Work, deltas_of
+from quire.interfaces.server.openai.generation import deltas_of
 from quire.interfaces.server.openai.logprobs import chat_logprobs
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openai.responses import TokenLogprob, Usage
+from quire.interfaces.server.openai.work import Counts, Work
 from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.renderer.output_formats import AnswerFormats

@@ -13,12 +13,13 @@ from contextlib import aclosing
 import msgspec
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 
+from quire.engine_client import items_of
 from quire.interfaces.server.access.in_flight import Ticket, until_disconnect
 from quire.interfaces.server.openai.continuations import Continuations
-from quire.interfaces.server.openai.generation import Work
 from quire.interfaces.server.openai.requests import StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS, EventStream
@@ -88,8 +89,8 @@ async def _converse(socket: WebSocket, state: ServerState, ticket: Ticket) -> No
     _, completion = await _received(socket_messages(socket), state, is_socket=True)
     watcher = asyncio.ensure_future(_watch(socket, ticket))
     try:
-        async with aclosing(completion.events(opening=b"", closing=b"\n")) as events:
-            async for chunks in events:
+        async with completion.events(opening=b"", closing=b"\n") as events:
+            async for chunks in items_of(events):
                 for chunk in chunks.splitlines():
                     await _send(socket, chunk)
     finally:

@@ -23,6 +23,7 @@ from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited, page_of_list
+from quire.interfaces.server.wire.pumped import pumped
 from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
@@ -44,7 +45,7 @@ async def create_response(request: Request) -> Response:
     if body.stream:
         # the last event says all; nobody waits for a [DONE] here
         dialect = StreamDialect(closing=b"", error_event=making.failed)
-        return EventStream(state.in_flight, making.events(), dialect)
+        return EventStream(state.in_flight, pumped(making.events()), dialect)
     return json_answer(await until_disconnect(state.in_flight, request.receive, making.whole()))
 
 

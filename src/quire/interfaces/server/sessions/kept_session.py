@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,6 +18,7 @@ from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.generation import Choice
 from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.interfaces.server.wire.pumped import Pumped
 from quire.sampling_params import SamplingParams
 
 
@@ -145,7 +146,10 @@ class TurnEngine:
         await self._engine.prepare(prompt, sampling_params, **settings)
         return WholePrompt(prompt, sampling_params)
 
-    async def stream(self, prepared: WholePrompt) -> AsyncIterator[OutputDelta]:
+    async def open(self, prepared: WholePrompt) -> Pumped[OutputDelta]:
+        return Pumped(self._run(prepared))
+
+    async def _run(self, prepared: WholePrompt) -> AsyncGenerator[OutputDelta, None]:
         with self._claimed():
             session, prompt = self._kept.engine_session, prepared.token_ids
             known = session.token_ids

@@ -17,12 +17,13 @@ from quire.interfaces.server.openai.chat import Chat, prepare_chat
 from quire.interfaces.server.openai.chat_answers import message_of
 from quire.interfaces.server.openai.chunks import ChatChunk, CompletionChunk
 from quire.interfaces.server.openai.continuations import Continuations
-from quire.interfaces.server.openai.generation import Choice, Work
+from quire.interfaces.server.openai.generation import Choice
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
 from quire.interfaces.server.openai.responses import ChatCompletion, ChatMessage, Completion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.sessions.endpoints import PATH
 from quire.interfaces.server.sessions.kept_session import KeptSession, Kind, TurnEngine
 from quire.interfaces.server.sessions.requests import CHAT_RULES, TEXT_RULES

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.interfaces.server.access.gate import MAX_HEADER_BYTES, headers_too_large
 from quire.interfaces.server.access.visit import new_request_id
 from quire.interfaces.server.wire.errors import ApiError
+from quire.interfaces.server.wire.event_stream import OUTLET, Outlet
 
 # A client that is still sending is listened to for so long after an error.
 _LISTEN_SECONDS = 1.0
@@ -21,6 +22,21 @@ class _Head:
     """The headers of one request, while they arrive."""
 
     num_bytes = 0
+
+
+def _outlet_of(cycle: RequestResponseCycle) -> Outlet:
+    """Writes to the connection what belongs to a body in chunks, if nothing stands in its way."""
+    flow, transport = cycle.flow, cycle.transport
+
+    def write(data: bytes) -> bool:
+        if cycle.disconnected:
+            return True
+        if flow.write_paused or not cycle.response_started or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return write
 
 
 class OpenAIProtocol(HttpToolsProtocol):
@@ -35,8 +51,10 @@ class OpenAIProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head = None
+        self._head, before = None, self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            self.scope["extensions"] = {OUTLET: {"write": _outlet_of(self.cycle)}}
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:

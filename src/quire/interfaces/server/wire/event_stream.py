@@ -8,13 +8,14 @@ arrive as bytes that are complete; several that are ready together are sent toge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fastapi import Response
 
+from quire.engine_client import Stream
 from quire.interfaces.server.access.in_flight import InFlight, Receive, Ticket
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of
 
@@ -23,7 +24,15 @@ KEEP_ALIVE_SECONDS = 15.0
 WRITE_DEADLINE_SECONDS = 60.0
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+# What a server may offer in `scope["extensions"]`: its "write" sends a piece of a body past everything that stands
+# between it and the endpoint, once the body has begun, or answers False.
+OUTLET = "quire.outlet"
+Outlet = Callable[[bytes], bool]
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def _no_outlet(data: bytes) -> bool:
+    return False
 
 
 def _error_event(error: ApiError) -> bytes:
@@ -44,40 +53,117 @@ class StreamDialect:
 OPENAI = StreamDialect()
 
 
-class _Writer:
-    """The response on its way: sends the head before the first bytes, and knows when it sent last."""
+class _Rest:
+    """What is left of an awaitable that was run until it first waited."""
 
-    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, steps: Generator[Any, Any, None], first: Any) -> None:
+        self._steps = steps
+        self._first = first
+
+    async def run(self) -> None:
+        await self
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            yield self._first
+        except BaseException:
+            self._steps.close()
+            raise
+        yield from self._steps
+
+
+class _Writer:
+    """The response on its way: sends the head before the first bytes, and knows when it sent last.
+
+    What can be sent at once is sent by whoever brings it, without a task. When the client is slow, a task waits for it,
+    and what comes meanwhile is left in the stream, where it is merged.
+    """
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]], outlet: Outlet) -> None:
         self._send = send
+        self._outlet = outlet
         self._head = {"type": "http.response.start", "status": status, "headers": headers}
         self._clock = asyncio.get_running_loop().time
-        # the events and the watcher both write
-        self._lock = asyncio.Lock()
+        self._on_its_way: asyncio.Task[None] | None = None
+        self._events: Stream[bytes] | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_started = False
         self.last_progress = self._clock()
 
     @property
     def is_sending(self) -> bool:
-        return self._lock.locked()
+        return self._on_its_way is not None
 
     @property
     def seconds_since_progress(self) -> float:
         return self._clock() - self.last_progress
 
+    async def carry(self, events: Stream[bytes]) -> None:
+        """Sends all of them as they come."""
+        self._events = events
+        events.on_news = self._take
+        try:
+            self._take()
+            await self._over
+        finally:
+            self._events = None
+            if self._on_its_way is not None:
+                self._on_its_way.cancel()
+                await asyncio.gather(self._on_its_way, return_exceptions=True)
+
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        async with self._lock:
-            self.last_progress = self._clock()
-            if not self.has_started:
-                await self._send(self._head)
-                self.has_started = True
-            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        """Behind what is on its way."""
+        while self._on_its_way is not None:
+            await asyncio.wait([self._on_its_way])
+        self._begin(data, is_last=is_last)
+        if self._on_its_way is not None:
+            await self._on_its_way
+
+    def _take(self) -> None:
+        """Called when events have come, and when the client has taken what was sent."""
+        if self._events is None or self._on_its_way is not None or self._over.done():
+            return
+        try:
+            data = b"".join(self._events.take())
+            if data:
+                self._begin(data)
+            if self._events.is_done and self._on_its_way is None:
+                self._over.set_result(None)
+        except Exception as error:
+            self._over.set_exception(error)
+
+    def _begin(self, data: bytes, *, is_last: bool = False) -> None:
+        """Sends; what cannot be sent at once is on its way afterwards."""
+        self.last_progress = self._clock()
+        if not is_last and self._outlet(data):
+            return
+        body = {"type": "http.response.body", "body": data, "more_body": not is_last}
+        steps = (self._send(body) if self.has_started else self._send_first(body)).__await__()
+        try:
+            first = next(steps)
+        except StopIteration:
+            return
+        self._on_its_way = asyncio.create_task(_Rest(steps, first).run())
+        self._on_its_way.add_done_callback(self._sent)
+
+    async def _send_first(self, body: MutableMapping[str, Any]) -> None:
+        await self._send(self._head)
+        self.has_started = True
+        await self._send(body)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._on_its_way = None
+        if not task.cancelled() and task.exception() is not None and not self._over.done():
+            self._over.set_exception(cast(BaseException, task.exception()))
+        self._take()
 
 
 class EventStream(Response):
-    """A response whose body is `events`. The generator is closed in every case, which aborts the request."""
+    """A response whose body is `events`. They are opened when the response begins, and closed in every case, which
+    aborts the request."""
 
     def __init__(
-        self, in_flight: InFlight, events: AsyncGenerator[bytes, None], dialect: StreamDialect = OPENAI
+        self, in_flight: InFlight, events: AbstractAsyncContextManager[Stream[bytes]], dialect: StreamDialect = OPENAI
     ) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         # the length is not known
@@ -87,14 +173,14 @@ class EventStream(Response):
         self._dialect = dialect
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        writer = _Writer(send, self.status_code, self.raw_headers)
+        outlet = scope.get("extensions", {}).get(OUTLET, {}).get("write", _no_outlet)
+        writer = _Writer(send, self.status_code, self.raw_headers, outlet)
         try:
             with self._in_flight.enter() as ticket:
                 watcher = asyncio.ensure_future(self._watch(receive, ticket, writer))
                 try:
-                    async with aclosing(self._events) as events:
-                        async for data in events:
-                            await writer.write(data)
+                    async with self._events as events:
+                        await writer.carry(events)
                 finally:
                     watcher.cancel()
                     # an interrupt that is on its way lands here, and not in the writes below

@@ -1,0 +1,167 @@
+"""What the engine makes of one HTTP request, while it makes it: counted, timed, and ended if it takes too long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+from quire.engine_client import Stream
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.access.time_limits import within_time
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.openai.work import Counts, Work
+from quire.interfaces.server.wire.errors import internal
+from quire.observability.metrics import ServerMetrics
+from quire.observability.request_observer import RequestObserver
+from quire.observability.tracing import current_trace
+
+logger = logging.getLogger("quire.server")
+
+# (number of the prompt, what is new in one of its sequences)
+PromptDelta = tuple[int, OutputDelta]
+
+
+@asynccontextmanager
+async def running(
+    engine: ServedEngine, work: Work, metrics: ServerMetrics, counts: Counts
+) -> AsyncIterator[Stream[PromptDelta]]:
+    """Starts it. Raises 429 before anything, if there is no room. What still runs at the end is aborted."""
+    current_trace.get().describe(_asked(engine, work))
+    with closing(work.accepted()) as stay, within_time(work.visit.room, stay):
+        prompts: list[_Prompt] = []
+        try:
+            for number in range(len(work.prompts)):
+                prompts.append(_Prompt(number, work, metrics, counts))
+                await prompts[-1].start(engine)
+            yield prompts[0] if len(prompts) == 1 else _Several(prompts)
+        finally:
+            for prompt in prompts:
+                await prompt.aclose()
+
+
+def _asked(engine: ServedEngine, work: Work) -> dict[str, Any]:
+    """For traces."""
+    return {
+        "gen_ai.request.model": engine.config.served_model_name,
+        "gen_ai.request.choice.count": work.params.n,
+        "gen_ai.request.max_tokens": work.params.max_tokens,
+        "gen_ai.request.temperature": work.params.temperature,
+    }
+
+
+class _Prompt:
+    """One prompt's sequences, as a Stream."""
+
+    _stream: Stream[OutputDelta]
+
+    def __init__(self, number: int, work: Work, metrics: ServerMetrics, counts: Counts) -> None:
+        num_prompt, params = len(work.prompts[number]), work.params
+        self._number = number
+        self._prepared = work.prepared[number]
+        self._stay = work.accepted()
+        self._counts = counts
+        self._observer: RequestObserver = metrics.observe_request(
+            num_prompt, time.monotonic(), n=params.n, max_tokens=params.max_tokens
+        )
+        self._num_open = params.n
+        counts.num_prompt_tokens += num_prompt
+
+    async def start(self, engine: ServedEngine) -> None:
+        try:
+            self._stream = await engine.open(self._prepared)
+        except Exception:
+            self._observer.finished("error", time.monotonic())
+            raise
+
+    @property
+    def on_news(self) -> Callable[[], None]:
+        return self._stream.on_news
+
+    @on_news.setter
+    def on_news(self, told: Callable[[], None]) -> None:
+        self._stream.on_news = told
+
+    @property
+    def has_news(self) -> bool:
+        return self._stream.has_news
+
+    @property
+    def is_done(self) -> bool:
+        return self._num_open == 0
+
+    def take(self) -> list[PromptDelta]:
+        try:
+            number, now = self._number, time.monotonic()
+            pairs = []
+            for delta in self._stream.take():
+                if delta.num_cached_tokens is not None:
+                    self._begin(delta.num_cached_tokens, now)
+                num_tokens = len(delta.token_ids)
+                if num_tokens:
+                    self._counts.num_generated_tokens += num_tokens
+                    self._stay.add_generated(num_tokens)
+                    self._observer.tokens(num_tokens, now, delta.index)
+                if delta.finish_reason is not None:
+                    self._end(delta)
+                pairs.append((number, delta))
+            return pairs
+        except Exception:  # one that the core refuses included
+            self._observer.finished("error", time.monotonic())
+            raise
+
+    async def aclose(self) -> None:
+        """Whoever leaves before the end aborts; without effect if the end was seen."""
+        self._observer.finished("abort", time.monotonic())
+        if hasattr(self, "_stream"):
+            await self._stream.aclose()
+
+    def _begin(self, num_cached_tokens: int, now: float) -> None:
+        self._stay.begin(self._number)
+        self._stay.add_tokens(num_cached=num_cached_tokens)
+        self._counts.num_cached_tokens += num_cached_tokens
+        self._observer.started(num_cached_tokens, now)
+
+    def _end(self, delta: OutputDelta) -> None:
+        """OpenAI's clients know no other ends than stop and length: any other is an error, not a finish reason."""
+        self._num_open -= 1
+        self._counts.num_drafted_tokens += delta.num_drafted_tokens
+        self._counts.num_accepted_tokens += delta.num_accepted_tokens
+        if delta.finish_reason not in ("stop", "length"):
+            logger.error("a sequence ended with %s: %s", delta.finish_reason, delta.stop_reason)
+            raise internal("The request failed while it ran.")
+        if self.is_done:
+            self._observer.finished(delta.finish_reason, time.monotonic())
+
+
+class _Several:
+    """Several prompts as one Stream."""
+
+    def __init__(self, prompts: list[_Prompt]) -> None:
+        self._prompts = prompts
+
+    @property
+    def on_news(self) -> Callable[[], None]:
+        return self._prompts[0].on_news
+
+    @on_news.setter
+    def on_news(self, told: Callable[[], None]) -> None:
+        for prompt in self._prompts:
+            prompt.on_news = told
+
+    @property
+    def has_news(self) -> bool:
+        return any(prompt.has_news for prompt in self._prompts if not prompt.is_done)
+
+    @property
+    def is_done(self) -> bool:
+        return all(prompt.is_done for prompt in self._prompts)
+
+    def take(self) -> list[PromptDelta]:
+        return [pair for prompt in self._prompts if not prompt.is_done for pair in prompt.take()]
+
+    async def aclose(self) -> None:
+        for prompt in self._prompts:
+            await prompt.aclose()

@@ -1,0 +1,120 @@
+"""What one HTTP request asks of the engine, checked and not started; and what it came to, for `usage`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.beam_search_params import BeamSearchParams, GenerationParams
+from quire.errors import RequestError
+from quire.interfaces.server.access.time_limits import within_time
+from quire.interfaces.server.access.visit import Visit, current_visit
+from quire.interfaces.server.access.waiting_room import Stay
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.openai import beam_search
+from quire.interfaces.server.openai.responses import Usage, usage_of
+from quire.interfaces.server.wire.errors import renamed
+
+
+@dataclass(slots=True)
+class Work:
+    """What one HTTP request asks of the engine, checked and not started."""
+
+    prompts: list[list[int]]
+    params: GenerationParams
+    prepared: list[Any]
+    # on whose behalf
+    visit: Visit = field(default_factory=current_visit)
+    # its places, once it was accepted
+    stay: Stay | None = None
+
+    @classmethod
+    async def prepare(
+        cls,
+        engine: ServedEngine,
+        prompts: list[list[int]],
+        params: GenerationParams,
+        *,
+        priority: int,
+        cache_salt: str,
+        names: Mapping[str, str] | None = None,
+    ) -> Work:
+        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's."""
+        visit = current_visit()
+        visit.check_priority(priority)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": visit.tenancy}
+        try:
+            prepared = [await engine.prepare(prompt, params, **whose) for prompt in prompts]
+        except RequestError as error:
+            raise _in_words_of_the_client(error, params, names) from None
+        return cls(prompts, params, prepared, visit)
+
+    @classmethod
+    async def receive(
+        cls,
+        engine: ServedEngine,
+        pieces: AsyncIterator[str | list[int]],
+        params: GenerationParams,
+        *,
+        priority: int,
+        cache_salt: str,
+        add_special_tokens: bool,
+        names: Mapping[str, str] | None = None,
+    ) -> Work:
+        """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
+        visit = current_visit()
+        visit.check_priority(priority)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": visit.tenancy}
+        stay = visit.room.admit(visit.tenant, [(num_sequences(params), 0)], is_arriving=True)
+        try:
+            with within_time(visit.room, stay, is_arriving=True):
+                received = await engine.receive(pieces, params, add_special_tokens=add_special_tokens, **whose)
+        except BaseException as error:
+            stay.close()
+            if isinstance(error, RequestError):
+                raise _in_words_of_the_client(error, params, names) from None
+            raise
+        prompt = received.request.prompt_token_ids
+        stay.begin(0)
+        stay.add_tokens(num_prompt=len(prompt))
+        return cls([prompt], params, [received], visit, stay)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+    def accepted(self) -> Stay:
+        """Places for all its prompts, or 429."""
+        if self.stay is None:
+            count = num_sequences(self.params)
+            self.stay = self.visit.room.admit(self.visit.tenant, [(count, len(prompt)) for prompt in self.prompts])
+        return self.stay
+
+
+def num_sequences(params: GenerationParams) -> int:
+    """What a prompt needs places for."""
+    return params.beam_width if isinstance(params, BeamSearchParams) else params.n
+
+
+def _in_words_of_the_client(
+    error: RequestError, params: GenerationParams, names: Mapping[str, str] | None
+) -> RequestError:
+    return renamed(error, beam_search.NAMES if isinstance(params, BeamSearchParams) else names or {})
+
+
+@dataclass(slots=True)
+class Counts:
+    """For `usage`: filled while outputs pass by."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+    def usage(self) -> Usage:
+        drafts = self.num_drafted_tokens, self.num_accepted_tokens
+        generated = self.num_generated_tokens, self.num_cached_tokens
+        return usage_of(self.num_prompt_tokens, *generated, *drafts, self.num_reasoning_tokens)

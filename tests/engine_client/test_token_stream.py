@@ -1,0 +1,124 @@
+"""A request's stream: who is told, what is taken, and its ends."""
+
+import asyncio
+
+import pytest
+
+from quire.engine_client import AsyncEngineClient, each_of, items_of
+from quire.errors import EngineDeadError
+from quire.messages import EngineRequest
+from quire.sampling_params import SamplingParams
+from quire.testing.fake_llm import fake_link
+
+PROMPT = [5, 6, 7]
+TOKENS = (PROMPT * 4)[:8]
+
+
+def request(number: int = 1, **sampling) -> EngineRequest:
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling})
+    return EngineRequest(request_id=number, prompt_token_ids=list(PROMPT), sampling=params, seed=number)
+
+
+def run(scenario) -> None:
+    async def main() -> None:
+        client = AsyncEngineClient(fake_link(own_process=False, is_async=True))
+        try:
+            async with asyncio.timeout(30):
+                await client.wait_ready()
+                await scenario(client)
+        finally:
+            client.close()
+
+    asyncio.run(main())
+
+
+def test_a_reader_is_told_and_takes():
+    async def scenario(client: AsyncEngineClient) -> None:
+        stream, tokens, over = client.open(request()), [], asyncio.Event()
+
+        def told() -> None:
+            assert stream.has_news
+            for delta in stream.take():
+                tokens.extend(delta.token_ids)
+            assert not stream.has_news
+            if stream.is_done:
+                over.set()
+
+        stream.on_news = told
+        await over.wait()
+        assert tokens == TOKENS
+        assert list(stream.take()) == []
+        await stream.aclose()
+        assert client.num_open == 0
+
+    run(scenario)
+
+
+def test_whoever_does_not_take_is_told_once():
+    async def scenario(client: AsyncEngineClient) -> None:
+        stream, calls, other = client.open(request()), [], client.open(request(2, max_tokens=60))
+        stream.on_news = lambda: calls.append(1)
+        async for _ in items_of(other):
+            pass
+        assert calls == [1]
+        [delta] = stream.take()
+        assert (delta.token_ids, delta.finish_reason, stream.is_done) == (TOKENS, "length", True)
+
+    run(scenario)
+
+
+def tokens_by_index(deltas) -> list[list[int]]:
+    return [[token for delta in deltas if delta.index == index for token in delta.token_ids] for index in (0, 1)]
+
+
+def test_each_item_is_used_in_its_turn():
+    async def scenario(client: AsyncEngineClient) -> None:
+        stream, deltas = client.open(request(n=2)), []
+        await each_of(stream, deltas.append)
+        await stream.aclose()
+        waited = [delta async for delta in client.generate(request(2, n=2))]
+        assert tokens_by_index(deltas) == tokens_by_index(waited)
+        assert tokens_by_index(deltas)[0] == TOKENS
+
+    run(scenario)
+
+
+def test_what_a_use_raises_is_raised():
+    async def scenario(client: AsyncEngineClient) -> None:
+        stream = client.open(request())
+
+        def use(delta) -> None:
+            raise ValueError("not this one")
+
+        with pytest.raises(ValueError, match="not this one"):
+            await each_of(stream, use)
+        await stream.aclose()
+
+    run(scenario)
+
+
+def test_closing_aborts_once():
+    async def scenario(client: AsyncEngineClient) -> None:
+        await client.control("hold", {"at": 3})
+        stream = client.open(request(n=2))
+        await stream.aclose()
+        await stream.aclose()
+        assert client.num_open == 0
+        assert (await client.control("statistics"))["sequences_aborted"] == 2
+
+    run(scenario)
+
+
+def test_what_came_before_the_end_of_the_engine_is_taken_first():
+    async def scenario(client: AsyncEngineClient) -> None:
+        await client.control("hold", {"at": 3})
+        stream, told = client.open(request()), asyncio.Event()
+        stream.on_news = told.set
+        await told.wait()
+        client.close()
+        assert [token for delta in stream.take() for token in delta.token_ids][:1] == TOKENS[:1]
+        assert stream.has_news
+        with pytest.raises(EngineDeadError):
+            stream.take()
+
+    run(scenario)
