@@ -18,6 +18,8 @@ _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 # One name for what a model thought; templates read the first, gpt-oss reads `thinking`.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _TEXTS = ("name", "tool_call_id", "refusal")
+# What clients put beside a text, in a message or in a part of one. Left out in silence the answer would be another one.
+MEDIA = ("image", "images", "image_url", "audio", "audios", "audio_url", "input_audio", "video", "videos", "video_url")
 _MAX_DEPTH = 64
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -61,6 +63,7 @@ def _message(given: object, where: str, dialect: Dialect) -> Message:
         )
     if content is None and (role != "assistant" or not _says_something(message)):
         raise RequestError(f"{where}.content: this field is required.", param=f"{where}.content")
+    _check_no_media(message, where)
     for name in _TEXTS:
         if not isinstance(message.get(name), str | None):
             raise RequestError(f"{where}.{name}: must be a text.", param=f"{where}.{name}")
@@ -119,10 +122,19 @@ def _part(part: Any, where: str) -> dict[str, str]:
             f"{where}: type {str(kind)[:40]!r} is not supported, this model is served with text only.",
             param=f"{where}.type",
         )
+    _check_no_media(part, where)
     text = part.get("refusal") if kind == "refusal" else part.get("text")
     if not isinstance(text, str):
         raise RequestError(f"{where}.text: must be a text.", param=f"{where}.text")
     return {"type": "text", "text": text}
+
+
+def _check_no_media(given: Message, where: str) -> None:
+    for name in MEDIA:
+        if given.get(name):
+            raise RequestError(
+                f"{where}.{name}: not supported, this model is served with text only.", param=f"{where}.{name}"
+            )
 
 
 def _tool_calls(calls: Any, where: str, dialect: Dialect) -> list[Any]:

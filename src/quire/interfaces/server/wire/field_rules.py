@@ -31,7 +31,19 @@ _WIDTH = Refused("with use_beam_search=true n is the number of beams, and all of
 _GROUPS = Refused("diverse beam search is in Python only, with BeamSearchParams; leave it out")
 _OLD_TOOLS = Refused("it was replaced in the API; use tools and tool_choice", ([], "none", "auto"))
 
+# as other servers take them; no place is looked up
+_MEDIA = Refused("this model is served with text only, and nothing is fetched", ([], {}))
+
 REFUSED_BY_BOTH: dict[str, Refused] = {
+    "image": _MEDIA,
+    "images": _MEDIA,
+    "image_url": _MEDIA,
+    "audio_url": _MEDIA,
+    "video_url": _MEDIA,
+    "videos": _MEDIA,
+    "multi_modal_data": _MEDIA,
+    "media_io_kwargs": _MEDIA,
+    "mm_processor_kwargs": _MEDIA,
     "best_of": Refused("it was withdrawn from the API; use n and choose yourself", (1,)),
     "guided_decoding_backend": Refused("there is one backend; leave it out", ("auto", "guidance")),
     "guided_whitespace_pattern": Refused("it is a part of structured_outputs: whitespace_pattern"),
@@ -61,7 +73,6 @@ REFUSED_BY_CHAT: dict[str, Refused] = {
     "web_search_options": Refused("the server fetches nothing"),
     "chat_template": Refused("templates are not taken from requests; start the server with chat_template"),
     "documents": Refused("pass documents in chat_template_kwargs", ([],)),
-    "mm_processor_kwargs": Refused("only text is supported", ({},)),
     "echo": Refused("it belongs to /v1/completions", (False,)),
     "prompt": Refused("it belongs to /v1/completions; use messages"),
 }
