@@ -174,6 +174,28 @@ def test_a_row_that_cannot_be_made_ready_fails_alone(
     assert driver.tokens[0][5:] == model.greedy(PROMPT, 2)
 
 
+def test_a_fork_that_is_let_go_at_once_fails_for_nobody(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core would take it for a row that had ended before, and forget all that is cached."""
+
+    def broken(change: Any) -> None:
+        raise ValueError("no such parameter")
+
+    driver.admit(0, PROMPT)
+    driver.generate(1)
+    settings = runner_of(driver).sampler.settings
+    fork = settings.fork
+    monkeypatch.setattr(settings, "fork", broken)
+    driver.fork(0, 1, num_total_tokens=5)
+    driver.release(1)
+    assert driver.step().failures == {}
+    monkeypatch.setattr(settings, "fork", fork)
+    driver.fork(0, 1, num_total_tokens=5)
+    output = driver.step()
+    assert (sorted(output.rows.tolist()), output.failures) == ([0, 1], {})
+
+
 @pytest.mark.parametrize("token", [50, 4711, -1, 2**31 - 1])
 def test_a_token_that_is_not_in_the_vocabulary_fails_its_row(
     driver: WorkerDriver, model: FakeModel, token: int

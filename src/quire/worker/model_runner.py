@@ -142,6 +142,8 @@ class ModelRunner:
             self.table.release(row)
             self.sampler.release(row)
             self.drafting.release(row)
+            # forked and let go in one step: the core waits for nothing of it, and would forget its cache over a failure
+            failures.pop(row, None)
         for sequence in scheduled.admitted:
             self.table.admit(sequence)
             self._tell_followers("admit", sequence.row, sequence, failures)
