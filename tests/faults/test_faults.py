@@ -1,23 +1,25 @@
-"""A few of the faults, once each, on a core without a model. `make faults` does all of them, often, on a model."""
+"""A few of the faults, once each, on a core without a model. `make faults` does all of them, often, also on a model."""
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from quire.testing.faults.__main__ import ALL_CASES, Trial, read, run, table, try_case
-from quire.testing.faults.cases import Case
+from quire.testing.faults.case import Case, Core
+from quire.testing.faults.cases import CASES
 from quire.testing.faults.stage import Setting
+from quire.testing.faults.trials import Trial, read, run, table, try_case
 
 QUICK = ("F1", "F3b", "F4", "F4c", "F5", "F19", "D2", "D4")
 # of the starts that cannot succeed those that end before anything is loaded
 QUICK_STARTS = ("a port in use", "a value out of bounds", "no such model", "a config.json that is no JSON")
-SETTING = Setting(num_streams=4, is_paced=True, stall_timeout=1.0, num_aborts=100)
+SETTING = replace(Setting.small(), num_streams=4, is_paced=True, stall_timeout=1.0)
 
 
 def case(id_: str) -> Case:
-    return next(case for case in ALL_CASES if case.id == id_)
+    return next(case for case in CASES if case.id == id_)
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(f"F18 {name}" for name in QUICK_STARTS)])
@@ -28,10 +30,14 @@ def test_a_fault(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [case.id for case in ALL_CASES])
-def test_every_fault_on_a_model(name):
-    trial = asyncio.run(try_case(case(name), Setting()))
+@pytest.mark.parametrize("name", [case.id for case in CASES])
+def test_every_fault(name):
+    trial = asyncio.run(try_case(case(name), Setting.small()))
     assert trial.error is None, trial.error
+
+
+def test_each_fault_has_a_name_of_its_own():
+    assert len({case.id for case in CASES}) == len(CASES)
 
 
 def test_a_case_that_fails_says_so():
@@ -46,15 +52,36 @@ def test_a_case_that_fails_says_so():
 
 
 def test_runs_add_up(tmp_path: Path, capsys):
-    asked: list[int] = []
+    asked: list[bool] = []
 
     async def play(setting: Setting) -> dict[str, float]:
-        asked.append(setting.num_streams)
+        asked.append(setting.is_paced)
         return {"noticed": 0.5}
 
-    file, cases = tmp_path / "results.json", [Case("F2", "", play)]
+    file, cases = tmp_path / "results.json", [Case("F2", "", play, times=3, core=Core.EITHER)]
     assert len(run(cases, SETTING, 2, file)) == 2
-    assert len(run(cases, SETTING, 3, file)) == 3
+    assert len(run(cases, SETTING, None, file)) == 3, "as often as the case says, those of before included"
     assert len(asked) == len(json.loads(file.read_text())) == 3
-    assert "| F2 | kill -9 of the engine | 3/3 | noticed | 2 s | 0.50 s | 0.50 s |" in table(read(file))
+    # on another core it is another experiment
+    assert len(run(cases, replace(SETTING, is_paced=False), 1, file)) == 4
+    assert asked == [True, True, True, False]
+    row = "| F2 | kill -9 of the engine | embedded, paced | 4/4 |  | noticed | 2 s | 0.50 s | 0.50 s |"
+    assert row in table(read(file))
     assert table([Trial("F2", "paced", error="broken")]).count("0/1") == 1
+
+
+def test_what_was_heard_stands_in_the_results():
+    async def play(setting: Setting) -> dict[str, float]:
+        history = setting.history()
+        history.right["a"] = "one"
+        history.records += [record("a", "one"), record("a", "two")]
+        return {}
+
+    trial = asyncio.run(try_case(Case("F2", "", play), replace(SETTING, right_answers={True: {}, False: {}})))
+    assert (trial.heard["finished"], trial.heard["wrong"]) == (2, 1)
+
+
+def record(prompt: str, text: str):
+    from quire.testing.faults.history import FINISHED, Record
+
+    return Record(prompt, 0.0, 1.0, text, FINISHED, num_ends=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import socket
@@ -11,12 +12,28 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 _LONG_PROMPT = "word " * 150
+# at most so many sequences may run where clients leave the queue
+MAX_NUM_SEQS = 8
+# leaves a server, and says how many of its requests that ended
+Leave = Callable[[str], int]
 
 
-def connect(url: str) -> socket.socket:
+# As over a network: pieces of a packet's size, so that no buffer on the way holds megabytes.
+_PACKET_BYTES = 1400
+_WINDOW_BYTES = 2048
+
+
+def connect(url: str, *, is_narrow: bool = False) -> socket.socket:
+    """`is_narrow`: hardly anything waits on the way to a client that does not read."""
     address = urlsplit(url)
     assert address.hostname is not None
-    return socket.create_connection((address.hostname, address.port or 80), timeout=30)
+    connection = socket.socket()
+    connection.settimeout(30)
+    if is_narrow:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _PACKET_BYTES)
+    connection.connect((address.hostname, address.port or 80))
+    return connection
 
 
 def send(connection: socket.socket, **fields: object) -> None:
@@ -39,7 +56,7 @@ def half_close(connection: socket.socket) -> None:
     connection.shutdown(socket.SHUT_WR)
 
 
-def _after_events(connection: socket.socket, count: int) -> None:
+def after_events(connection: socket.socket, count: int) -> None:
     heard = b""
     while heard.count(b"data: ") < count:
         piece = connection.recv(4096)
@@ -47,31 +64,53 @@ def _after_events(connection: socket.socket, count: int) -> None:
         heard += piece
 
 
-def stream(end: Callable[[socket.socket], None], *, events: int, **fields: object) -> Callable[[str], None]:
+def stream(end: Callable[[socket.socket], None], *, events: int, **fields: object) -> Leave:
     """A stream that is left after so many events."""
 
-    def leave(url: str) -> None:
+    def leave(url: str) -> int:
         connection = connect(url)
         send(connection, stream=True, **fields)
-        _after_events(connection, events)
+        after_events(connection, events)
         end(connection)
+        return 1
 
     return leave
 
 
-def whole(end: Callable[[socket.socket], None], seconds: float, **fields: object) -> Callable[[str], None]:
+def whole(end: Callable[[socket.socket], None], seconds: float, **fields: object) -> Leave:
     """A request for a whole answer, left while it is made."""
 
-    def leave(url: str) -> None:
+    def leave(url: str) -> int:
         connection = connect(url)
         send(connection, **fields)
         time.sleep(seconds)
         end(connection)
+        return 1
 
     return leave
 
 
-KINDS: dict[str, Callable[[str], None]] = {
+def queued(url: str) -> int:
+    """One that waits behind another, which takes all the rows and is left a moment later."""
+    running, waiting = connect(url), connect(url)
+    send(running, stream=True, n=MAX_NUM_SEQS)
+    after_events(running, 1)
+    send(waiting, stream=True)
+    time.sleep(0.05)
+    finish(waiting)
+    finish(running)
+    return 2
+
+
+_FORMS = itertools.count()
+
+
+def compiling(url: str) -> int:
+    """Left while the form that it asks for is compiled; nobody has asked for that one before."""
+    return whole(finish, 0.1, guided_choice=[f"form {next(_FORMS)}", "another"], ignore_eos=False)(url)
+
+
+KINDS: dict[str, Leave] = {
     "stream, FIN": stream(finish, events=1),
     "stream, RST": stream(reset, events=1),
     "stream, half-closed": stream(half_close, events=2),
@@ -80,6 +119,8 @@ KINDS: dict[str, Callable[[str], None]] = {
     "whole answer, FIN": whole(finish, 0.1),
     "whole answer, RST": whole(reset, 0.1),
     "long prompt": whole(finish, 0.02, prompt=_LONG_PROMPT, max_tokens=60),
+    "queued": queued,
+    "while a form is compiled": compiling,
 }
 
 

@@ -35,6 +35,8 @@ class History:
     faults: list[tuple[float, float]] = field(default_factory=list)
     # the server itself was ended: connections may just break then
     may_break: bool = False
+    # codes of the errors that are documented for what is done to the server
+    codes: tuple[str, ...] = FAULT_CODES
 
     def counts(self) -> dict[str, int]:
         ends = [record.end for record in self.records]
@@ -56,7 +58,7 @@ class History:
             return "neither an end nor an error was heard"
         if record.end in (FAILED, REFUSED) and not self._was_in_a_fault(record):
             return f"error {record.code} without a fault"
-        if record.end in (FAILED, REFUSED) and record.code not in FAULT_CODES:
+        if record.end in (FAILED, REFUSED) and record.code not in self.codes:
             return f"error {record.code!r} is not documented for faults"
         return None
 

@@ -1,8 +1,10 @@
-"""A server on a core without a model, in a process of its own: all is real but the answers, and it starts at once.
+"""A server on a core without a model, in a process of its own: all is real but the model, and it starts at once.
 
     python -m quire.testing.faults.paced_core serve --port 0 ...     as `quire serve`
 
-Its steps take as long as those of a small model, so that there is a middle of a stream to break something in.
+The model is the simulator's: what it says follows from the prefix, and it checks what is read from the cache. Its steps
+take as long as those of a small one, so that there is a middle of a stream to break something in. The environment says
+what goes wrong: PACED_CORE one of the builders below, PACED_HANG, PACED_CLOCK and PACED_STEP_SECONDS the rest.
 """
 
 from __future__ import annotations
@@ -12,61 +14,48 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.config import EngineConfig
-from quire.messages import EngineOutputs
-from quire.testing.fake_core import MAX_MODEL_LEN, FakeCore
+if TYPE_CHECKING:
+    from quire.config import EngineConfig
 
-_STEP_SECONDS = 0.005
-
-
-class PacedCore(FakeCore):
-    """Hangs for good in native code that holds the interpreter, once the file that PACED_HANG names is there."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(
-            vocab_size=config.facts.vocab_size,
-            max_model_len=min(config.max_model_len, MAX_MODEL_LEN),
-            max_num_seqs=config.max_num_seqs,
-        )
-        self._hang = Path(os.environ.get("PACED_HANG", "/nowhere"))
-
-    def step(self) -> EngineOutputs:
-        time.sleep(_STEP_SECONDS)
-        if self._hang.exists():
-            self._hang.unlink()
-            ctypes.PyDLL(None).sleep(600)
-        return super().step()
+_BUILDERS = "quire.testing.faults.builders:"
 
 
-def build(config: EngineConfig) -> PacedCore:
-    return PacedCore(config)
+def follow_clock() -> None:
+    """The wall clock of this process is wrong by as many seconds as the file says that PACED_CLOCK names, from now on.
+    To be called before anything else is imported that may keep the clock."""
+    file = Path(os.environ.get("PACED_CLOCK", "/nowhere"))
+    if not file.is_file():
+        return
+    seconds, nanoseconds = time.time, time.time_ns
+
+    def error() -> int:
+        return int(file.read_text(encoding="utf-8") or 0)
+
+    time.time = lambda: seconds() + error()
+    time.time_ns = lambda: nanoseconds() + error() * 10**9
 
 
-def build_in_kernel(config: EngineConfig) -> PacedCore:
-    """Loads for ever, and holds the interpreter meanwhile."""
-    print("building in a kernel", file=sys.stderr, flush=True)
-    ctypes.PyDLL(None).sleep(600)
-    return PacedCore(config)
-
-
-def build_slowly(config: EngineConfig) -> PacedCore:
-    print("building slowly", file=sys.stderr, flush=True)
-    time.sleep(600)
-    return PacedCore(config)
+def hang(file: Path) -> None:
+    """For good, in native code that holds the interpreter, once the file is there."""
+    if file.exists():
+        file.unlink()
+        ctypes.PyDLL(None).sleep(600)
 
 
 def main() -> int:
-    """`quire serve` whose engine is this core; the environment says which of the builders."""
+    """`quire serve` whose engine is made by one of the builders."""
+    follow_clock()
     import quire.interfaces.held_engine as room
     from quire.engine_client import AsyncEngineClient, open_link
     from quire.interfaces.cli import main as quire
+    from quire.testing.faults.noise import noisy
 
-    core = "quire.testing.faults.paced_core:" + os.environ.get("PACED_CORE", "build")
+    core = _BUILDERS + os.environ.get("PACED_CORE", "build")
 
     def connect(config: EngineConfig) -> Any:
-        return AsyncEngineClient(open_link(config, in_own_process=True, is_async=True, core=core))
+        return AsyncEngineClient(noisy(open_link(config, in_own_process=True, is_async=True, core=core)))
 
     room.connect = connect
     return quire(sys.argv[1:])

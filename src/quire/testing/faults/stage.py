@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -20,35 +20,70 @@ from quire.testing.faults.streams import PROMPTS, LiveStreams
 from quire.testing.server_process import ServerProcess
 
 _LOOK_SECONDS = 0.01
+# as `python -m` does with the name behind it
+_RUN_MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 # errors of a fault may still be on their way when the server is ready again
 _AFTER_A_FAULT = 0.5
+# so that repetitions do not use up the restarts of a minute
+OFTEN = ("--engine-restart-window", "0.1")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How the cases are played."""
+    """How the cases are played. The numbers are those that `make faults` takes."""
 
     num_streams: int = 32
-    # a core without a model instead of the embedded model
+    # a core without a model instead of the embedded model, in cases that need none
     is_paced: bool = False
     stall_timeout: float = 10.0
+    # faults of one kind on one server, one after the other
+    num_rounds: int = 20
+    # operations of a forward pass that find no memory, each once
+    num_operations: int = 50
+    # times that a client leaves in each way
+    num_leaves: int = 100
     # how many requests a storm has
-    num_aborts: int = 1000
+    num_aborts: int = 10_000
+    # clients that read a byte a second, as many that read nothing, and how long
+    num_slow_readers: int = 100
+    slow_seconds: float = 600.0
+    # connections whose other end falls silent
+    num_half_open: int = 50
+    # frames of garbage in each direction
+    num_frames: int = 1000
+    # what the clients of the server heard, for the verdict of the checker
+    histories: list[History] = field(default_factory=list)
+    # By core: asked of the first server, and the same of every later one.
+    right_answers: dict[bool, dict[str, str]] = field(default_factory=lambda: {True: {}, False: {}})
+
+    def history(self, *, may_break: bool = False) -> History:
+        """Of the clients of one server; `may_break`: the server itself is ended."""
+        self.histories.append(History(self.right_answers[self.is_paced], may_break=may_break))
+        return self.histories[-1]
+
+    @classmethod
+    def small(cls) -> Setting:
+        """Everything a few times: to see that it works."""
+        return cls(8, stall_timeout=2.0, num_rounds=3, num_operations=5, num_leaves=2, num_aborts=200,
+                   num_slow_readers=4, slow_seconds=5.0, num_half_open=3, num_frames=200)  # fmt: skip
 
 
 class FaultedServer(ServerProcess):
-    """`quire serve`, with a folder of its own for everything."""
+    """`quire serve`, with a folder of its own for all that it may leave behind."""
 
-    def __init__(self, setting: Setting, folder: Path, *options: str, core: str = "build", **environment: str) -> None:
+    def __init__(
+        self, setting: Setting, folder: Path, *options: str, core: str = "build", prelude: str = "", **environment: str
+    ) -> None:
+        """`core`: one of builders.py; `prelude`: Python that its process runs first."""
         self.folder = folder
         self.reports = folder / "reports"
-        for name in ("tmp", "cache"):
-            (folder / name).mkdir(exist_ok=True)
+        (folder / "tmp").mkdir(exist_ok=True)
         module = "quire.testing.faults.paced_core" if setting.is_paced or core != "build" else "quire.interfaces.cli"
-        command = ["-m", module, "serve", "--crash-reports", str(self.reports), "--port", "0"]
+        command = ["-c", f"{prelude}\n{_RUN_MODULE}", module] if prelude else ["-m", module]
+        command += ["serve", "--crash-reports", str(self.reports), "--port", "0"]
         command += ["--stall-timeout", str(setting.stall_timeout), *options]
-        folders = {"TMPDIR": str(folder / "tmp"), "XDG_CACHE_HOME": str(folder / "cache")}
-        super().__init__(command, {**folders, "PACED_CORE": core, **environment})
+        # The cache is the user's: in an empty one each server would compile its kernels first, for a minute.
+        super().__init__(command, {"TMPDIR": str(folder / "tmp"), "PACED_CORE": core, **environment})
 
     def engine_pid(self) -> int:
         """Of the process that has the core, and the worker in it."""
@@ -84,12 +119,16 @@ async def under_streams(
     """A server that answers `num_streams` streams. At the end of the block they are let finish and checked."""
     with private_folder() as folder, FaultedServer(setting, folder, *options, **more) as server:
         url = await asyncio.to_thread(server.wait_ready)
-        history = History()
+        history = setting.history()
         async with LiveStreams(url, setting.num_streams, history) as streams:
             await streams.wait_live((setting.num_streams * 3 + 3) // 4)
             yield server, streams
-        mistakes = history.mistakes()
-        assert not mistakes, f"{len(mistakes)} of {len(history.records)} requests: {mistakes[:3]}"
+        check(history)
+
+
+def check(history: History) -> None:
+    mistakes = history.mistakes()
+    assert not mistakes, f"{len(mistakes)} of {len(history.records)} requests: {mistakes[:3]}"
 
 
 @contextlib.contextmanager
@@ -132,7 +171,7 @@ async def loses_its_engine(server: FaultedServer, streams: LiveStreams, number: 
         ready_again = time.monotonic() - began
         record = await streams.ask(PROMPTS[0])
     assert record.end == FINISHED, record
-    return {"noticed": noticed, "ready_again": ready_again}
+    return {"noticed": noticed, "ready again": ready_again}
 
 
 async def until_gone(processes: list[psutil.Process], seconds: float = 30.0) -> float:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import quire
-from quire.testing.faults.cases import Case, Figures
+from quire.testing.faults.case import Case, Core, Figures
 from quire.testing.faults.stage import Setting, left_in, private_folder
 
 _MOST_SECONDS = 60.0
@@ -68,7 +68,7 @@ def _case(name: str, words: str, prepare: Prepare, *, takes_port: bool = False, 
         with private_folder() as folder, _port(takes_port) as port:
             return await _fails(folder, [*prepare(folder), "--port", str(port)], words)
 
-    return Case(f"F18 {name}", "a start that cannot succeed", run, {"exit": most_seconds})
+    return Case(f"F18 {name}", "a start that cannot succeed", run, {"exit": most_seconds}, 1, Core.EMBEDDED)
 
 
 def _port(is_taken: bool) -> AbstractContextManager[object]:
@@ -111,7 +111,7 @@ async def _fails(folder: Path, options: list[str], words: str) -> Figures:
     return {"exit": took}
 
 
-START_UP_CASES = (
+CASES = (
     _case("a port in use", "in use", _options(), takes_port=True),
     _case("no such host", "not an address of this machine", _options("--host", "no.such.host.invalid")),
     _case("an unknown option", "--max-nun-seqs", _options("--max-nun-seqs", "4")),

@@ -15,7 +15,8 @@ from quire.testing.faults.history import BROKEN, FAILED, FINISHED, REFUSED, Hist
 
 # each begins otherwise, so that no answer can be taken for another's
 PROMPTS = tuple(f"{word} of them says number {word}" for word in "One Two Three Four Five Six Seven Eight".split())
-_PAUSE_SECONDS = 0.05
+# Who was sent away comes again after a while: a restart is not to be slowed down by those who wait for it.
+_PAUSE_SECONDS = 0.25
 
 
 class LiveStreams:
@@ -31,9 +32,12 @@ class LiveStreams:
         self._is_over = False
         # requests that have heard something and not ended
         self.num_live = 0
+        # seconds between two pieces of the same answer, of all answers
+        self.gaps: list[float] = []
 
     async def __aenter__(self) -> LiveStreams:
         for prompt in PROMPTS:
+            # alone, so that what is right does not depend on who is computed beside it
             if prompt not in self.history.right:
                 record = await self.ask(prompt)
                 assert record.end == FINISHED, record
@@ -71,20 +75,35 @@ class LiveStreams:
     async def is_ready(self) -> bool:
         return bool((await self.get("/health/ready")).status_code == 200)
 
-    async def post_status(self, path: str, body: dict[str, Any]) -> int:
-        return int((await self._client.post(self.url + path, json=body)).status_code)
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        """Status and body of the answer."""
+        answer = await self._client.post(self.url + path, json=body)
+        return answer.status_code, answer.text
+
+    async def upload(self, path: str, fields: dict[str, str], content: bytes) -> tuple[int, str]:
+        """The same for a file."""
+        answer = await self._client.post(self.url + path, data=fields, files={"file": ("lines.jsonl", content)})
+        return answer.status_code, answer.text
 
     async def metric(self, name: str) -> float:
         """The sum over the labels of a metric."""
+        [value] = await self.metrics(name)
+        return value
+
+    async def metrics(self, *names: str) -> list[float]:
+        """Several at the same moment."""
         lines = (await self.get("/metrics")).text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " ")))
+        return [
+            sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " ")))
+            for name in names
+        ]
 
     async def ask(self, prompt: str) -> Record:
         """One request, and what was heard of it."""
         record = Record(prompt, time.monotonic())
         self.history.records.append(record)
         body = {"prompt": prompt, "max_tokens": self._max_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-        has_begun = False
+        heard = 0.0
         try:
             async with self._client.stream("POST", self.url + "/v1/completions", json=body) as response:
                 if response.status_code != 200:
@@ -92,13 +111,16 @@ class LiveStreams:
                     return record
                 async for line in response.aiter_lines():
                     if line.startswith("data: "):
-                        self.num_live += not has_begun
-                        has_begun = True
+                        before, heard = heard, time.monotonic()
+                        if before:
+                            self.gaps.append(heard - before)
+                        else:
+                            self.num_live += 1
                         _heard(record, line.removeprefix("data: "))
         except (httpx.HTTPError, OSError):
             pass  # it stays what it is: broken, unless an end was heard before
         finally:
-            self.num_live -= has_begun
+            self.num_live -= bool(heard)
             record.ended = time.monotonic()
         return record
 
