@@ -21,7 +21,7 @@ from quire.testing.faults.paced_core import follow_clock, hang
 
 MAX_MODEL_LEN = 8192
 _NUM_BLOCKS = 8192
-_STEP_SECONDS = 0.005
+_STEP_SECONDS = 0.003
 _GROUP = KVGroup(("layer",))
 
 
