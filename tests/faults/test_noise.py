@@ -4,7 +4,7 @@ import pytest
 
 from quire.engine_client.mailbox import Mailboxes
 from quire.engine_core.driver import CoreDriver
-from quire.engine_core.process import answer_to_no_message
+from quire.engine_core.unread_frames import answer_to_no_message
 from quire.message_encoding import decode_to_client, decode_to_core
 from quire.messages import AbortRequests, EngineOutputs, EngineRequest, ExtendRequest
 from quire.testing.core import CoreUnderTest
