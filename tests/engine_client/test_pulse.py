@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quire.engine_client import AsyncEngineClient
@@ -13,7 +14,7 @@ from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.socket_link import SocketLink
 from quire.engine_core.pulse import NO_PAGE, Pulse, PulsePage, PulseWriter
 from quire.errors import EngineDeadError
-from quire.messages import EngineRequest
+from quire.messages import EngineRequest, SchedulerOutput
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_llm import fake_link
 
@@ -24,13 +25,18 @@ def request(number: int = 1, **sampling) -> EngineRequest:
     )
 
 
+def decision(step: int, num_tokens: list[int]) -> SchedulerOutput:
+    counts = np.array(num_tokens, dtype=np.int64)
+    return SchedulerOutput(step=step, rows=np.arange(len(counts)), num_tokens=counts, released=[5])
+
+
 def test_what_is_written_is_read():
     page = PulsePage()
     writer = PulseWriter(os.dup(page.descriptor))
     assert page.read().is_busy
     writer.serves()
     writer.receives()
-    writer.begins(7)
+    writer.begins(decision(1, [3, 4]))
     writer.has_done()
     writer.rests()
     pulse = page.read()
@@ -40,7 +46,32 @@ def test_what_is_written_is_read():
     assert pulse.step_began > 0
     page.close()
     page.close()
-    assert (page.read(), page.stacks()) == (Pulse(), "")
+    assert (page.read(), page.stacks(), page.last_steps()) == (Pulse(), "", [])
+
+
+def test_the_last_hundred_steps_are_kept():
+    page = PulsePage()
+    writer = PulseWriter(os.dup(page.descriptor))
+    assert page.last_steps() == []
+    for step in range(1, 251):
+        writer.begins(decision(step, [step, 1, 1]))
+    found = page.last_steps()
+    assert [one["step"] for one in found] == list(range(151, 251))
+    last = found[-1]
+    assert 0 <= last.pop("seconds_ago") < 60
+    assert {name: number for name, number in last.items() if number} == {
+        "step": 250,
+        "num_rows": 3,
+        "num_tokens": 252,
+        "most_tokens_of_a_row": 250,
+        "num_released": 1,
+    }
+    # what faulthandler writes lies behind them
+    page.ask_for_stacks(os.getpid())
+    while "test_pulse.py" not in page.stacks():
+        pass
+    assert len(page.last_steps()) == 100
+    page.close()
 
 
 def test_a_writer_without_a_page_writes_to_nobody():
@@ -105,6 +136,31 @@ def test_the_stacks_of_a_crash_are_left_behind(serving):
         assert "in serve" in process.stacks()
 
     serving(test)
+
+
+def test_a_killed_engine_leaves_its_last_decisions_behind():
+    async def main() -> None:
+        link = fake_link(own_process=True, is_async=True, core="quire.testing.faults.builders:build")
+        client = AsyncEngineClient(link)
+        try:
+            async with asyncio.timeout(60):
+                await client.wait_ready()
+                stream = client.generate(request(max_tokens=5000))
+                for _ in range(5):
+                    await anext(stream)
+                os.kill(link.process.pid, signal.SIGKILL)
+                with pytest.raises(EngineDeadError, match="SIGKILL"):
+                    async for _ in stream:
+                        pass
+            found = link.process.last_steps()
+            # the prompt, then a token a step; the last one may not have been decided to its end
+            assert len(found) >= 4
+            assert [one["step"] for one in found] == list(range(1, len(found) + 1))
+            assert (found[0]["num_admitted"], found[0]["num_tokens"], found[1]["num_tokens"]) == (1, 2, 1)
+        finally:
+            client.close()
+
+    asyncio.run(main())
 
 
 def test_a_killed_engine_is_dead_with_the_reason(serving):

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from quire.engine_core.pulse import Pulse, PulsePage
@@ -33,8 +33,11 @@ class EngineProcess(Protocol):
     def stacks(self) -> str:
         """What its threads did when it crashed or was asked; empty if it was neither."""
 
+    def last_steps(self) -> list[dict[str, Any]]:
+        """What its scheduler decided last, oldest first, as numbers."""
+
     def ask_for_stacks(self) -> str:
-        """The same after asking. Blocks for up to a second."""
+        """The stacks after asking. Blocks for up to a second."""
 
     def kill(self) -> None:
         """At once, and all that it has started."""
@@ -53,6 +56,9 @@ class WatchedProcess:
 
     def stacks(self) -> str:
         return self._page.stacks()
+
+    def last_steps(self) -> list[dict[str, Any]]:
+        return self._page.last_steps()
 
     def ask_for_stacks(self) -> str:
         before, state = len(self._page.stacks()), _state_of(self.pid)

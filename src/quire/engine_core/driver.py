@@ -23,6 +23,7 @@ from quire.messages import (
     EngineReady,
     EngineRequest,
     ExtendRequest,
+    SchedulerOutput,
     ToClient,
     ToCore,
     split_sequence_id,
@@ -76,8 +77,8 @@ class CoreDriver:
     def has_work(self) -> bool:
         return not self.is_dead and self._core.has_work
 
-    def watch_steps(self, on_step: Callable[[int], None]) -> None:
-        """Has `on_step` called with the number of tokens of each step that begins, by a core that can tell."""
+    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
+        """Has `on_step` called with each decision before its step begins, by a core that can tell."""
         watch = getattr(self._core, "watch_steps", None)
         if watch is not None:
             watch(on_step)

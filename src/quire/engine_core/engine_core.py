@@ -15,7 +15,7 @@ from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError, suggestion
 from quire.failpoints import failpoint
-from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest
+from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest, SchedulerOutput
 
 ControlOperation = Callable[..., Any]
 
@@ -43,7 +43,7 @@ class EngineCore:
         self._check_invariants = check_invariants
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
-        self._on_step: Callable[[int], None] = _tell_nobody
+        self._on_step: Callable[[SchedulerOutput], None] = _tell_nobody
         self._operations: dict[str, ControlOperation] = {
             "statistics": self.statistics,
             "reset_prefix_cache": self._reset_prefix_cache,
@@ -102,7 +102,7 @@ class EngineCore:
         failpoint("before_schedule")
         decision = self.scheduler.schedule()
         if decision is not None:
-            self._on_step(decision.num_scheduled_tokens)
+            self._on_step(decision)
             failpoint("before_execute")
             self._in_flight.append(self.executor.execute(decision))
         if len(self._in_flight) > (self._depth if decision is not None else 0):
@@ -115,8 +115,8 @@ class EngineCore:
             self._checked()
         return outputs
 
-    def watch_steps(self, on_step: Callable[[int], None]) -> None:
-        """Has `on_step` called before each step, with the number of its tokens."""
+    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
+        """Has `on_step` called before each step, with what was decided."""
         self._on_step = on_step
 
     def statistics(self) -> dict[str, float]:
@@ -136,5 +136,5 @@ class EngineCore:
         return True
 
 
-def _tell_nobody(num_tokens: int) -> None:
+def _tell_nobody(decision: SchedulerOutput) -> None:
     """Nobody watches the steps."""

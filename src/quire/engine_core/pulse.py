@@ -1,11 +1,13 @@
 """The pulse of an engine's process: a page of numbers that the process writes and its parent reads.
 
 Whether an engine lives is judged by what it gets done, never by a flag that says so. The page is memory that both
-processes share, so reading it needs nothing of the engine: neither its loop nor its interpreter's lock. Behind the page
-lie the stacks of the engine's threads: Python's faulthandler writes them there when the process crashes, or when its
-parent asks for them. The file behind all this has no name; it is gone with the last process that has it open.
+processes share, so reading it needs nothing of the engine: neither its loop nor its interpreter's lock. Behind the
+numbers lie the last decisions (last_steps.py). Behind the page lie the stacks of the engine's threads: Python's
+faulthandler writes them there when the process crashes, or when its parent asks for them. The file behind all this has
+no name; it is gone with the last process that has it open.
 
-    [ beats | is_serving | is_busy | num_done | num_received | num_tokens | step_began ] ... 4096 [ stacks ]
+    [ beats | is_serving | is_busy | num_done | num_received | num_tokens | step_began ]
+    4096 [ last steps ] ... [ stacks ]
 """
 
 from __future__ import annotations
@@ -18,13 +20,20 @@ import sys
 import tempfile
 import threading
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quire.engine_core.last_steps import NUM_BYTES, LastSteps
+
+if TYPE_CHECKING:
+    from quire.messages import SchedulerOutput
 
 BEAT_SECONDS = 0.25
 STACKS_SIGNAL = signal.SIGUSR2
 # a descriptor that stands for no page: the numbers are written where nobody reads them
 NO_PAGE = -1
-_PAGE_BYTES = 4096
+_NUMBERS_BYTES = 4096
+# whole pages of the system's
+_PAGE_BYTES = _NUMBERS_BYTES + -(-NUM_BYTES // 4096) * 4096
 _MOST_STACK_BYTES = 256 * 1024
 _BEATS, _IS_SERVING, _IS_BUSY, _NUM_DONE, _NUM_RECEIVED, _NUM_TOKENS, _STEP_BEGAN = range(7)
 
@@ -56,6 +65,7 @@ class PulsePage:
         os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
         self._page = mmap.mmap(self.descriptor, _PAGE_BYTES)
         self._numbers = memoryview(self._page).cast("q")
+        self._steps = _steps_of(self._numbers)
 
     def read(self) -> Pulse:
         """The numbers now; those of a process whose page was closed are all zero."""
@@ -72,6 +82,12 @@ class PulsePage:
             step_began=values[_STEP_BEGAN],
         )
 
+    def last_steps(self) -> list[dict[str, Any]]:
+        """What was decided last, oldest first."""
+        if self.descriptor == NO_PAGE:
+            return []
+        return LastSteps(self._steps).read(time.monotonic_ns())
+
     def ask_for_stacks(self, pid: int) -> None:
         """They come a little later; not from a process that was stopped, until it goes on."""
         os.kill(pid, STACKS_SIGNAL)
@@ -86,6 +102,7 @@ class PulsePage:
         if self.descriptor == NO_PAGE:
             return
         descriptor, self.descriptor = self.descriptor, NO_PAGE
+        self._steps.release()
         self._numbers.release()
         self._page.close()
         os.close(descriptor)
@@ -97,6 +114,7 @@ class PulseWriter:
     def __init__(self, descriptor: int) -> None:
         self._page = mmap.mmap(descriptor, _PAGE_BYTES)
         self._numbers = memoryview(self._page).cast("q")
+        self._steps = LastSteps(_steps_of(self._numbers))
         self._numbers[_IS_BUSY] = 1
         if descriptor != NO_PAGE:
             faulthandler.enable(file=descriptor, all_threads=True)
@@ -118,10 +136,12 @@ class PulseWriter:
         """One more message, which is dealt with now."""
         self._numbers[_NUM_RECEIVED] += 1
 
-    def begins(self, num_tokens: int) -> None:
-        """A step of so many tokens."""
+    def begins(self, decision: SchedulerOutput) -> None:
+        """A step that was just decided."""
+        now, num_tokens = time.monotonic_ns(), decision.num_scheduled_tokens
         self._numbers[_NUM_TOKENS] = num_tokens
-        self._numbers[_STEP_BEGAN] = time.monotonic_ns()
+        self._numbers[_STEP_BEGAN] = now
+        self._steps.write(decision, num_tokens, now)
 
     def has_done(self) -> None:
         """A message or a step is behind us."""
@@ -131,6 +151,10 @@ class PulseWriter:
         while True:
             self._numbers[_BEATS] += 1
             time.sleep(BEAT_SECONDS)
+
+
+def _steps_of(numbers: memoryview[int]) -> memoryview[int]:
+    return numbers[_NUMBERS_BYTES // 8 : (_NUMBERS_BYTES + NUM_BYTES) // 8]
 
 
 def _nameless_file() -> int:

@@ -44,6 +44,9 @@ class PlayedProcess:
     def pulse(self) -> Pulse:
         return Pulse(is_serving=True, is_busy=True)
 
+    def last_steps(self) -> list[dict[str, int]]:
+        return [{"step": 17, "num_tokens": 4}]
+
     def stacks(self) -> str:
         # they may be long, and others are answered meanwhile
         assert threading.current_thread() is not threading.main_thread()
@@ -130,6 +133,7 @@ def test_a_dead_engine_is_replaced(play, tmp_path):
     assert report["cause"] == "signal SIGKILL"
     assert report["stacks"] == ["stacks of a crash"]
     assert report["pulse"]["is_serving"]
+    assert report["last_steps"] == [{"step": 17, "num_tokens": 4}]
     assert report["configuration"]["max_model_len"] > 0
     assert {"quire", "python", "torch"} <= set(report["versions"])
 

@@ -44,6 +44,8 @@ async def death_of_the_engine(setting: Setting) -> Figures:
     async with under_streams(setting, *OFTEN) as (server, streams):
         figures = await loses_its_engine(server, streams, signal.SIGKILL)
         assert await streams.metric("quire:engine_restarts_total") == 1
+        [report] = [json.loads(file.read_text(encoding="utf-8")) for file in server.reports.iterdir()]
+        assert report["last_steps"][-1]["num_rows"] > 0, "the report does not say what was decided last"
         return figures
 
 

@@ -126,7 +126,8 @@ class Supervisor:
             stacks = await asyncio.to_thread(process.stacks)
         facts: dict[str, Any] = {"kind": kind}
         if process is not None:
-            facts |= {"pid": process.pid, "pulse": process.pulse()._asdict()}
+            pulse = process.pulse()._asdict()
+            facts |= {"pid": process.pid, "pulse": pulse, "last_steps": process.last_steps()}
         self._stacks, self._has_stalled = "", False
         file = await asyncio.to_thread(self._reports.write, cause, stacks, self._engine.config, facts)
         if file is not None:
