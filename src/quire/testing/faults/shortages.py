@@ -24,6 +24,7 @@ from quire.testing.faults.stage import (
     private_folder,
     under_streams,
     until,
+    until_gone,
 )
 from quire.testing.faults.streams import PROMPTS, LiveStreams
 
@@ -105,6 +106,8 @@ async def checker_of_forms_dies(setting: Setting) -> Figures:
         for number in range(setting.num_rounds):
             [helper] = [process for process in server.descendants() if process.pid != engine]
             helper.kill()
+            # a form that is handed to it before it is gone may be refused with it
+            await until_gone([helper])
             began = time.monotonic()
             assert await _with_form(streams, f"form {number}") == 200
             slowest = max(slowest, time.monotonic() - began)

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 
 import psutil
 
@@ -20,6 +21,7 @@ from quire.testing.faults.streams import PROMPTS, LiveStreams
 from quire.testing.server_process import ServerProcess
 
 _LOOK_SECONDS = 0.01
+_LAST_LINES = 8
 # as `python -m` does with the name behind it
 _RUN_MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 # errors of a fault may still be on their way when the server is ready again
@@ -84,6 +86,14 @@ class FaultedServer(ServerProcess):
         command += ["--stall-timeout", str(setting.stall_timeout), *options]
         # The cache is the user's: in an empty one each server would compile its kernels first, for a minute.
         super().__init__(command, {"TMPDIR": str(folder / "tmp"), "PACED_CORE": core, **environment})
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if error is not None:
+            lines = [line for line in self.output.splitlines() if "quire.server.access" not in line]
+            error.add_note("The server's last words: " + " | ".join(lines[-_LAST_LINES:]))
 
     def engine_pid(self) -> int:
         """Of the process that has the core, and the worker in it."""

@@ -16,7 +16,7 @@ from quire.testing.faults.history import BROKEN, FAILED, FINISHED, REFUSED, Hist
 # each begins otherwise, so that no answer can be taken for another's
 PROMPTS = tuple(f"{word} of them says number {word}" for word in "One Two Three Four Five Six Seven Eight".split())
 # Who was sent away comes again after a while: a restart is not to be slowed down by those who wait for it.
-_PAUSE_SECONDS = 0.25
+_PAUSE_SECONDS = 0.5
 
 
 class LiveStreams:

@@ -46,7 +46,7 @@ async def try_case(case: Case, setting: Setting) -> Trial:
         if missed:
             trial.error = f"goal missed: {', '.join(missed)}"
     except Exception as error:
-        trial.error = f"{type(error).__name__}: {error}"[:2000]
+        trial.error = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])[:4000]
     trial.seconds = time.monotonic() - began
     trial.heard = _heard(setting.histories)
     return trial
@@ -63,9 +63,9 @@ def run(cases: Sequence[Case], setting: Setting, times: int | None, path: Path |
             trial = asyncio.run(try_case(case, setting))
             trials.append(trial)
             write(path, trials)
-            said = trial.error or "; ".join(_figure(case, name, trial) for name in trial.figures)
+            said = (trial.error or "")[:400] or "; ".join(_figure(case, name, trial) for name in trial.figures)
             heard = ", ".join(f"{count} {end}" for end, count in trial.heard.items())
-            print(f"{case.id:5} {case.what:36} {trial.seconds:6.1f} s  {said or 'as it should be'}", flush=True)
+            print(f"{case.id:5}  {case.what:36} {trial.seconds:6.1f} s  {said or 'as it should be'}", flush=True)
             print(f"      on the {trial.setting} core: {heard or 'no streams'}", flush=True)
     return trials
 

@@ -1,8 +1,8 @@
 """One file for each death of an engine, for whoever looks into it the next morning.
 
 A report says what is known without the dead: cause, stacks, last decisions, versions, configuration. It never holds a
-prompt, an output or a key: what it is made of has none. Writing one must not stop a server that could go on, so a folder
-that is full or closed costs a line in the log.
+prompt, an output or a key: what it is made of has none. Writing one must not stop a server that could go on, so a
+folder that is full or closed costs a line in the log.
 """
 
 from __future__ import annotations
