@@ -21,6 +21,8 @@ from quire.testing.faults.streams import PROMPTS, LiveStreams
 from quire.testing.server_process import ServerProcess
 
 _LOOK_SECONDS = 0.01
+# a look that the server has to answer
+_ASK_SECONDS = 0.03
 _LAST_LINES = 8
 # as `python -m` does with the name behind it
 _RUN_MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -167,7 +169,7 @@ async def until_ready(streams: LiveStreams, wanted: bool, seconds: float = 120.0
     while await streams.is_ready() is not wanted:
         assert (await streams.get("/health/live")).status_code == 200
         assert time.monotonic() - began < seconds, f"ready is not {wanted} after {seconds} s"
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_ASK_SECONDS)
     return time.monotonic() - began
 
 
