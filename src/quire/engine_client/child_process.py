@@ -1,4 +1,4 @@
-"""The core's process, as its parent sees it: started, watched and ended here.
+"""A process of Quire, mostly a core's, as its parent sees it: started, watched and ended here.
 
 A keeper thread starts the process and waits for it until it ends. Linux kills a child together with the *thread* that
 started it where the child has asked to die with its parent, so that thread must live as long as the child does. When
@@ -21,20 +21,25 @@ import sys
 import threading
 
 # The child imports from where its parent does, also where the parent's path was changed by hand or by a test.
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
-    "from quire.engine_core.process import main; main()"
-)
+_BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); from PROGRAM import main; main()"
 _TERMINATE_SECONDS = 1.0
 _KILL_SECONDS = 1.0
 _STDERR = 2
 
 
 class ChildProcess:
-    """Runs quire.engine_core.process with a document for it to read."""
+    """Runs `main` of a module with a document for it to read."""
 
-    def __init__(self, document: bytes, arguments: list[str], descriptors: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        document: bytes,
+        arguments: list[str],
+        descriptors: tuple[int, ...] = (),
+        *,
+        program: str = "quire.engine_core.process",
+    ) -> None:
         """`descriptors` are open in the child too, under the same numbers."""
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._start_error: OSError | None = None
         self._end_read, self._end_write = os.pipe()
@@ -88,7 +93,7 @@ class ChildProcess:
     ) -> None:
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, *arguments],
+                [sys.executable, "-c", _BOOTSTRAP.replace("PROGRAM", self._program), *arguments],
                 stdin=subprocess.PIPE,
                 # Standard output belongs to the program that uses Quire.
                 stdout=_STDERR,

@@ -92,7 +92,9 @@ class FurtherClients:
         socket.connect(endpoint)
         self._poller.register(socket, zmq.POLLIN)
         client = self._clients[number] = _Client(number, socket)
-        client.send(msgspec.structs.replace(self._driver.ready, first_request_id=first_request_id_of(number)))
+        # how it was built is told once
+        ready = msgspec.structs.replace(self._driver.ready, first_request_id=first_request_id_of(number), report=[])
+        client.send(ready)
         return True
 
     def close_one(self, number: int) -> int:

@@ -1,9 +1,9 @@
-"""What a core's process is told when it starts: read from its standard input, so that no secret shows in `ps`."""
+"""What a process, here a core's, is told when it starts: read from standard input, so that no secret shows in `ps`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from quire.config import EngineConfig
 from quire.engine_core.pulse import NO_PAGE
 
 _LENGTH_BYTES = 8
+T = TypeVar("T")
 
 
 class LaunchDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -22,14 +23,22 @@ class LaunchDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pulse_descriptor: int = NO_PAGE
 
     def encode(self) -> bytes:
-        """Its length, then MessagePack: unlike JSON it has an infinity, which config.json files may hold."""
-        data = msgspec.msgpack.encode(self, enc_hook=_encode_path)
-        return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+        return encode_document(self)
 
     @classmethod
     def read(cls, file: BinaryIO) -> LaunchDocument:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "big")
-        return msgspec.msgpack.decode(file.read(length), type=cls, dec_hook=_decode_path)
+        return read_document(file, cls)
+
+
+def encode_document(document: msgspec.Struct) -> bytes:
+    """Its length, then MessagePack: unlike JSON it has an infinity, which config.json files may hold."""
+    data = msgspec.msgpack.encode(document, enc_hook=_encode_path)
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def read_document(file: BinaryIO, kind: type[T]) -> T:
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "big")
+    return msgspec.msgpack.decode(file.read(length), type=kind, dec_hook=_decode_path)
 
 
 def _encode_path(value: Any) -> Any:

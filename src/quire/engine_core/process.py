@@ -7,13 +7,11 @@ it says is why it ends, unless it was asked to. It dies with its parent, whateve
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import shutil
 import signal
 import sys
-import threading
 from types import FrameType
 from typing import NoReturn
 
@@ -22,6 +20,7 @@ import zmq
 from quire.engine_core.driver import CoreDriver, failure_at_start
 from quire.engine_core.further_clients import FurtherClients
 from quire.engine_core.launch_document import LaunchDocument
+from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.engine_core.pulse import PulseWriter
 from quire.engine_core.unread_frames import answer_to_no_message
 from quire.failpoints import failpoint
@@ -29,7 +28,6 @@ from quire.message_encoding import decode_to_core, encode
 from quire.messages import AbortRequests, EngineFailed, EngineOutputs, Message, ToClient, split_sequence_id
 from quire.observability.background_log import BackgroundHandler
 
-_PR_SET_PDEATHSIG = 1
 # Time for the last message to reach a parent that is there.
 _LINGER_MILLISECONDS = 1000
 # Its socket listens already: only a machine that stands still takes longer.
@@ -191,28 +189,6 @@ def run(document: LaunchDocument, core: str | None) -> int:
         driver.is_dead = True
     link.close()
     return 1 if driver.is_dead and not signals.is_end_asked else 0
-
-
-def watch_parent(folder: str) -> None:
-    """Ends this process when its standard input does: the parent is gone, orderly or not."""
-
-    def watch() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        shutil.rmtree(folder, ignore_errors=True)
-        if os.getpgrp() == os.getpid():
-            # with everything that this process has started: a compiler may be at work
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="quire-parent-watch", daemon=True).start()
-
-
-def die_with_parent() -> None:
-    """Also when a kernel holds the interpreter: Linux kills this process itself. The thread that started it is kept
-    alive by the client for exactly this reason."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def main() -> NoReturn:

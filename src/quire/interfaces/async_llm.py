@@ -191,10 +191,7 @@ class AsyncLLM:
         tenant: Tenancy | None = None,
     ) -> ReceivedRequest:
         """Computes a prompt while it arrives, in texts or in token ids (4.4.4); returns when the last piece has come.
-
-        What it returns runs already: give it to `stream` or `generate`, or close it. Both also take the pieces
-        themselves.
-        """
+        What it returns runs already: give it to `stream` or `generate`, which take pieces as well, or close it."""
         parts = await self._started()
         params = sampling_params if sampling_params is not None else self._defaults
         await self.perform(parts.structured.check(params))
@@ -356,7 +353,11 @@ class AsyncLLM:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
         statistics = self.perform((await self._started()).structured.statistics())
-        return {**core, **await statistics, **self._held.running.statistics()}
+        return {**core, **await statistics, **self.client_statistics()}
+
+    def client_statistics(self) -> dict[str, float]:
+        """The client's alone: the engine is not asked."""
+        return self._held.running.statistics()
 
     async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
         """A management operation of the engine, such as reset_prefix_cache."""

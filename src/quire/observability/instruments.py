@@ -5,8 +5,10 @@ They belong to one event loop, so they need no locks; that is what makes them ch
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -26,6 +28,18 @@ class Counter:
     def value(self, *labels: str) -> float:
         return self._values.get(labels, 0.0)
 
+    def snapshot(self) -> list[Any]:
+        """For another process: labels and values."""
+        return [[list(labels), value] for labels, value in self._values.items()]
+
+    def plus(self, snapshots: Iterable[list[Any]]) -> Counter:
+        """With what others have counted."""
+        both = Counter(self.name, self.help_text, self.label_names)
+        both._values = dict(self._values)
+        for labels, value in itertools.chain.from_iterable(snapshots):
+            both.add(value, *labels)
+        return both
+
     def collect(self, model_name: str) -> Iterator[Metric]:
         family = CounterMetricFamily(self.name, self.help_text, labels=["model_name", *self.label_names])
         for labels, value in sorted(self._values.items()):
@@ -34,12 +48,21 @@ class Counter:
 
 
 class Gauge:
-    """A number that goes up and down. It is asked for when somebody looks."""
+    """A number that goes up and down. It is asked for when somebody looks. Of several processes the greatest counts."""
 
     def __init__(self, name: str, help_text: str) -> None:
         self.name, self.help_text = name, help_text
         self.label_names: tuple[str, ...] = ()
         self.read: Callable[[], float] = float
+
+    def snapshot(self) -> list[Any]:
+        return [self.read()]
+
+    def plus(self, snapshots: Iterable[list[Any]]) -> Gauge:
+        both = Gauge(self.name, self.help_text)
+        greatest = max(self.read(), *itertools.chain.from_iterable(snapshots), 0.0)
+        both.read = lambda: greatest
+        return both
 
     def collect(self, model_name: str) -> Iterator[Metric]:
         family = GaugeMetricFamily(self.name, self.help_text, labels=["model_name"])
@@ -72,6 +95,15 @@ class Histogram:
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def snapshot(self) -> list[Any]:
+        return [self._sum, *self._counts]
+
+    def plus(self, snapshots: Iterable[list[Any]]) -> Histogram:
+        both = Histogram(self.name, self.help_text, self._bounds)
+        all_of_them = list(zip([self._sum, *self._counts], *snapshots, strict=True))
+        both._sum, *both._counts = (sum(values) for values in all_of_them)
+        return both
 
     def collect(self, model_name: str) -> Iterator[Metric]:
         family = HistogramMetricFamily(self.name, self.help_text, labels=["model_name"])

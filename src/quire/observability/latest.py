@@ -7,15 +7,16 @@ looks; the first look sees everything since the start.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from quire.observability.instruments import Histogram
+from quire.observability.instruments import Counter, Histogram
 from quire.observability.metrics import ServerMetrics
 
 THROUGHPUT_SECONDS = 5.0
 LATENCY_SECONDS = 30.0
+Instrument = TypeVar("Instrument", Counter, Histogram)
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class Latest:
     def __init__(self, metrics: ServerMetrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._samples: deque[_Sample] = deque([self._sample()])
+        self._samples: deque[_Sample] = deque([self._sample(())])
 
-    def numbers(self) -> dict[str, Any]:
-        """`throughput` and `latency`; a latency is None where nothing was measured in the time."""
-        now = self._sample()
+    def numbers(self, snapshots: Sequence[Mapping[str, list[Any]]] = ()) -> dict[str, Any]:
+        """`throughput` and `latency`; a latency is None where nothing was measured in the time. `snapshots`: of the
+        other processes of the server, which are added."""
+        now = self._sample(snapshots)
         self._samples.append(now)
         # the newest of those that are old enough stays
         while len(self._samples) > 2 and self._samples[1].at <= now.at - LATENCY_SECONDS:
@@ -47,8 +49,8 @@ class Latest:
         metrics, oldest = self._metrics, self._samples[0]
         return {
             "throughput": {
-                "generated_tokens_per_second": (now.generated - recent.generated) / seconds,
-                "prompt_tokens_per_second": (now.prompts - recent.prompts) / seconds,
+                "generated_tokens_per_second": max(0.0, now.generated - recent.generated) / seconds,
+                "prompt_tokens_per_second": max(0.0, now.prompts - recent.prompts) / seconds,
                 "generated_tokens_total": now.generated,
                 "prompt_tokens_total": now.prompts,
             },
@@ -67,19 +69,24 @@ class Latest:
             found = sample
         return found
 
-    def _sample(self) -> _Sample:
+    def _sample(self, snapshots: Sequence[Mapping[str, list[Any]]]) -> _Sample:
         metrics = self._metrics
+
+        def of_all(instrument: Instrument) -> Instrument:
+            return instrument.plus([one[instrument.name] for one in snapshots if instrument.name in one])
+
         return _Sample(
             self._clock(),
-            metrics.generation_tokens.value(),
-            metrics.prompt_tokens.value(),
-            metrics.time_to_first_token.counts,
-            metrics.inter_token_latency.counts,
+            of_all(metrics.generation_tokens).value(),
+            of_all(metrics.prompt_tokens).value(),
+            of_all(metrics.time_to_first_token).counts,
+            of_all(metrics.inter_token_latency).counts,
         )
 
 
 def _quantiles(histogram: Histogram, before: Sequence[int], now: Sequence[int]) -> dict[str, float] | None:
-    counts = [later - earlier for earlier, later in zip(before, now, strict=True)]
+    # less than before: a process of the server did not answer in time
+    counts = [max(0, later - earlier) for earlier, later in zip(before, now, strict=True)]
     total = sum(counts)
     if not total:
         return None

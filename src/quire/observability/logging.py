@@ -21,10 +21,11 @@ _TIME = "%H:%M:%S"
 _LIBRARIES = ("uvicorn", "asyncio")
 
 
-def configure_logging(level: str | None = None, *, in_background: bool = False) -> None:
+def configure_logging(level: str | None = None, *, in_background: bool = False, process: str = "") -> None:
     """Sends the log to standard error. Level: the argument, else QUIRE_LOG_LEVEL, else INFO. May be called again.
 
     `in_background`: whoever logs never waits for the log's reader; `flush_log` does, for a second at most.
+    `process`: stands in each line, where several processes write to one log.
     """
     name = (level or os.environ.get(LEVEL_VARIABLE) or "INFO").upper()
     number = logging.getLevelNamesMapping().get(name)
@@ -37,7 +38,8 @@ def configure_logging(level: str | None = None, *, in_background: bool = False) 
         if isinstance(old, BackgroundHandler):
             old.retire()
     handler = BackgroundHandler(sys.stderr) if in_background else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+    line = _FORMAT.replace("%(name)s", f"%(name)s [{process}]") if process else _FORMAT
+    handler.setFormatter(logging.Formatter(line, _TIME))
     _attach(logging.getLogger("quire"), handler, number)
     for library in _LIBRARIES:
         _attach(logging.getLogger(library), handler, logging.WARNING)

@@ -8,8 +8,9 @@ the metrics. No label holds a prompt, a key, a user or a request's id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -172,6 +173,7 @@ class ServerMetrics(Collector):
         self._prefix = prefix
         self._model_name = ""
         self._statistics: Mapping[str, float] = {}
+        self._snapshots: Sequence[Mapping[str, list[Any]]] = ()
         self.prompt_tokens = Counter("quire:prompt_tokens_total", "Prompt tokens received.")
         self.prompt_tokens_cached = Counter(
             "quire:prompt_tokens_cached_total", "Prompt tokens that were computed already when their request began."
@@ -240,6 +242,11 @@ class ServerMetrics(Collector):
         self.engine_deaths = Counter("quire:engine_deaths_total", "Engines that died: death, stall.", ["kind"])
         self.engine_stalls = Counter("quire:engine_stalls_total", "Engines that had work and made no progress.")
         self.engine_restarts = Counter("quire:engine_restarts_total", "Starts of an engine in the place of a dead one.")
+        self.api_processes = Gauge("quire:api_processes", "Processes that answer HTTP in front of the engine.")
+        self.api_processes.read = lambda: 1.0
+        self.api_process_deaths = Counter(
+            "quire:api_process_deaths_total", "Processes beside the first one that ended by themselves."
+        )
         self.event_loop_lag = Histogram(
             "quire:event_loop_lag_seconds", "How much later than asked the front end's event loop came to a task.", _LAG
         )
@@ -272,9 +279,15 @@ class ServerMetrics(Collector):
         self.request_prompt_tokens.observe(num_prompt_tokens)
         return RequestObserver(self, current_trace.get(), num_prompt_tokens, now, is_pooled=True)
 
-    def exposition(self, statistics: Mapping[str, float]) -> bytes:
-        """The text for Prometheus. `statistics` are the engine's, fresh; empty if it does not answer."""
+    def snapshot(self) -> dict[str, list[Any]]:
+        """All instruments, for another process of the same server."""
+        return {instrument.name: instrument.snapshot() for instrument in self.instruments}
+
+    def exposition(self, statistics: Mapping[str, float], snapshots: Sequence[Mapping[str, list[Any]]] = ()) -> bytes:
+        """The text for Prometheus. `statistics` are the engine's, fresh; empty if it does not answer. `snapshots`: of
+        the other processes, which are added."""
         self._statistics = statistics
+        self._snapshots = snapshots
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -285,4 +298,5 @@ class ServerMetrics(Collector):
     def _own_metrics(self) -> Iterator[Metric]:
         yield from engine_metrics(self._statistics, self._model_name)
         for instrument in self.instruments:
-            yield from instrument.collect(self._model_name)
+            others = [one[instrument.name] for one in self._snapshots if instrument.name in one]
+            yield from (instrument.plus(others) if others else instrument).collect(self._model_name)

@@ -26,6 +26,7 @@ from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.processes.place import Place
 from quire.interfaces.server.services import Services, ServiceSettings
 from quire.interfaces.server.sessions import endpoints as sessions
 from quire.interfaces.server.sessions import turns
@@ -67,6 +68,7 @@ def create_app(
     tracing: Tracing | None = None,
     storage: StorageSettings | None = None,
     services: ServiceSettings | None = None,
+    place: Place | None = None,
     **changes: Any,
 ) -> FastAPI:
     """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
@@ -74,11 +76,11 @@ def create_app(
     `changes` are options by name. `is_local`: only this machine will reach the application (doors.py). Where there is
     a port for administrators, `app.state.admin_app` is its application. `tracing`: where traces of requests
     go. `storage`: where responses are kept; by default in memory, as long as the application lives. `services`:
-    bounds of files, batches and sessions, if not those of the options.
+    bounds of files, batches and sessions, if not those of the options. `place`: among several processes.
     """
     options = replace(options or ServerOptions(), **changes)
     doors = doors_of(options, is_local=is_local)
-    state = ServerState(options, doors.tenants, tracing, storage)
+    state = ServerState(options, doors.tenants, tracing, storage, place)
     state.needs_key = doors.main.needs_key
     families = (*_FAMILIES, *_ADMIN_FAMILIES) if doors.is_administrated_here else _FAMILIES
     app = _application(families, state, doors.main, options)

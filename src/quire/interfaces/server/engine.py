@@ -82,6 +82,9 @@ class ServedEngine(Protocol):
 
     async def statistics(self) -> dict[str, float]: ...
 
+    def client_statistics(self) -> dict[str, float]:
+        """Of this process alone, without asking the engine."""
+
     async def open_session(
         self, name: str | None = None, *, cache_salt: str = "", tenant: Tenancy | None = None
     ) -> AsyncSession: ...

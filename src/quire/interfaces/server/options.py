@@ -146,6 +146,10 @@ class ServerOptions:
     )  # fmt: skip
 
     # life
+    api_server_count: int = option(
+        1, "processes that answer HTTP in front of the one engine; what is kept (sessions, batches, responses and so "
+        "on) is the first one's", section="life", least=1, greatest=64,
+    )  # fmt: skip
     shutdown_timeout: float = option(
         30.0, "how long running requests may go on after a first signal", section="life", least=0, greatest=86400,
         unit="seconds",

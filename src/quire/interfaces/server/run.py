@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.option import checked
 from quire.errors import EngineDeadError
+from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.life.welcome import welcome
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.processes.no_fleet import NoFleet
+from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.server.transport.doors import doors_of
 from quire.interfaces.server.transport.listener import listen, url_of
 from quire.observability.logging import configure_logging, flush_log
@@ -30,6 +33,8 @@ from quire.observability.phases import PhaseTimer
 if TYPE_CHECKING:
     from quire.interfaces.async_llm import AsyncLLM
     from quire.interfaces.server.life.supervisor import Supervisor
+    from quire.interfaces.server.processes.fleet import Fleet
+    from quire.interfaces.server.processes.place import Place
     from quire.interfaces.server.transport.http import HttpServer
 
 logger = logging.getLogger("quire.server")
@@ -37,6 +42,8 @@ logger = logging.getLogger("quire.server")
 EXIT_ENGINE_DIED = 70
 # for streams that were interrupted, to send their last event
 _LAST_WORDS_SECONDS = 0.5
+# for further processes, to end when they have nothing to do any more
+_END_SECONDS = 3.0
 # no progress for so long means that the engine is stalled, if nobody says otherwise
 _STALL_SECONDS_ON_CPU = 30.0
 _STALL_SECONDS = 120.0
@@ -50,13 +57,15 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
     try:
         # a key file that cannot be read is found before anything loads
         doors_of(options)
+        options = with_shared_secret(options)
         with listen(host, port) as listener, _admin_listener(options) as admin_listener:
             with phases.measure("import"):
                 from quire.interfaces.async_llm import AsyncLLM
             with phases.measure("configure"):
                 engine = AsyncLLM(**engine_options)
+                check_possible(options, engine.config)
             try:
-                with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     return runner.run(_Server(engine, listener, admin_listener, options, phases).run())
             finally:
                 engine.shutdown()
@@ -66,14 +75,6 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
 
 def _admin_listener(options: ServerOptions) -> AbstractContextManager[socket.socket | None]:
     return nullcontext() if options.admin_port is None else listen(options.admin_host, options.admin_port, "admin_")
-
-
-def _loop_factory() -> Any:
-    try:
-        import uvloop
-    except ImportError:  # pragma: no cover - not on every platform
-        return None
-    return uvloop.new_event_loop
 
 
 class _Server:
@@ -104,18 +105,25 @@ class _Server:
         # the engine's process loads while this one imports the HTTP server
         starting = self._begin(self._start_engine())
         http: HttpServer | None = None
+        fleet: Fleet | NoFleet = NoFleet()
+        place: Place | None = None
         try:
-            http = await self._open_http()
+            if self._options.api_server_count > 1:
+                fleet, place = await asyncio.to_thread(_make_fleet, self._options, self._engine, self._listener)
+            http = await self._open_http(place)
             if self._options.storage_url is not None:
                 # a mistake in it ends the start; the default is opened when something is stored
                 await http.open_storage()
+            fleet.start(http)
             supervisor = _make_supervisor(self._engine, http, self._options)
             self._begin(supervisor.watch())
             if not await self._is_done_before_a_signal(starting):
                 return 0
+            if not await self._is_done_before_a_signal(self._begin(fleet.engine_is_ready())):
+                return 0
             http.attach(self._engine)
             self._say_welcome()
-            return await self._until_over(http, supervisor)
+            return await self._until_over(http, supervisor, fleet)
         except EngineDeadError as error:
             return self._died(str(error))
         finally:
@@ -124,6 +132,7 @@ class _Server:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if http is not None:
                 await http.close()
+            await fleet.close()
             self._engine.shutdown()
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
@@ -154,9 +163,9 @@ class _Server:
             ready = await self._engine.start()
         self._phases.add_reported(ready.report, end=self._phases.elapsed)
 
-    async def _open_http(self) -> HttpServer:
+    async def _open_http(self, place: Place | None) -> HttpServer:
         with self._phases.measure("HTTP server", "while the engine loads"):
-            http = await asyncio.to_thread(_make_http, self._options, self._listener, self._admin_listener)
+            http = await asyncio.to_thread(_make_http, self._options, self._listener, self._admin_listener, place)
             http.start()
         return http
 
@@ -170,32 +179,61 @@ class _Server:
 
     # ------------------------------------------------------------------------------------------ serving, ending
 
-    async def _until_over(self, http: HttpServer, supervisor: Supervisor) -> int:
-        supervising = self._begin(supervisor.run(http.pause, lambda: http.attach(self._engine)))
+    async def _until_over(self, http: HttpServer, supervisor: Supervisor, fleet: Fleet | NoFleet) -> int:
+        def lost() -> None:
+            http.pause()
+            fleet.engine_is_lost(self._engine.dead_reason or "")
+
+        def ready() -> None:
+            http.attach(self._engine)
+            fleet.engine_is_back()
+
+        supervising = self._begin(supervisor.run(lost, ready))
         if await self._is_done_before_a_signal(supervising):
             http.die()
+            fleet.die(supervising.result())
             # those that were in flight have heard of it, and say so to their clients now
             await http.wait_idle(_LAST_WORDS_SECONDS)
+            await asyncio.wait({self._begin(fleet.wait_gone())}, timeout=_END_SECONDS)
             return self._died(supervising.result())
         http.drain()
-        await self._wait_drained(http)
+        fleet.drain()
+        await self._wait_drained(http, fleet)
         return 0
 
-    async def _wait_drained(self, http: HttpServer) -> None:
+    async def _wait_drained(self, http: HttpServer, fleet: Fleet | NoFleet) -> None:
         """Until nothing runs, the time is over, or a second signal comes."""
         idle = self._begin(http.wait_idle(self._options.shutdown_timeout))
+        gone = self._begin(fleet.wait_gone())
         hurried = self._begin(self._signalled_twice.wait())
-        await asyncio.wait({idle, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        both = self._begin(_all_of(idle, gone))
+        longest = self._options.shutdown_timeout + _END_SECONDS
+        await asyncio.wait({both, hurried}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done():
+            fleet.hurry()
+            await asyncio.wait({gone}, timeout=_END_SECONDS)
 
     def _died(self, reason: str) -> int:
         logger.critical("the engine died: %s", reason.strip().splitlines()[-1] if reason.strip() else "no reason given")
         return EXIT_ENGINE_DIED
 
 
-def _make_http(options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None) -> HttpServer:
+def _make_http(
+    options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None, place: Place | None
+) -> HttpServer:
     from quire.interfaces.server.transport.http import HttpServer
 
-    return HttpServer(options, listener, admin_listener)
+    return HttpServer(options, listener, admin_listener, place)
+
+
+def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socket) -> tuple[Fleet, Place]:
+    from quire.interfaces.server.processes.opening import open_fleet
+
+    return open_fleet(options, engine.config, listener, engine)
+
+
+async def _all_of(*waits: asyncio.Future[Any]) -> None:
+    await asyncio.wait(waits)
 
 
 def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions) -> Supervisor:

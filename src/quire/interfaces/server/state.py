@@ -18,6 +18,7 @@ from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.observing.observed import Observed
 from quire.interfaces.server.openai.sampling import generation_defaults
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.processes.place import Place
 from quire.interfaces.server.wire.errors import CLOSE, RETRY_SOON, ApiError, unavailable
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
@@ -83,14 +84,16 @@ class ServerState:
         tenants: Tenants | None = None,
         tracing: Tracing | None = None,
         storage: StorageSettings | None = None,
+        place: Place | None = None,
     ) -> None:
         options = options or ServerOptions()
+        self.place = place or Place()
         self.readiness = Readiness.STARTING
         self.metrics = ServerMetrics(options.metrics_prefix)
         self.in_flight = InFlight(lambda kind: self.metrics.requests_aborted.add(1, kind))
         # it was ready once
         self.has_started = False
-        self.observed = Observed(self.metrics)
+        self.observed = Observed(self.metrics, siblings=self.place.siblings)
         self.tracing = tracing or NoTracing()
         self.tenants = tenants or Tenants()
         self.room = WaitingRoom(
@@ -100,6 +103,7 @@ class ServerState:
             queue_seconds=options.max_queue_seconds,
             request_seconds=options.max_request_seconds,
             rejections=self.metrics.rejected,
+            ledger=self.place.ledger,
         )
         self.metrics.queued_requests.read = lambda: self.room.num_requests
         self.metrics.queued_tokens.read = lambda: self.room.num_tokens

@@ -16,9 +16,8 @@ class SharedBound:
 
     def __init__(self, most: int, weights: Mapping[str, float] | None = None) -> None:
         self.most = most
-        weights = weights if weights and len(weights) > 1 else {}
-        total = sum(weights.values())
-        self._parts = {name: int(most // 2 * weight / total) for name, weight in weights.items()}
+        self._weights = weights or {}
+        self._parts = parts_of(most, self._weights)
         self._used: dict[str, int] = {}
         # what is taken, and what is kept free for others
         self._claimed = sum(self._parts.values())
@@ -46,7 +45,20 @@ class SharedBound:
     def give_back(self, tenant: str, amount: int) -> None:
         self.take(tenant, -amount)
 
+    def resized(self, most: int) -> SharedBound:
+        """The same places are taken of another number of them."""
+        bound = SharedBound(most, self._weights)
+        for tenant, amount in self._used.items():
+            bound.take(tenant, amount)
+        return bound
+
     def _growth(self, tenant: str, amount: int) -> int:
         """By how much `amount` more for this tenant changes what is claimed."""
         used, part = self._used.get(tenant, 0), self._parts.get(tenant, 0)
         return max(part, used + amount) - max(part, used)
+
+
+def parts_of(most: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """What is kept for each of several tenants."""
+    total = sum(weights.values())
+    return {name: int(most // 2 * weight / total) for name, weight in weights.items()} if len(weights) > 1 else {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from quire.errors import RequestError
-from quire.interfaces.server.access.shared_bound import SharedBound
+from quire.interfaces.server.access.ledger import Ledger, OwnLedger
 from quire.interfaces.server.access.tenants import NOBODY, Tenant
 from quire.interfaces.server.access.throughput import Throughput
 from quire.interfaces.server.access.token_bucket import TokenBucket
@@ -123,14 +123,16 @@ class WaitingRoom:
         request_seconds: float = 600.0,
         rejections: Counter | None = None,
         clock: Callable[[], float] = time.monotonic,
+        ledger: Ledger | None = None,
     ) -> None:
         self.queue_seconds = queue_seconds
         self.request_seconds = request_seconds
         self._tenants = {tenant.name: tenant for tenant in tenants}
         self._weights = {name: tenant.quota.weight for name, tenant in self._tenants.items()}
-        self._requests = SharedBound(max_requests, self._weights)
+        self._ledger = ledger or OwnLedger()
+        self._requests = self._ledger.bound("requests", max_requests, self._weights)
         self._has_fixed_tokens = max_tokens is not None
-        self._tokens = SharedBound(2**62 if max_tokens is None else max_tokens, self._weights)
+        self._tokens = self._ledger.bound("tokens", 2**62 if max_tokens is None else max_tokens, self._weights)
         self._rejections = rejections or Counter("quire:rejected_total", "", ["why"])
         self._clock = clock
         self._uses: dict[str, Use] = {}
@@ -169,7 +171,8 @@ class WaitingRoom:
     def use_of(self, tenant: Tenant) -> Use:
         if tenant.name not in self._uses:
             limit = tenant.quota.tokens_per_minute
-            self._uses[tenant.name] = Use(None if limit is None else TokenBucket(limit, self._clock()))
+            bucket = None if limit is None else self._ledger.bucket(tenant.name, limit, self._clock())
+            self._uses[tenant.name] = Use(bucket)
         return self._uses[tenant.name]
 
     def report(self) -> list[TenantReport]:
@@ -197,11 +200,7 @@ class WaitingRoom:
     def set_capacity(self, num_kv_tokens: int) -> None:
         """What the engine has room for: four times as much may wait, unless somebody said otherwise."""
         if not self._has_fixed_tokens:
-            tokens = SharedBound(4 * num_kv_tokens, self._weights)
-            for name in self._uses:
-                if self._tokens.used_by(name):
-                    tokens.take(name, self._tokens.used_by(name))
-            self._tokens = tokens
+            self._tokens = self._tokens.resized(4 * num_kv_tokens)
 
     def check(self, tenant: Tenant, num_requests: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None:
         """Raises 429 if there is no room now: before anything is rendered, with what is known by then."""
@@ -213,12 +212,14 @@ class WaitingRoom:
     def admit(self, tenant: Tenant, sizes: Sequence[Size], *, is_arriving: bool = False) -> Stay:
         """Places for all prompts, or 429 and nothing has changed. `is_arriving`: it waits for its own client."""
         num_requests, num_tokens = sum(count for count, _ in sizes), sum(count for _, count in sizes)
-        self.check(tenant, num_requests, num_tokens, num_prompts=len(sizes))
         use = self.use_of(tenant)
-        use.num_accepted += 1
-        use.num_in_flight += num_requests
-        self._requests.take(tenant.name, num_requests)
-        self._tokens.take(tenant.name, num_tokens)
+        with self._ledger.locked():
+            self.check(tenant, num_requests, num_tokens, num_prompts=len(sizes))
+            use.num_accepted += 1
+            use.num_in_flight += num_requests
+            self._ledger.note_in_flight(tenant.name, use.num_in_flight)
+            self._requests.take(tenant.name, num_requests)
+            self._tokens.take(tenant.name, num_tokens)
         use.num_prompt_tokens += num_tokens
         self.charge(use, num_tokens)
         stay = Stay(self, next(self._numbers), tenant, sizes)
@@ -241,6 +242,7 @@ class WaitingRoom:
         self._since.pop(stay.number, None)
         use = self.use_of(stay.tenant)
         use.num_in_flight -= num_sequences
+        self._ledger.note_in_flight(stay.tenant.name, use.num_in_flight)
         use.ends.add(num_sequences, self._clock())
 
     def charge(self, use: Use, num_tokens: int) -> None:
@@ -264,11 +266,12 @@ class WaitingRoom:
         if use.bucket is not None and use.bucket.level(now) <= 0:
             text = f"This key has used its {quota.tokens_per_minute} tokens per minute (tokens_per_minute)."
             self._refuse(tenant, "tenant_tokens", text, use.bucket.seconds_until(1, now))
-        if quota.max_requests is not None and use.num_in_flight + num_requests > quota.max_requests:
-            what = f"This key has {use.num_in_flight} requests in flight, at most {quota.max_requests} are allowed"
+        num_in_flight = 0 if quota.max_requests is None else self._ledger.num_in_flight(tenant.name, use.num_in_flight)
+        if quota.max_requests is not None and num_in_flight + num_requests > quota.max_requests:
+            what = f"This key has {num_in_flight} requests in flight, at most {quota.max_requests} are allowed"
             _check_possible(num_requests <= quota.max_requests, name, f"{num_requests} sequences", "max_requests")
-            too_many = use.num_in_flight + num_requests - quota.max_requests
-            rate = use.ends.rate(now)
+            too_many = num_in_flight + num_requests - quota.max_requests
+            rate = self._ledger.num_processes * use.ends.rate(now)
             self._refuse(tenant, "tenant_requests", f"{what} (max_requests).", too_many / rate if rate else 1.0)
         queued = self._requests.used_by(tenant.name)
         if quota.max_queued is not None and queued + num_requests > quota.max_queued:
@@ -290,7 +293,8 @@ class WaitingRoom:
 
     def _queue_seconds(self, begun: Throughput, amount: float) -> int:
         """Until what waits now has begun, at the present pace. Where nothing has begun yet, as long again."""
-        rate = begun.rate(self._clock())
+        # the others are about as fast
+        rate = self._ledger.num_processes * begun.rate(self._clock())
         seconds = amount / rate if rate else 2 * self.oldest_seconds
         return max(1, min(math.ceil(seconds), math.ceil(self.queue_seconds)))
 

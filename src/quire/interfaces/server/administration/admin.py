@@ -12,6 +12,7 @@ from msgspec import Meta
 from quire.interfaces.server.access.access import admins_only
 from quire.interfaces.server.access.waiting_room import TenantReport
 from quire.interfaces.server.openai.responses import only
+from quire.interfaces.server.processes.answers import ended_by_administrator, reports_of_all
 from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, invalid
@@ -72,14 +73,9 @@ async def reset_prefix_cache(request: Request) -> Response:
 @router.post("/v1/admin/requests/{request_id}/abort", openapi_extra=described(answer=RequestAborted))
 async def abort_request(request: Request, request_id: str) -> Response:
     """Ends the requests whose answers bear this x-request-id; their clients get an error."""
-    cause = ApiError(
-        503,
-        "The request was ended by the administrator of this server.",
-        type="server_error",
-        code="request_aborted",
-        headers={"x-should-retry": "false"},
-    )
-    num_aborted = state_of(request).in_flight.interrupt(request_id, cause, "administrator")
+    state = state_of(request)
+    num_aborted = state.in_flight.interrupt(request_id, ended_by_administrator(), "administrator")
+    num_aborted += sum(await state.place.siblings.ask("abort", request_id=request_id))
     if not num_aborted:
         raise ApiError(
             404,
@@ -94,7 +90,9 @@ async def abort_request(request: Request, request_id: str) -> Response:
 @router.get("/v1/admin/tenants", openapi_extra=described(answer=TenantList))
 async def tenants(request: Request) -> Response:
     """What each tenant uses now, and has used since the start."""
-    return json_answer(TenantList(data=state_of(request).room.report()))
+    state = state_of(request)
+    others = await state.place.siblings.ask("tenants")
+    return json_answer(TenantList(data=reports_of_all(state.room.report(), others)))
 
 
 @router.get("/v1/admin/log_level", openapi_extra=described(answer=LogLevel))
@@ -110,6 +108,7 @@ async def set_log_level(request: Request) -> Response:
     if body.level not in _LEVELS:
         raise invalid(f"level: {body.level[:40]!r} must be one of {', '.join(_LEVELS)}.", "level")
     logging.getLogger(_ROOT).setLevel(body.level.upper())
+    await state_of(request).place.siblings.ask("log_level", level=body.level.upper())
     return json_answer(_shown_level())
 
 

@@ -18,6 +18,7 @@ import msgspec
 from quire.errors import EngineError
 from quire.interfaces.recording import decisions_of
 from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.processes.place import Alone, Siblings
 from quire.observability.block_summary import summary_of
 from quire.observability.latest import Latest
 from quire.observability.metrics import ServerMetrics
@@ -96,7 +97,13 @@ class DecisionFeed:
 class Observed:
     """The four views of one server."""
 
-    def __init__(self, metrics: ServerMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        siblings: Siblings | None = None,
+    ) -> None:
+        self._siblings = siblings or Alone()
         self._latest = Latest(metrics, clock)
         self._feed = DecisionFeed()
         self._state: Shared[bytes] = Shared(FRESH_SECONDS, clock)
@@ -112,7 +119,9 @@ class Observed:
                 "max_model_len": engine.ready.max_model_len,
                 "has_chat_template": engine.renderer.has_chat_template,
             }
-            return _json({"object": "observation.state", "model": model, **self._latest.numbers(), **core})
+            others = await self._siblings.ask("metrics")
+            numbers = self._latest.numbers([other["instruments"] for other in others])
+            return _json({"object": "observation.state", "model": model, **numbers, **core})
 
         return await self._state.get(fetch)
 

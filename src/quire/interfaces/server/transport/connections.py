@@ -12,7 +12,7 @@ from typing import Any
 from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
 
 
-class _Connection(OpenAIProtocol):
+class Connection(OpenAIProtocol):
     """A clock runs from the first byte that is missing to the end of the head."""
 
     head_seconds = 10.0
@@ -57,4 +57,4 @@ class _Connection(OpenAIProtocol):
 
 def connections_of(head_seconds: float) -> type[asyncio.Protocol]:
     """The protocol for a server whose clients have so long for a request's head."""
-    return type("_Connection", (_Connection,), {"head_seconds": head_seconds})
+    return type("Connection", (Connection,), {"head_seconds": head_seconds})

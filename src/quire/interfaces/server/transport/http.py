@@ -16,10 +16,13 @@ from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.processes.handing_on import is_for_any
+from quire.interfaces.server.processes.place import Place
 from quire.interfaces.server.services import ServiceSettings
 from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
 from quire.interfaces.server.transport.connections import connections_of
 from quire.interfaces.server.transport.doors import is_loopback
+from quire.interfaces.server.transport.handing_connections import handing_connections_of
 from quire.interfaces.server.transport.loop_lag import measure_loop_lag
 from quire.interfaces.server.wire.errors import unavailable
 from quire.interfaces.server.wire.prompt_pieces import MAX_PIECE_BYTES
@@ -48,9 +51,17 @@ class _WebSockets(WebSocketsSansIOProtocol):
 class HttpServer:
     """Serves from `start` to `close`; answers requests from `attach` on."""
 
-    def __init__(self, options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        listener: socket.socket,
+        admin_listener: socket.socket | None,
+        place: Place | None = None,
+    ) -> None:
+        place = place or Place()
         app = create_app(
             options=options,
+            place=place,
             is_local=is_loopback(listener.getsockname()[0]),
             tracing=make_tracing(options.otlp_endpoint),
             storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
@@ -58,18 +69,22 @@ class HttpServer:
         )
         self._state: ServerState = app.state.server
         # socket and application of each port
-        self._ports = [(listener, self._uvicorn_of(app, options))]
+        self._ports = [(listener, self._uvicorn_of(app, options, place))]
         if admin_listener is not None:
-            self._ports.append((admin_listener, self._uvicorn_of(app.state.admin_app, options)))
+            self._ports.append((admin_listener, self._uvicorn_of(app.state.admin_app, options, place)))
         self._tasks: list[asyncio.Task[None]] = []
         self._lag: asyncio.Task[None] | None = None
 
     @staticmethod
-    def _uvicorn_of(app: FastAPI, options: ServerOptions) -> _Uvicorn:
+    def _uvicorn_of(app: FastAPI, options: ServerOptions, place: Place) -> _Uvicorn:
+        seconds = options.first_byte_seconds
+        hand_on = place.hand_on
         return _Uvicorn(
             uvicorn.Config(
                 app,
-                http=connections_of(options.first_byte_seconds),
+                http=connections_of(seconds)
+                if hand_on is None
+                else handing_connections_of(seconds, hand_on, is_for_any),
                 ws=_WebSockets,
                 ws_max_size=MAX_PIECE_BYTES,
                 # a compressed message could be a thousand times its size
@@ -86,6 +101,10 @@ class HttpServer:
         )
 
     @property
+    def state(self) -> ServerState:
+        return self._state
+
+    @property
     def in_flight(self) -> InFlight:
         return self._state.in_flight
 
@@ -97,6 +116,25 @@ class HttpServer:
         self._tasks = [asyncio.create_task(server.serve(sockets=[listener])) for listener, server in self._ports]
         self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
 
+    async def adopt(self, connection: socket.socket, data: bytes) -> None:
+        """A connection that another process has accepted, and read so much of. Raises OSError if it is gone."""
+        _, server = self._ports[0]
+        if server.should_exit:
+            connection.close()
+            return
+        protocol: Any = server.config.http_protocol_class(  # type: ignore[call-arg]
+            config=server.config, server_state=server.server_state, app_state={}
+        )
+        made = protocol.connection_made
+
+        def begin(transport: asyncio.BaseTransport) -> None:
+            made(transport)
+            # before anything else can be read
+            protocol.data_received(data)
+
+        protocol.connection_made = begin
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+
     async def open_storage(self) -> None:
         """Before its first use. Raises UserError for a database that cannot be used."""
         await self._state.storage.open()
@@ -105,7 +143,8 @@ class HttpServer:
         """Requests are answered, unless the server is about to end."""
         if self._state.readiness is not Readiness.STOPPING:
             self._state.attach(engine)
-            self._state.services.resume()
+            if self._state.place.is_first:
+                self._state.services.resume()
 
     def pause(self) -> None:
         """The engine is gone, and another one is on its way."""

@@ -1,0 +1,1 @@
+"""Several processes that answer HTTP in front of one engine (docs/server.md, "Several processes")."""

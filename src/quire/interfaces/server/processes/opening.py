@@ -1,0 +1,44 @@
+"""From the options to a fleet: what the further processes share with the first one, and what they are told."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+from quire.config import EngineConfig
+from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.processes.document import ProcessDocument
+from quire.interfaces.server.processes.fleet import Fleet, FleetEngine
+from quire.interfaces.server.processes.place import Place
+from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
+from quire.interfaces.server.transport.doors import doors_of
+
+_FIRST_SEAT = 0
+
+
+def open_fleet(
+    options: ServerOptions, config: EngineConfig, listener: socket.socket, engine: FleetEngine
+) -> tuple[Fleet, Place]:
+    """Nothing is started yet. The place is that of the first process."""
+    num_seats = options.api_server_count
+    tenants = list(doors_of(options).tenants.by_name)
+    page = make_page(num_seats, tenants)
+    # what is pinned at the start is the first process's to pin
+    config = replace(config, pinned_prefixes=None)
+
+    def document(seat: int) -> ProcessDocument:
+        return ProcessDocument(
+            config=config,
+            options=options,
+            seat=seat,
+            num_seats=num_seats,
+            tenants=tenants,
+            listener=listener.fileno(),
+            channel=-1,
+            connections=-1,
+            counts=page,
+        )
+
+    ledger = SharedLedger(page, _FIRST_SEAT, num_seats, tenants)
+    fleet = Fleet(document, engine, ledger)
+    return fleet, Place(siblings=fleet, ledger=ledger)

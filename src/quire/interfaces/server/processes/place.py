@@ -1,0 +1,39 @@
+"""Where a process stands among those that answer HTTP in front of one engine. Mostly it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from quire.interfaces.server.access.ledger import Ledger, OwnLedger
+
+# A connection's descriptor, and what was read of it; False if it could not be handed on.
+HandOn = Callable[[int, bytes], bool]
+
+
+class Siblings(Protocol):
+    """The other processes."""
+
+    async def ask(self, name: str, **arguments: Any) -> list[Any]:
+        """What each of them answers. One that does not answer in time is left out."""
+
+
+class Alone:
+    """There is no other process."""
+
+    async def ask(self, name: str, **arguments: Any) -> list[Any]:
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    siblings: Siblings = field(default_factory=Alone)
+    # what is in use, in all processes together
+    ledger: Ledger = field(default_factory=OwnLedger)
+    # to the first process, which alone has what is kept; None: this is the first
+    hand_on: HandOn | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.hand_on is None

@@ -1,0 +1,304 @@
+"""The parts of a server of several processes, each by itself."""
+
+import asyncio
+import os
+import socket
+
+import pytest
+
+from quire.errors import OptionError, QuireError
+from quire.interfaces.server import create_app
+from quire.interfaces.server.access.shared_bound import SharedBound
+from quire.interfaces.server.access.tenants import Quota, Tenant
+from quire.interfaces.server.access.waiting_room import WaitingRoom
+from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.page import PATHS as PAGE_PATHS
+from quire.interfaces.server.processes.answers import reports_of_all
+from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
+from quire.interfaces.server.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
+from quire.interfaces.server.processes.memory_of_the_dead import MemoryOfTheDead
+from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
+from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
+from quire.interfaces.server.wire.errors import ApiError
+from quire.observability.latest import Latest
+from quire.observability.metrics import ServerMetrics
+from quire.testing.fake_llm import fake_config
+
+# ---------------------------------------------------------------------------------------------- questions and answers
+
+
+def run_channels(body, answers, others=None) -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        one, other = await Channel.over(ours, others or {}), await Channel.over(theirs, answers)
+        tasks = [asyncio.ensure_future(channel.run()) for channel in (one, other)]
+        async with asyncio.timeout(30):
+            await body(one, other)
+        one.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_each_side_asks_the_other():
+    async def double(number: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * number
+
+    async def body(one: Channel, other: Channel) -> None:
+        assert await asyncio.gather(*(one.ask("double", number=n) for n in range(50))) == [2 * n for n in range(50)]
+        assert await other.ask("name") == "one"
+
+    run_channels(body, {"double": double}, {"name": lambda: "one"})
+
+
+def test_what_is_told_comes_in_order_and_is_not_answered():
+    heard: list[int] = []
+
+    async def body(one: Channel, other: Channel) -> None:
+        for number in range(20):
+            one.tell("hear", number=number)
+        await one.ask("nothing")
+        assert heard == list(range(20))
+
+    run_channels(body, {"hear": heard.append, "nothing": lambda: None} | {"hear": lambda number: heard.append(number)})
+
+
+def test_a_question_that_fails_fails_for_its_asker(caplog):
+    def refuse() -> None:
+        raise QuireError("not today")
+
+    async def body(one: Channel, other: Channel) -> None:
+        for name, text in (("refuse", "not today"), ("broken", "ZeroDivisionError"), ("unknown", "KeyError")):
+            with pytest.raises(ChannelError, match=text):
+                await one.ask(name)
+        assert await one.ask("fine") == 1
+
+    run_channels(body, {"refuse": refuse, "broken": lambda: 1 / 0, "fine": lambda: 1})
+
+
+def test_the_end_of_the_other_side_ends_every_question():
+    async def body(one: Channel, other: Channel) -> None:
+        asked = asyncio.ensure_future(one.ask("wait"))
+        await one.ask("is_there")
+        other.close()
+        with pytest.raises(ChannelClosedError):
+            await asked
+        with pytest.raises(ChannelClosedError):
+            await one.ask("wait")
+        one.tell("wait")
+
+    run_channels(body, {"wait": lambda: asyncio.Event().wait(), "is_there": lambda: True})
+
+
+# ---------------------------------------------------------------------------------------------- bounds for all
+
+
+def two_ledgers(tenants: list[str]) -> tuple[SharedLedger, SharedLedger]:
+    page = make_page(2, tenants)
+    return SharedLedger(page, 0, 2, tenants), SharedLedger(page, 1, 2, tenants)
+
+
+def test_the_queue_is_one_for_all():
+    rooms = [WaitingRoom(max_requests=3, max_tokens=100, ledger=ledger) for ledger in two_ledgers([""])]
+    nobody = Tenant()
+    first = rooms[0].admit(nobody, [(2, 10)])
+    second = rooms[1].admit(nobody, [(1, 20)])
+    assert [(room.num_requests, room.num_tokens) for room in rooms] == [(3, 30)] * 2
+    for room in rooms:
+        with pytest.raises(ApiError, match="3 requests wait"):
+            room.admit(nobody, [(1, 1)])
+    second.begin(0)
+    rooms[0].admit(nobody, [(1, 1)]).close()
+    for stay in (first, second):
+        stay.close()
+    assert [(room.num_requests, room.num_tokens) for room in rooms] == [(0, 0)] * 2
+    for room in rooms:
+        room.set_capacity(1000)
+        assert room.max_tokens == 100
+
+
+def test_a_tenants_quota_is_one_for_all():
+    tenant = Tenant("a", Quota(max_requests=2, tokens_per_minute=600))
+    now = 100.0
+    rooms = [WaitingRoom([tenant], ledger=ledger, clock=lambda: now) for ledger in two_ledgers(["a"])]
+    stays = [room.admit(tenant, [(1, 290)]) for room in rooms]
+    with pytest.raises(ApiError, match="2 requests in flight"):
+        rooms[1].admit(tenant, [(1, 1)])
+    stays[0].close()
+    assert rooms[0].use_of(tenant).bucket is not None
+    assert [room.report()[0].tokens_left for room in rooms] == [20, 20]
+    stays[1].add_generated(20)
+    with pytest.raises(ApiError, match="600 tokens per minute"):
+        rooms[0].admit(tenant, [(1, 1)])
+    now += 1.0  # ten tokens are back
+    rooms[0].admit(tenant, [(1, 1)]).close()
+    stays[1].close()
+
+
+def test_what_a_dead_process_had_in_use_is_free():
+    tenant = Tenant("a", Quota(max_requests=1))
+    ledgers = two_ledgers(["a"])
+    rooms = [WaitingRoom([tenant], max_requests=5, ledger=ledger) for ledger in ledgers]
+    lost = rooms[1].admit(tenant, [(1, 290)])
+    with pytest.raises(ApiError):
+        rooms[0].check(tenant, 1)
+    ledgers[0].wipe(1)
+    assert (rooms[0].num_requests, rooms[0].num_tokens) == (0, 0)
+    rooms[0].admit(tenant, [(1, 1)])
+    del lost
+
+
+def test_a_bound_of_all_is_a_shared_bound():
+    weights = {"a": 1.0, "b": 3.0}
+    for most in (7, 8, 100):
+        alone = SharedBound(most, weights)
+        bounds = [ledger.bound("tokens", most, weights) for ledger in two_ledgers(["a", "b"])]
+        for number, (tenant, amount) in enumerate([("a", 2), ("b", 1), ("a", 1), ("c", 1), ("b", -1), ("a", -2)]):
+            bounds[number % 2].take(tenant, amount)
+            alone.take(tenant, amount)
+            for bound in bounds:
+                assert bound.num_used == alone.num_used
+                for name in ("a", "b", "c"):
+                    rooms = [bound.has_room(name, more) for more in range(most + 2)]
+                    assert rooms == [alone.has_room(name, more) for more in range(most + 2)]
+                    assert bound.can_ever_hold(name, most // 2) == alone.can_ever_hold(name, most // 2)
+        assert alone.resized(most + 1).num_used == bounds[0].resized(most + 1).num_used == alone.num_used
+
+
+def test_two_processes_lose_none_of_each_others_changes():
+    count = 3000
+    mine, theirs = two_ledgers(["a"])
+    bucket = mine.bucket("a", 60_000, 5.0)
+    child = os.fork()
+    if child == 0:
+        other = theirs.bucket("a", 60_000, 5.0)
+        for _ in range(count):
+            other.take(1, 5.0)
+        os._exit(0)
+    for _ in range(count):
+        bucket.take(1, 5.0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert bucket.level(5.0) == 60_000 - 2 * count
+
+
+# ---------------------------------------------------------------------------------------------- counts of all
+
+
+def test_counts_are_summed_also_those_of_the_dead():
+    first, second, third = (ServerMetrics() for _ in range(3))
+    for number, metrics in enumerate((first, second, third)):
+        metrics.generation_tokens.add(10)
+        metrics.http_responses.add(1, f"/{number % 2}", "200")
+        metrics.inter_token_latency.observe(0.01)
+        metrics.queued_requests.read = lambda number=number: float(number)
+    dead = MemoryOfTheDead()
+    dead.saw(7, {"instruments": second.snapshot(), "statistics": {"a_total": 2.0, "requests_open": 1.0}})
+    dead.buried(7)
+    dead.buried(7)
+    dead.saw(8, {"instruments": second.snapshot(), "statistics": {"a_total": 3.0}})
+    dead.buried(8)
+    [buried] = dead.answers
+    assert buried["statistics"] == {"a_total": 5.0}
+    text = first.exposition({}, [third.snapshot(), buried["instruments"]]).decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("quire:"))
+    assert values['quire:generation_tokens_total{model_name=""}'] == "40.0"
+    assert values['quire:http_responses_total{model_name="",route="/0",status="200"}'] == "2.0"
+    assert values['quire:http_responses_total{model_name="",route="/1",status="200"}'] == "2.0"
+    assert values['quire:inter_token_latency_seconds_count{model_name=""}'] == "4.0"
+    assert values['quire:inter_token_latency_seconds_bucket{le="0.01",model_name=""}'] == "4.0"
+    # the greatest, and what died with its process counts no more
+    assert values['quire:queued_requests{model_name=""}'] == "2.0"
+    throughput = Latest(first, lambda: 0.0).numbers([third.snapshot(), buried["instruments"]])
+    assert throughput["throughput"]["generated_tokens_total"] == 40
+    assert throughput["latency"]["between_tokens"]["count"] == 3
+    # nothing was added to the process itself
+    assert first.generation_tokens.value() == 10
+    assert 'generation_tokens_total{model_name=""} 10.0' in first.exposition({}).decode()
+
+
+def test_reports_of_tenants_are_put_together():
+    tenants = [Tenant("a"), Tenant("b")]
+    rooms = [WaitingRoom(tenants, ledger=ledger) for ledger in two_ledgers(["a", "b"])]
+    stays = [rooms[0].admit(tenants[0], [(2, 5)]), rooms[1].admit(tenants[0], [(1, 7)])]
+    from dataclasses import asdict
+
+    [a, b] = reports_of_all(rooms[0].report(), [[asdict(one) for one in rooms[1].report()]])
+    assert (a.name, a.num_requests, a.num_accepted, a.num_prompt_tokens) == ("a", 3, 2, 12)
+    assert (a.num_queued_requests, a.num_queued_tokens) == (3, 12)
+    assert (b.name, b.num_requests) == ("b", 0)
+    for stay in stays:
+        stay.close()
+
+
+# ---------------------------------------------------------------------------------------------- who answers what
+
+
+def test_what_every_process_answers_exists():
+    paths = {route.path for route in create_app().routes}
+    named = {path.decode() for path in _GET | _POST} - PAGE_PATHS
+    assert "/" in PAGE_PATHS
+    assert named <= paths
+    kept = ("/v1/sessions", "/v1/responses", "/v1/files", "/v1/batches", "/v1/observe", "/v1/admin")
+    assert not any(path.startswith(kept) for path in named)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "is_for_all"),
+    [
+        ("POST", "/v1/chat/completions", True),
+        ("POST", "/v1/chat/completions?x=/v1/sessions", True),
+        ("GET", "/v1/chat/completions", False),
+        ("HEAD", "/health", True),
+        ("GET", "/", True),
+        ("GET", "/v1/models/a/b", True),
+        ("OPTIONS", "/v1/sessions", True),
+        ("GET", "/v1/sessions/s", False),
+        ("POST", "/v1/responses", False),
+        ("POST", "/v1%2Fchat/completions", False),
+        ("GET", "http://host/health", False),
+        ("BREW", "/health", False),
+    ],
+)
+def test_who_answers(method: str, target: str, is_for_all: bool):
+    assert is_for_any(method.encode(), target.encode()) == is_for_all
+
+
+def test_a_connection_goes_on_with_what_was_read_of_it():
+    async def main() -> None:
+        to_first, from_other = socket.socketpair()
+        came: asyncio.Queue[tuple[socket.socket, bytes]] = asyncio.Queue()
+
+        async def adopt(connection: socket.socket, data: bytes) -> None:
+            await came.put((connection, data))
+
+        handed = HandedOn(from_other, adopt)
+        hand_on = hander_on(to_first)
+        for data in (b"GET / HTTP/1.1\r\n", b"", b"x" * 1_000_000):
+            client, ours = socket.socketpair()
+            assert hand_on(ours.fileno(), data)
+            ours.close()
+            async with asyncio.timeout(30):
+                connection, read = await came.get()
+            assert read == data
+            connection.sendall(b"hello")
+            assert client.recv(10) == b"hello"
+            connection.close()
+            assert client.recv(10) == b""
+        handed.close()
+        assert not hand_on(0, b"")
+        handed.close()
+
+    asyncio.run(main())
+
+
+def test_what_several_processes_need():
+    several = ServerOptions(api_server_count=2)
+    with pytest.raises(OptionError, match="api_server_count=2: several processes need"):
+        check_possible(several, fake_config(engine_process=False))
+    check_possible(several, fake_config())
+    check_possible(ServerOptions(), fake_config(engine_process=False))
+    secrets = {with_shared_secret(several).tenant_secret for _ in range(2)}
+    assert len(secrets) == 2
+    assert with_shared_secret(ServerOptions()).tenant_secret is None
+    assert with_shared_secret(ServerOptions(api_server_count=2, tenant_secret="mine")).tenant_secret == "mine"
