@@ -69,6 +69,7 @@ def test_who_waits_for_the_compiler_is_told_so_before_and_after(monkeypatch, tmp
     lines_before: list[str] = []
 
     def compile_nothing(compiler, folder):
+        assert not list(folder.iterdir())
         lines_before.extend(caplog.messages)
         (folder / "kernels.so").touch()
         return folder / "kernels.so"
@@ -76,12 +77,17 @@ def test_who_waits_for_the_compiler_is_told_so_before_and_after(monkeypatch, tmp
     monkeypatch.setattr(build, "_compiler", lambda: sys.executable)
     monkeypatch.setattr(build, "_compile", compile_nothing)
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    left = build.library_path().with_suffix(".build") / "cut.o"
+    left.parent.mkdir(parents=True)
+    left.parent.parent.chmod(0o700)
+    left.touch()
     with caplog.at_level(logging.WARNING, "quire"):
         assert build.build().parent == tmp_path / "cache"
         assert len(lines_before) == 1
         assert "a minute or two" in lines_before[0]
         assert re.search(r"compiled after \d+\.\d s", caplog.messages[1])
         build.build()
+    assert not list((tmp_path / "cache").glob("*.build*")), "nothing is left, also of one that was killed before"
     # who finds them waits for nothing
     assert len(caplog.messages) == 2
 

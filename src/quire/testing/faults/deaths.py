@@ -98,6 +98,16 @@ async def death_of_the_server_in_native_code(setting: Setting) -> Figures:
         return await _killed(server)
 
 
+async def death_of_the_server_while_it_compiles(setting: Setting) -> Figures:
+    """A first start on a machine: the compilers, and what they have started, work for the engine."""
+    with private_folder() as folder:
+        cache = {"QUIRE_CACHE_DIR": str(folder / "cache")}
+        with FaultedServer(replace(setting, is_paced=False), folder, **cache) as server:
+            await asyncio.to_thread(server.wait_for, "compiled for this machine now")
+            await until(lambda: any("cc1plus" in name for name in server.names_of_descendants()))
+            return await _killed(server)
+
+
 async def _killed(server: FaultedServer) -> Figures:
     processes = server.descendants()
     assert processes
@@ -142,5 +152,6 @@ CASES = (
     Case("F4", "kill -9 of the server", death_of_the_server, {"all gone": 2.0}),
     Case("F4b", "the same while it loads", death_of_the_server_while_it_loads, {"all gone": 2.0}),
     Case("F4c", "the same, loading in native code", death_of_the_server_in_native_code, {"all gone": 2.0}),
+    Case("F4d", "the same, compiling", death_of_the_server_while_it_compiles, {"all gone": 2.0}, 5, Core.EMBEDDED),
     Case("F5", "four crashes within a minute", too_many_crashes, {"exit": 3.0}),
 )

@@ -108,6 +108,13 @@ class FaultedServer(ServerProcess):
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 
+    def names_of_descendants(self) -> list[str]:
+        names = []
+        for process in self.descendants():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.append(process.name())
+        return names
+
     def left_behind(self) -> list[str]:
         """Files that a server which has ended left in its temporary folder."""
         return left_in(self.folder / "tmp")

@@ -15,16 +15,15 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 from quire.worker.cache_folder import cache_folder, check_private
+from quire.worker.kernels.cpu.compilers import BuildError, ending_with_us, run
 
 _logger = logging.getLogger("quire")
 SOURCES = Path(__file__).parents[3] / "csrc" / "cpu"
@@ -79,10 +78,6 @@ _KEPT_LIBRARIES = 8
 _KEPT_OBJECTS = 256
 
 
-class BuildError(Exception):
-    """Why there are no C++ kernels on this machine, in words for the log."""
-
-
 def library_path() -> Path:
     """Where the library of these sources and this compiler is or would be. Raises BuildError if none can be built."""
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -107,13 +102,25 @@ def build() -> Path:
     with (target.parent / f"{target.stem}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                finished = _compile(_compiler(), Path(folder))
+            with _scratch_of(target) as folder, ending_with_us():
+                finished = _compile(_compiler(), folder)
                 finished.replace(target)  # whoever looks sees the whole library or none
             _forget(target.parent)
     seconds = time.monotonic() - began
     _logger.warning("CPU kernels: compiled after %.1f s. Later starts find them in %s.", seconds, target.parent)
     return target
+
+
+@contextlib.contextmanager
+def _scratch_of(target: Path) -> Iterator[Path]:
+    """An empty folder beside it. Who holds the lock is alone with it: what is there was left by one that was killed."""
+    folder = target.with_suffix(".build")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _note_use(path: Path) -> None:
@@ -158,7 +165,7 @@ def _emulation() -> tuple[str, ...]:
 
 def _key(compiler: str) -> str:
     digest = hashlib.sha256()
-    digest.update(_run([compiler, "--version"]).encode())
+    digest.update(run([compiler, "--version"]).encode())
     digest.update(repr((ISAS, ONLY, FLAGS, _sanitizer(), _emulation())).encode())
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".cpp", ".h"):
@@ -178,7 +185,7 @@ def _compile(compiler: str, folder: Path) -> Path:
     ]
     commands += [(source, list(include), f"{Path(source).stem}.o") for source in reversed(COMMON)]
 
-    version = _run([compiler, "--version"])
+    version = run([compiler, "--version"])
 
     def compile_one(command: tuple[str, list[str], str]) -> str:
         source, flags, name = command
@@ -187,7 +194,9 @@ def _compile(compiler: str, folder: Path) -> Path:
         if kept.exists():
             _note_use(kept)
         else:
-            _run([compiler, *FLAGS, *flags, *_sanitizer(), "-c", str(SOURCES / source), "-o", str(folder / name)])
+            run(
+                [compiler, *FLAGS, *flags, *_sanitizer(), "-c", str(SOURCES / source), "-o", str(folder / name)], folder
+            )
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / name).replace(kept)
         return str(kept)
@@ -196,7 +205,7 @@ def _compile(compiler: str, folder: Path) -> Path:
         objects = list(pool.map(compile_one, commands))
     target = folder / "kernels.so"
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
-    _run([compiler, "-shared", "-pthread", *_sanitizer(), *objects, *libraries, "-o", str(target)])
+    run([compiler, "-shared", "-pthread", *_sanitizer(), *objects, *libraries, "-o", str(target)], folder)
     return target
 
 
@@ -225,16 +234,6 @@ def _torch_folder() -> Path:
     if spec is None or spec.origin is None:
         raise BuildError("torch is not installed")
     return Path(spec.origin).parent
-
-
-def _run(command: Sequence[str]) -> str:
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    except subprocess.CalledProcessError as error:
-        lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
-        raise BuildError(f"{Path(command[0]).name} failed: {lines[0] if lines else 'no message'}") from error
-    except OSError as error:
-        raise BuildError(f"{command[0]}: {error.strerror}") from error
 
 
 def main() -> int:

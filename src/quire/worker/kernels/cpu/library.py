@@ -47,12 +47,13 @@ def _decide(choice: str) -> None:
         return
     # Here, not at the top: `python -m ...build` imports this package first and must not find itself loaded.
     from quire.worker.kernels.cpu import build
+    from quire.worker.kernels.cpu.compilers import BuildError
 
     try:
         _path = build.build()
         # Registers itself with torch while it is loaded; see the ends of operators_*.cpp.
         library = ctypes.CDLL(str(_path))
-    except (build.BuildError, OSError) as error:
+    except (BuildError, OSError) as error:
         if choice == "jit":
             raise
         _reason = str(error)
