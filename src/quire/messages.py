@@ -56,6 +56,11 @@ def client_of_sequence(sequence_id: Any) -> Any:
     return sequence_id >> (_COUNT_BITS + _INDEX_BITS)
 
 
+def split_sequence_ids(sequence_ids: IntArray) -> tuple[list[int], list[int]]:
+    """The same for many at once."""
+    return (sequence_ids >> _INDEX_BITS).tolist(), (sequence_ids & ((1 << _INDEX_BITS) - 1)).tolist()
+
+
 def int_array(values: Any) -> IntArray:
     return np.asarray(values, dtype=np.int64)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from quire.engine_client.deltas import TokenDelta
-from quire.messages import EngineOutputs, split_sequence_id
+from quire.messages import EngineOutputs, sequence_id_of, split_sequence_id, split_sequence_ids
 
 
 def _nobody() -> None:
@@ -102,14 +102,14 @@ class Mailboxes:
             if (delta := delta_of(start.sequence_id, filled)) is not None:
                 delta.num_cached_tokens = start.num_cached_tokens
         boxes = self._boxes
-        for sequence_id, token_id in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=False):
+        ids = split_sequence_ids(outputs.sequence_ids)
+        for request_id, index, token_id in zip(*ids, outputs.token_ids.tolist(), strict=False):
             # what `delta_of` does, written out for the one case that comes once a token
-            request_id, index = split_sequence_id(sequence_id)
             box = boxes.get(request_id)
             if box is not None and not box.pending and index in box.open_indices:
                 box.pending[index] = TokenDelta(index, [token_id])
                 filled.append(box)
-            elif (delta := delta_of(sequence_id, filled)) is not None:
+            elif (delta := delta_of(sequence_id_of(request_id, index), filled)) is not None:
                 delta.token_ids.append(token_id)
             else:
                 self.num_wasted_tokens += 1

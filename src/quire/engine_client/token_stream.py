@@ -63,7 +63,7 @@ class TokenStream:
 
     def take(self) -> Iterable[TokenDelta]:
         box = self._box
-        if not box.pending and box.failure is not None and box.open_indices:
+        if box.failure is not None and not box.pending and box.open_indices:
             raise EngineDeadError(box.failure)
         return box.take()
 

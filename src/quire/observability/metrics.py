@@ -271,7 +271,7 @@ class ServerMetrics(Collector):
         self.request_params_n.observe(n)
         if max_tokens is not None:
             self.request_params_max_tokens.observe(max_tokens)
-        return RequestObserver(self, current_trace.get(), num_prompt_tokens, now)
+        return RequestObserver(self, current_trace.get(), num_prompt_tokens, now, n=n)
 
     def observe_pooling(self, num_prompt_tokens: int, now: float) -> RequestObserver:
         """A request that becomes a vector: it brings no tokens, and says nothing about the lengths of outputs."""

@@ -27,6 +27,7 @@ class RequestObserver:
         "_is_pooled",
         "_last",
         "_metrics",
+        "_n",
         "_num_by_sequence",
         "_num_generated",
         "_num_prompt",
@@ -42,12 +43,14 @@ class RequestObserver:
         num_prompt_tokens: int,
         now: float,
         *,
+        n: int = 1,
         is_pooled: bool = False,
     ) -> None:
-        """`is_pooled`: a vector comes and no token."""
+        """`n`: its sequences. `is_pooled`: a vector comes and no token."""
         self._metrics = metrics
         self._trace = trace
         self._is_pooled = is_pooled
+        self._n = n
         self._num_prompt = num_prompt_tokens
         self._num_generated = 0
         self._num_by_sequence: dict[int, int] = {}
@@ -56,6 +59,10 @@ class RequestObserver:
         self._first: float | None = None
         self._last = now
         self.is_finished = False
+
+    @property
+    def _num_of_longest(self) -> int:
+        return max(self._num_by_sequence.values(), default=0) if self._n > 1 else self._num_generated
 
     def started(self, num_cached_tokens: int, now: float) -> None:
         """It has left the queue: a first sequence of it computes, behind so many tokens that were there."""
@@ -77,7 +84,8 @@ class RequestObserver:
         else:
             metrics.inter_token_latency.observe((now - self._last) / count)
         self._num_generated += count
-        self._num_by_sequence[index] = self._num_by_sequence.get(index, 0) + count
+        if self._n > 1:
+            self._num_by_sequence[index] = self._num_by_sequence.get(index, 0) + count
         self._last = now
         metrics.generation_tokens.add(count)
 
@@ -91,7 +99,7 @@ class RequestObserver:
         metrics.e2e_request_latency.observe(now - self._arrived)
         if not self._is_pooled:
             metrics.request_generation_tokens.observe(self._num_generated)
-            metrics.request_max_num_generation_tokens.observe(max(self._num_by_sequence.values(), default=0))
+            metrics.request_max_num_generation_tokens.observe(self._num_of_longest)
         if self._started is not None:
             metrics.request_inference_time.observe(now - self._started)
         if self._first is not None:
@@ -100,7 +108,7 @@ class RequestObserver:
 
     def _observe_tokens_after_the_first(self, seconds: float) -> None:
         self._metrics.request_decode_time.observe(seconds)
-        most = max(self._num_by_sequence.values())
+        most = self._num_of_longest
         if most > 1:
             self._metrics.request_time_per_output_token.observe(seconds / (most - 1))
 
