@@ -91,3 +91,18 @@ def test_least_recently_used_goes_first() -> None:
     pool.hold(int_array([first]))
     pool.release(int_array([first]))
     assert pool.allocate(1) == [second]
+
+
+def test_a_twin_that_nobody_holds_makes_way() -> None:
+    pool, key = BlockPool(3), (0, b"content")
+    first, second, third = pool.allocate(3)
+    assert pool.register(first, key)
+    assert not pool.register(second, key)
+    pool.release(int_array([first]))
+    assert pool.register(second, key)
+    assert pool.find(key) == second
+    assert pool.free_blocks == [first]
+    pool.release(int_array([second]))
+    pool.hold(int_array([second]))
+    assert not pool.register(third, key)
+    pool.check_invariants(int_array([0, 1, 1]))

@@ -125,11 +125,15 @@ class BlockPool:
         return self._keys[block]
 
     def register(self, block: int, key: BlockKey) -> bool:
-        """The block's content is known from now on. False: a second block with the same content stays anonymous."""
-        if self._keys[block] is not None or key in self._block_by_key:
+        """The block's content is known from now on. False: somebody holds another one with the same content, and this
+        one stays anonymous. A twin that nobody holds makes way: who follows would revive it, and so take a block more
+        out of the pool than one who shares what was just computed, which is what estimates count on."""
+        if self._keys[block] is not None:
             return False
-        self._keys[block] = key
-        self._block_by_key[key] = block
+        twin = self._block_by_key.get(key)
+        if twin is not None and twin not in self._cached:
+            return False
+        self.claim(block, key)
         return True
 
     def claim(self, block: int, key: BlockKey) -> None:
@@ -141,7 +145,9 @@ class BlockPool:
                 del self._cached[twin]
                 self._free.append(twin)
                 self.recorder.forgotten([twin])
-        self.register(block, key)
+        if self._keys[block] is None:
+            self._keys[block] = key
+            self._block_by_key[key] = block
 
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""
