@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.testing.faults import __main__ as faults
 from quire.testing.faults.case import Case, Core
 from quire.testing.faults.cases import CASES
 from quire.testing.faults.stage import Setting
@@ -68,6 +69,20 @@ def test_runs_add_up(tmp_path: Path, capsys):
     row = "| F2 | kill -9 of the engine | embedded, paced | 4/4 |  | noticed | 2 s | 0.50 s | 0.50 s |"
     assert row in table(read(file))
     assert table([Trial("F2", "paced", error="broken")]).count("0/1") == 1
+
+
+def test_numbers_can_be_said(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(faults, "run", lambda cases, setting, *others: asked.append((cases, setting, *others)) or [])
+    assert faults.main(["--only", "F15*,F2", "--small", "--paced", "--streams", "3", "--slow-seconds", "1.5"]) == 0
+    [(cases, setting, times, path)] = asked
+    assert [case.id for case in cases] == ["F2", *(f"F15{letter}" for letter in "abcdef")]
+    assert (setting.num_streams, setting.slow_seconds, setting.is_paced) == (3, 1.5, True)
+    assert setting.num_rounds == Setting.small().num_rounds
+    assert (times, path) == (None, None), "as often as each says, and nothing is kept"
+    with pytest.raises(SystemExit):
+        faults.main(["--only", "F99"])
+    assert "there are F1, F2" in capsys.readouterr().err
 
 
 def test_what_was_heard_stands_in_the_results():
