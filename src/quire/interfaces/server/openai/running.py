@@ -11,6 +11,7 @@ from typing import Any
 from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.access.time_limits import within_time
+from quire.interfaces.server.access.waiting_room import Stay
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.work import Counts, Work
 from quire.interfaces.server.wire.errors import internal
@@ -34,8 +35,7 @@ async def running(
         prompts: list[_Prompt] = []
         try:
             for number in range(len(work.prompts)):
-                prompts.append(_Prompt(number, work, metrics, counts))
-                await prompts[-1].start(engine)
+                prompts.append(await _started(engine, work, number, metrics, counts))
             yield prompts[0] if len(prompts) == 1 else _Several(prompts)
         finally:
             for prompt in prompts:
@@ -52,29 +52,36 @@ def _asked(engine: ServedEngine, work: Work) -> dict[str, Any]:
     }
 
 
+async def _started(engine: ServedEngine, work: Work, number: int, metrics: ServerMetrics, counts: Counts) -> _Prompt:
+    num_tokens, params = len(work.prompts[number]), work.params
+    observer = metrics.observe_request(num_tokens, time.monotonic(), n=params.n, max_tokens=params.max_tokens)
+    counts.num_prompt_tokens += num_tokens
+    try:
+        stream = await engine.open(work.prepared[number])
+    except BaseException as error:
+        observer.finished("error" if isinstance(error, Exception) else "abort", time.monotonic())
+        raise
+    return _Prompt(number, params.n, stream, work.accepted(), observer, counts)
+
+
 class _Prompt:
     """One prompt's sequences, as a Stream."""
 
-    _stream: Stream[OutputDelta]
-
-    def __init__(self, number: int, work: Work, metrics: ServerMetrics, counts: Counts) -> None:
-        num_prompt, params = len(work.prompts[number]), work.params
+    def __init__(
+        self,
+        number: int,
+        num_sequences: int,
+        stream: Stream[OutputDelta],
+        stay: Stay,
+        observer: RequestObserver,
+        counts: Counts,
+    ) -> None:
         self._number = number
-        self._prepared = work.prepared[number]
-        self._stay = work.accepted()
+        self._num_open = num_sequences
+        self._stream = stream
+        self._stay = stay
+        self._observer = observer
         self._counts = counts
-        self._observer: RequestObserver = metrics.observe_request(
-            num_prompt, time.monotonic(), n=params.n, max_tokens=params.max_tokens
-        )
-        self._num_open = params.n
-        counts.num_prompt_tokens += num_prompt
-
-    async def start(self, engine: ServedEngine) -> None:
-        try:
-            self._stream = await engine.open(self._prepared)
-        except Exception:
-            self._observer.finished("error", time.monotonic())
-            raise
 
     @property
     def on_news(self) -> Callable[[], None]:
@@ -115,8 +122,7 @@ class _Prompt:
     async def aclose(self) -> None:
         """Whoever leaves before the end aborts; without effect if the end was seen."""
         self._observer.finished("abort", time.monotonic())
-        if hasattr(self, "_stream"):
-            await self._stream.aclose()
+        await self._stream.aclose()
 
     def _begin(self, num_cached_tokens: int, now: float) -> None:
         self._stay.begin(self._number)
