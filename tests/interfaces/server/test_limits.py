@@ -99,6 +99,11 @@ def test_prompt_tokens_are_bounded(run, served):
             impossible = await server.complete([1] * 51)
             assert impossible.status_code == 400
             assert "max_num_queued_tokens=50" in impossible.json()["error"]["message"]
+            text = "a" * 60
+            for answer, name in ((await server.complete(text), "prompt"), (await server.chat(text), "messages")):
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, name)
+                assert error["message"].startswith(f"{name}: ")
             assert server.state.room.num_tokens == 0
 
     run(main())

@@ -308,7 +308,7 @@ def _check_possible(is_possible: bool, name: str, amount: str, option: str) -> N
     """What could never be accepted is a mistake of the request in the field `name`, and no matter of time."""
     if not is_possible:
         raise RequestError(
-            f"{name}: the request asks for {amount} at once (n for each prompt), more than may wait for one key on "
-            f"this server even when nobody else does ({option}). Send it in several parts.",
+            f"{name}: the request asks for {amount} at once, more than may wait for one key on this server even when "
+            f"nobody else does ({option}). Send it in several parts.",
             param=name,
         )

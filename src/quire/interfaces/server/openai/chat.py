@@ -90,7 +90,7 @@ async def prepare_chat(body: ChatRequest, state: ServerState) -> tuple[Work, Ans
         params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        names={"structured_outputs": "tools"} if choice.must_call else form_names(body),
+        names={"prompt": "messages", **({"structured_outputs": "tools"} if choice.must_call else form_names(body))},
     )
     return work, answers
 

@@ -28,6 +28,8 @@ class Work:
     visit: Visit = field(default_factory=current_visit)
     # its places, once it was accepted
     stay: Stay | None = None
+    # what its client calls things, where that differs
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     async def prepare(
@@ -48,7 +50,7 @@ class Work:
             prepared = [await engine.prepare(prompt, params, **whose) for prompt in prompts]
         except RequestError as error:
             raise _in_words_of_the_client(error, params, names) from None
-        return cls(prompts, params, prepared, visit)
+        return cls(prompts, params, prepared, visit, names=names or {})
 
     @classmethod
     async def receive(
@@ -88,7 +90,11 @@ class Work:
         """Places for all its prompts, or 429."""
         if self.stay is None:
             count = num_sequences(self.params)
-            self.stay = self.visit.room.admit(self.visit.tenant, [(count, len(prompt)) for prompt in self.prompts])
+            sizes = [(count, len(prompt)) for prompt in self.prompts]
+            try:
+                self.stay = self.visit.room.admit(self.visit.tenant, sizes)
+            except RequestError as error:
+                raise _in_words_of_the_client(error, self.params, self.names) from None
         return self.stay
 
 
@@ -100,7 +106,7 @@ def num_sequences(params: GenerationParams) -> int:
 def _in_words_of_the_client(
     error: RequestError, params: GenerationParams, names: Mapping[str, str] | None
 ) -> RequestError:
-    return renamed(error, beam_search.NAMES if isinstance(params, BeamSearchParams) else names or {})
+    return renamed(error, {**(names or {}), **(beam_search.NAMES if isinstance(params, BeamSearchParams) else {})})
 
 
 @dataclass(slots=True)
