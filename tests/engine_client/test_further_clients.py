@@ -1,6 +1,7 @@
 """A core that several processes use: each has its own requests, and takes nothing of the others with it."""
 
 import asyncio
+import gc
 import os
 from contextlib import asynccontextmanager
 
@@ -121,16 +122,16 @@ def test_the_cores_last_word_reaches_all():
     async def main() -> None:
         async with a_core() as first:
             other = await attached(first, 1)
-            await first.control("hold", {"at": 2})
+            await first.control("hold", {"at": 0})
             streams = [first.generate(request(1)), other.generate(request(first_request_id_of(1)))]
-            for stream in streams:
-                await anext(stream)
+            waits = [asyncio.ensure_future(anext(stream)) for stream in streams]
+            while (await first.control("statistics"))["sequences_running"] < 2:
+                await asyncio.sleep(0)
             await first.control("fail_next_step")
             await first.control("hold")
-            for stream in streams:
+            for wait in waits:
                 with pytest.raises(EngineDeadError, match="told to fail"):
-                    async for _ in stream:
-                        pass
+                    await wait
             other.close()
 
     asyncio.run(main())
@@ -187,6 +188,16 @@ def test_a_link_that_nobody_met_leaves_no_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
     assert link.descriptors() == ()
     assert link.receive() == []
+
+
+def test_a_link_that_is_forgotten_gives_everything_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    link = AttachedLink(fresh_folder())
+    context = link._socket.context
+    del link
+    gc.collect()
+    assert context.closed
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_output_is_divided_without_loss():

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
+import weakref
+from typing import Any
 
 import zmq
 
@@ -32,8 +35,10 @@ class AttachedLink:
         """Waits in this folder from now on."""
         self._folder: str | None = folder
         self._num_garbage_frames = 0
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        # also of a link that is forgotten: a context that is collected before its socket would wait for it for ever
+        self._close = weakref.finalize(self, _give_back, self._socket, context, folder, os.getpid())
         self._socket.set_hwm(0)
         self._socket.linger = 0
         try:
@@ -64,9 +69,7 @@ class AttachedLink:
         return {"garbage_frames_dropped": self._num_garbage_frames}
 
     def close(self) -> None:
-        self._socket.close()
-        self._context.term()
-        self._remove_folder()
+        self._close()
 
     def _received(self) -> list[ToClient]:
         messages: list[ToClient] = []
@@ -87,3 +90,11 @@ class AttachedLink:
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _give_back(socket: zmq.Socket[bytes], context: zmq.Context[Any], folder: str, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the owner has copies of all this, but none of it is its own
+    socket.close()
+    context.term()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -303,8 +303,13 @@ def test_an_engine_that_dies_is_told_to_all_and_comes_back_for_all(server):
 @pytest.mark.nightly
 def test_bounds_hold_for_both_together(tmp_path):
     key = {"authorization": "Bearer secret-of-a-tenant"}
-    with a_server(tmp_path, tenant_max_requests=3, api_keys=["secret-of-a-tenant"], shutdown_timeout=0.0) as server:
+    keys = tmp_path / "keys"
+    keys.write_text("tenant: secret-of-a-tenant max_requests=3\n")
+    keys.chmod(0o600)
+    with a_server(tmp_path, api_key_file=str(keys), shutdown_timeout=0.0) as server:
         [other] = server.others
+        # a process that is started later knows the keys that the others know
+        keys.unlink()
         server.hold()
         held = [Stream(server.connect(pid), **key) for pid in (server.process.pid, other, other)]
         assert [stream.status for stream in held] == [200, 200, 200]

@@ -21,3 +21,10 @@ class ProcessDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     channel: int
     connections: int
     counts: int
+    # the file of keys, as it was when the server started
+    keys: int | None = None
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        inherited = (self.listener, self.channel, self.connections, self.counts)
+        return inherited if self.keys is None else (*inherited, self.keys)

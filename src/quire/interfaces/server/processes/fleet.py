@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from quire.engine_client.attached_link import endpoint_in
@@ -72,11 +73,13 @@ class Fleet:
         document: Callable[[int], ProcessDocument],
         engine: FleetEngine,
         ledger: SharedLedger,
+        files: Sequence[int] = (),
     ) -> None:
-        """`document` of a seat, but for the channel and the connections."""
+        """`document` of a seat, but for the channel and the connections. `files`: descriptors to close at the end."""
         self._document = document
         self._engine = engine
         self._ledger = ledger
+        self._files = files
         self._answers: Answers = {}
         self._adopt: Adopt = _adopt_nothing
         self._on_death: Callable[[], None] = _count_nothing
@@ -174,6 +177,8 @@ class Fleet:
         for process in self._processes.values():
             process.kill()
         await self.wait_gone()
+        for file in self._files:
+            os.close(file)
 
     def _tell_the_end(self, how: str, **arguments: Any) -> None:
         self._ending.set()
@@ -246,9 +251,8 @@ class Fleet:
         number = self._free_number()
         document = self._document(seat)
         document.channel, document.connections = theirs.fileno(), to_first.fileno()
-        descriptors = (document.channel, document.connections, document.listener, document.counts)
         try:
-            process = await asyncio.to_thread(Process, number, document, descriptors)
+            process = await asyncio.to_thread(Process, number, document)
         except BaseException:
             for one in (ours, from_other):
                 one.close()

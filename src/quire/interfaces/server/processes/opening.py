@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.processes.document import ProcessDocument
 from quire.interfaces.server.processes.fleet import Fleet, FleetEngine
+from quire.interfaces.server.processes.nameless_file import nameless_file
 from quire.interfaces.server.processes.place import Place
 from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.server.transport.doors import doors_of
@@ -25,6 +28,7 @@ def open_fleet(
     page = make_page(num_seats, tenants)
     # what is pinned at the start is the first process's to pin
     config = replace(config, pinned_prefixes=None)
+    keys, options = _with_kept_keys(options)
 
     def document(seat: int) -> ProcessDocument:
         return ProcessDocument(
@@ -37,8 +41,18 @@ def open_fleet(
             channel=-1,
             connections=-1,
             counts=page,
+            keys=keys,
         )
 
     ledger = SharedLedger(page, _FIRST_SEAT, num_seats, tenants)
-    fleet = Fleet(document, engine, ledger)
+    fleet = Fleet(document, engine, ledger, [page] if keys is None else [page, keys])
     return fleet, Place(siblings=fleet, ledger=ledger)
+
+
+def _with_kept_keys(options: ServerOptions) -> tuple[int | None, ServerOptions]:
+    """A process that is started later knows the same keys, whatever has become of their file."""
+    if options.api_key_file is None:
+        return None, options
+    descriptor = nameless_file("quire-keys", Path(options.api_key_file).read_bytes())
+    os.fchmod(descriptor, 0o600)
+    return descriptor, replace(options, api_key_file=f"/dev/fd/{descriptor}")

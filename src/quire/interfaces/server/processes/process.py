@@ -16,7 +16,7 @@ _PROGRAM = "quire.interfaces.server.processes.member"
 
 
 class Process:
-    def __init__(self, number: int, document: ProcessDocument, descriptors: tuple[int, ...]) -> None:
+    def __init__(self, number: int, document: ProcessDocument) -> None:
         """Blocks until it has been started."""
         self.number = number
         self.seat = document.seat
@@ -26,7 +26,7 @@ class Process:
         self.folder: str | None = None
         # given by whoever starts it
         self.channel: Channel
-        self.child = ChildProcess(encode_document(document), [], descriptors, program=_PROGRAM)
+        self.child = ChildProcess(encode_document(document), [], document.descriptors, program=_PROGRAM)
 
     async def wait_end(self) -> str:
         """How it ended. To be waited for once."""
