@@ -51,11 +51,6 @@ def client_of(request_id: int) -> int:
     return request_id >> _COUNT_BITS
 
 
-def client_of_sequence(sequence_id: Any) -> Any:
-    """Whose a sequence is; of an array of them, an array."""
-    return sequence_id >> (_COUNT_BITS + _INDEX_BITS)
-
-
 def split_sequence_ids(sequence_ids: IntArray) -> tuple[list[int], list[int]]:
     """The same for many at once."""
     return (sequence_ids >> _INDEX_BITS).tolist(), (sequence_ids & ((1 << _INDEX_BITS) - 1)).tolist()

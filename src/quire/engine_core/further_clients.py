@@ -35,7 +35,6 @@ from quire.messages import (
     ToClient,
     ToCore,
     client_of,
-    client_of_sequence,
     first_request_id_of,
     split_sequence_id,
 )
@@ -211,9 +210,14 @@ def _close_ended(open_outputs: dict[int, int], outputs: EngineOutputs) -> None:
             open_outputs.pop(request_id, None)
 
 
+def _client_of_sequence(sequence_id: Any) -> Any:
+    """Of an array of them, an array."""
+    return client_of(split_sequence_id(sequence_id)[0])
+
+
 def parts_of(outputs: EngineOutputs) -> dict[int, EngineOutputs]:
     """One step's output by client; whole where it is all for one."""
-    of_tokens = client_of_sequence(outputs.sequence_ids)
+    of_tokens = _client_of_sequence(outputs.sequence_ids)
     entries: tuple[Any, ...] = (
         *outputs.starts,
         *outputs.ends,
@@ -221,7 +225,7 @@ def parts_of(outputs: EngineOutputs) -> dict[int, EngineOutputs]:
         *outputs.prompt_logprobs,
         *outputs.vectors,
     )
-    numbers = {*of_tokens.tolist(), *(client_of_sequence(entry.sequence_id) for entry in entries)}
+    numbers = {*of_tokens.tolist(), *(_client_of_sequence(entry.sequence_id) for entry in entries)}
     if len(numbers) == 1:
         return {numbers.pop(): outputs}
     return {number: _part(outputs, number, of_tokens == number) for number in sorted(numbers)}
@@ -229,7 +233,7 @@ def parts_of(outputs: EngineOutputs) -> dict[int, EngineOutputs]:
 
 def _part(outputs: EngineOutputs, number: int, is_token_of: Any) -> EngineOutputs:
     def own(entries: list[Any]) -> list[Any]:
-        return [entry for entry in entries if client_of_sequence(entry.sequence_id) == number]
+        return [entry for entry in entries if _client_of_sequence(entry.sequence_id) == number]
 
     return EngineOutputs(
         step=outputs.step,
