@@ -30,7 +30,7 @@ _NUM_PROMPTS = 64
 _MOST_BYTES_A_REQUEST = 10.0
 _SAMPLES = 200
 _MOST_WRONG = 20
-_COMMANDS = {
+COMMANDS = {
     "null": ["-m", "quire.testing.null_server"],
     "embedded": ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--num-threads", "1", "--storage-url", "sqlite:///:memory:"],
 }  # fmt: skip
@@ -113,11 +113,8 @@ def request(number: int, seed: int) -> Request:
 class ManyRequests:
     """One piece: a server, connections that ask in turn, and the answers that they must get."""
 
-    def __init__(self, url: str, pid: int, state: ManyState, seed: int) -> None:
-        address = urlsplit(url)
-        assert address.hostname is not None
-        assert address.port is not None
-        self._place = address.hostname, address.port
+    def __init__(self, place: tuple[str, int], pid: int, state: ManyState, seed: int) -> None:
+        self._place = place
         self._pid = pid
         self._state = state
         self._seed = seed
@@ -181,18 +178,22 @@ class ManyRequests:
             self._growth.setdefault(name, Growth()).add(num_requests, value)
 
 
-def _url_of(server: ServerProcess, engine: str) -> str:
+def address_of(server: ServerProcess, engine: str) -> tuple[str, int]:
+    """Where it listens, when it is ready."""
     if engine == "null":
-        return f"http://127.0.0.1:{json.loads(server.wait_for('port'))['port']}"
-    return server.wait_ready()
+        return "127.0.0.1", json.loads(server.wait_for("port"))["port"]
+    address = urlsplit(server.wait_ready())
+    assert address.hostname is not None
+    assert address.port is not None
+    return address.hostname, address.port
 
 
 def many(engine: str, num_requests: int, seconds: float, seed: int, path: Path | None) -> ManyState:
     """A piece of the load; the sum of all pieces."""
     state = ManyState.read(path)
     if state.num_requests < num_requests:
-        with ServerProcess(_COMMANDS[engine]) as server:
-            load = ManyRequests(_url_of(server, engine), server.pid, state, seed)
+        with ServerProcess(COMMANDS[engine]) as server:
+            load = ManyRequests(address_of(server, engine), server.pid, state, seed)
             asyncio.run(load.run(num_requests, seconds))
         state.write(path)
     return state

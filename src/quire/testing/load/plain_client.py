@@ -41,17 +41,23 @@ class PlainClient:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def post(self, path: str, fields: dict[str, Any], *, leave_after: float | None = None) -> Answer | None:
+    async def connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(*self._place, limit=2**24)
+
+    async def post(
+        self, path: str, fields: dict[str, Any], *, leave_after: float | None = None, patience: float = 120
+    ) -> Answer | None:
         """`leave_after`: seconds after which the connection is closed in the middle; then there is no answer."""
         body = json.dumps(fields).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(*self._place, limit=2**24)
+            await self.connect()
+        assert self._writer is not None
         self._writer.write(head.encode() + body)
         try:
-            async with asyncio.timeout(leave_after if leave_after is not None else 120):
+            async with asyncio.timeout(leave_after if leave_after is not None else patience):
                 return await self._answer()
         except TimeoutError:
             self.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 from quire.interfaces.server.access.access import Access
 from quire.interfaces.server.access.in_flight import Receive
+from quire.interfaces.server.access.turnstile import Turnstile
 from quire.interfaces.server.access.visit import Visit, new_request_id, visiting
 from quire.interfaces.server.anthropic_messages.failures import is_anthropic
 from quire.interfaces.server.observing.health import PUBLIC_PATHS
@@ -45,6 +46,7 @@ class Gate:
         self._state = state
         self._access = access
         self._allowed_origins = frozenset(allowed_origins)
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -58,6 +60,8 @@ class Gate:
         began = time.monotonic()
         try:
             with visiting(self._checked(scope, request_id.decode())):
+                if scope["path"] not in _ALWAYS:
+                    await self._turnstile.enter()
                 await self._app(scope, receive, response.send)
         except Exception as error:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
