@@ -33,6 +33,13 @@ def test_recomputation_needs_no_swap_space():
     assert "recompute" in reasons["swap_space"][1]
 
 
+def test_shares_of_a_cache_that_keeps_nothing_are_a_mistake():
+    assert resolved()[0].tenant_cache_share is None
+    assert resolved(tenant_cache_share=0.25)[0].tenant_cache_share == 0.25
+    with pytest.raises(OptionError, match="needs the prefix cache"):
+        resolved(tenant_cache_share=0.25, enable_prefix_caching=False)
+
+
 def test_the_folder_of_the_swap_file_must_be_there(tmp_path):
     assert resolved(swap_directory=str(tmp_path))[0].worker.swap_directory == str(tmp_path)
     with pytest.raises(OptionError, match="must be a folder"):

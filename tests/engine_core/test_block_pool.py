@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.messages import int_array
 
 
@@ -43,11 +44,23 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.release(int_array([block]))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), same=st.booleans())
-    def register(self, data: st.DataObject, same: bool) -> None:
+    @rule(data=st.data(), same=st.booleans(), owner=st.sampled_from("abc"))
+    def register(self, data: st.DataObject, same: bool, owner: str) -> None:
         block = data.draw(st.sampled_from(self.held))
         self.next_name += not same
-        self.pool.register(block, (0, str(self.next_name).encode()))
+        self.pool.register(block, (0, str(self.next_name).encode()), owner)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.held))
+        if self.pool.key_of(block) is None:
+            self.pool.claim(block, (0, str(self.next_name).encode()))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def forget_one(self, data: st.DataObject) -> None:
+        self.pool.forget(data.draw(st.sampled_from(self.held)))
 
     @rule(number=st.integers(0, 12))
     def revive(self, number: int) -> None:
@@ -67,8 +80,18 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_held == len(set(self.held))
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+class SharedPoolMachine(PoolMachine):
+    """The same where tenants have shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(6, order=eviction_order(6, 0.4))
+
+
+for machine in (PoolMachine, SharedPoolMachine):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
+TestSharedPool = SharedPoolMachine.TestCase
 
 
 def test_the_deepest_block_of_a_chain_is_evicted_first() -> None:

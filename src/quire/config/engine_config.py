@@ -105,3 +105,5 @@ class EngineConfig:
     kv_connector: KVConnectorConfig | None = None
     # 0: nothing is recorded
     recorder_bytes: int = 16 * 2**20
+    # of all blocks, for what one tenant has named; None: nobody asks whose they are
+    tenant_cache_share: float | None = None

@@ -94,6 +94,10 @@ class EngineOptions:
         0.9, "share of the device's memory that this engine may use in all", section="memory", least=0.05, greatest=1.0
     )
     enable_prefix_caching: bool = option(True, "keep and reuse blocks of earlier prompts", section="memory")
+    tenant_cache_share: float | None = option(
+        None, "part of the KV cache beyond which a tenant's cached blocks are given up before those of others; by "
+        "default the least recently used go first, whose ever they are", section="memory", least=0.0, greatest=1.0,
+    )  # fmt: skip
     pinned_prefixes: str | None = option(
         None, "JSON file of prompt beginnings to compute at start and to keep for good", section="memory"
     )

@@ -56,6 +56,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     connector = _kv_connector(options)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
+    _check_tenant_cache_share(options)
     _check_policy_options(options)
     name = options.served_model_name or ("quire-embedded" if options.model == EMBEDDED else options.model)
     worker = WorkerConfig(
@@ -101,6 +102,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         num_blocks_override=options.num_gpu_blocks_override,
         enable_prefix_caching=options.enable_prefix_caching,
+        tenant_cache_share=options.tenant_cache_share,
         pinned_prefixes=options.pinned_prefixes,
         preemption_mode=options.preemption_mode,
         swap_space_bytes=swap_space,
@@ -241,6 +243,14 @@ def _check_pinned_prefixes(options: EngineOptions) -> None:
         raise OptionError(
             f"pinned_prefixes={options.pinned_prefixes}: needs the prefix cache, because later prompts find a pinned "
             "prefix there. Leave out enable_prefix_caching=False or pinned_prefixes."
+        )
+
+
+def _check_tenant_cache_share(options: EngineOptions) -> None:
+    if options.tenant_cache_share is not None and not options.enable_prefix_caching:
+        raise OptionError(
+            f"tenant_cache_share={options.tenant_cache_share}: needs the prefix cache, whose blocks it shares out. "
+            "Leave out enable_prefix_caching=False or tenant_cache_share."
         )
 
 

@@ -10,6 +10,7 @@ from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan, plan_cache
+from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
@@ -78,7 +79,12 @@ def make_scheduler(
 ) -> Scheduler:
     rows = Rows(config.max_num_seqs, plan.max_model_len)
     recorder = _recorder(config)
-    pool = BlockPool(plan.num_blocks, keeps_contents=config.enable_prefix_caching, recorder=recorder)
+    pool = BlockPool(
+        plan.num_blocks,
+        keeps_contents=config.enable_prefix_caching,
+        recorder=recorder,
+        order=eviction_order(plan.num_blocks, config.tenant_cache_share),
+    )
     hasher = PrefixHasher(config.block_size)
     manager = KVCacheManager(
         pool,

@@ -151,6 +151,8 @@ class Request:
         self.num_public_blocks = 0
         # index of the tenant in the shares of the scheduler
         self.tenant = 0
+        # and its name, for what it leaves in the cache
+        self.owner = message.tenant.name if message.tenant is not None else ""
         # Without a prefix cache only its own sequences find its blocks by content.
         self.content_key = self.user_key + (struct.pack("<q", message.request_id) if is_private else b"")
         # both need every position computed, so nothing may come from the cache

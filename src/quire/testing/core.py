@@ -12,6 +12,7 @@ from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.simulated import SimulatedDrafts, SimulatedExecutor, StepCosts
 from quire.engine_core.executor.simulated_connector import SimulatedConnector, simulated_layout
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
@@ -94,6 +95,7 @@ class CoreUnderTest:
         vocab_size: int = 50,
         check_invariants: bool = True,
         recorder: Recorder | None = None,
+        tenant_cache_share: float | None = None,
     ) -> None:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
         `drafts` says how good they are. Cores with the same `store` have the memory connector and share it."""
@@ -119,7 +121,10 @@ class CoreUnderTest:
         self.clock = self.executor.clock
         self.rows = Rows(max_num_seqs, max_model_len)
         self.recorder = recorder or Recorder()
-        self.pool = BlockPool(num_blocks, free_order, keeps_contents=prefix_caching, recorder=self.recorder)
+        order = eviction_order(num_blocks, tenant_cache_share)
+        self.pool = BlockPool(
+            num_blocks, free_order, keeps_contents=prefix_caching, recorder=self.recorder, order=order
+        )
         hasher = PrefixHasher(block_size, key=b"a key for tests")
         self.manager = KVCacheManager(
             self.pool,

@@ -39,6 +39,8 @@ class EngineSettings:
     max_num_seqs: int | None = None
     # what is decided is recorded, in so little memory that much is dropped
     is_recorded: bool = False
+    # several tenants, and what part of the cache each may fill before its own blocks go first
+    tenant_cache_share: float | None = None
 
     def core(self, *, policy: str | SchedulingPolicy | None = None, max_num_seqs: int, **sizes: Any) -> CoreUnderTest:
         """A core that runs so; a policy that is given takes the place of its own."""
@@ -56,6 +58,7 @@ class EngineSettings:
             constraints=self._constraints(),
             store=PrefixStore() if self.has_connector and not has_windows else None,
             recorder=DecisionRecorder(1 << 16, lambda: 0.0) if self.is_recorded else None,
+            tenant_cache_share=self.tenant_cache_share,
         )
 
     def _speculation(self, num_rows: int) -> Speculation | None:
@@ -107,6 +110,8 @@ def random_engine(seed: int) -> EngineSettings:
         priorities=pick.choice([(0, 0, 1), (0, 1, 2, 3), (-5, 0, 0, 7)]),
         max_num_seqs=pick.choice([None, None, 2, 3]),
         is_recorded=pick.random() < 0.5,
+        # drawn last, so that what was found before is found again
+        tenant_cache_share=pick.choice([None, None, None, 0.0, 0.3]),
     )
 
 

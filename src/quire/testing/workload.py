@@ -18,7 +18,7 @@ from quire.engine_core.executor.checking_model import END_TOKEN, expected_tokens
 from quire.engine_core.executor.simulated import StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
-from quire.messages import DecodingSpec, EngineRequest, KVTransfer
+from quire.messages import DecodingSpec, EngineRequest, KVTransfer, Tenancy
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
 from quire.testing.core import FULL
@@ -29,6 +29,7 @@ _MOST_REQUESTS = 8
 _HANDLES = ["a", "b", "c", "d"]
 _KEYS = ["k", "l", "m"]
 _SALTS = ["", "", "", "blue"]
+_TENANTS = [None, Tenancy(name="red"), Tenancy(name="red"), Tenancy(name="green", weight=2.0)]
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class Workload:
         self._kinds = pick.choice([["one"], ["one", "several"], ["one", "beams"], ["one", "one", "several", "beams"]])
         self._handle_rate = pick.choice([0.0, 0.15, 0.15, 0.6])
         self._pin_rate = pick.choice([0.0, 0.0, 0.1]) if sizes.prefix_caching and self._handle_rate else 0.0
+        # whose a request is changes nothing of what is drawn; tenants evict each other's
+        self._tenants = random.Random(f"tenants of {seed}") if self.engine.tenant_cache_share is not None else None
         events = [self._abort, self._abort_and_reuse, self._handle_kept, self._fail]
         self._events: list[Callable[[], None]] = pick.sample(events, pick.randrange(len(events) + 1))
 
@@ -171,6 +174,7 @@ class Workload:
             cache_salt=pick.choice(_SALTS),
             is_final=num_sent == len(prompt) and pick.random() < 0.95,
             continues=continues,
+            tenant=self._tenants.choice(_TENANTS) if self._tenants is not None else None,
             **self._asked(kind, count, max_tokens),
         )
         if self.core.store is not None and continues is None and pick.random() < 0.6:

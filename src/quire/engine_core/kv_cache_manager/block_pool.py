@@ -6,12 +6,12 @@ hands out numbers and knows neither sequences nor tokens. Called by the KV cache
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from quire.engine_core.block_table import Blocks
+from quire.engine_core.kv_cache_manager.eviction import NOBODY, EvictionOrder, LeastRecentlyUsed
 from quire.observability.recorder import Recorder
 
 # (group of layers, chain hash): the same tokens have other content in another group
@@ -28,16 +28,17 @@ class BlockPool:
         *,
         keeps_contents: bool = True,
         recorder: Recorder | None = None,
+        order: EvictionOrder | None = None,
     ) -> None:
+        """`order`: which cached block goes first, the least recently used one if nothing is said."""
         self.num_blocks = num_blocks
         self.keeps_contents = keeps_contents
-        order = range(num_blocks) if free_order is None else free_order
-        self._free = list(reversed(order))
+        self._free = list(reversed(range(num_blocks) if free_order is None else free_order))
         self.counts = np.zeros(num_blocks, dtype=np.int64)
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_by_key: dict[BlockKey, int] = {}
-        # count 0 and content known, least recently used first
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        # count 0 and content known
+        self._cached: EvictionOrder = LeastRecentlyUsed() if order is None else order
         self.num_evictions = 0
         # everybody who stands on this pool reports to the same one
         self.recorder = recorder or Recorder()
@@ -124,19 +125,20 @@ class BlockPool:
     def key_of(self, block: int) -> BlockKey | None:
         return self._keys[block]
 
-    def register(self, block: int, key: BlockKey) -> bool:
-        """The block's content is known from now on. False: somebody holds another one with the same content, and this
-        one stays anonymous. A twin that nobody holds makes way: who follows would revive it, and so take a block more
-        out of the pool than one who shares what was just computed, which is what estimates count on."""
+    def register(self, block: int, key: BlockKey, owner: str = NOBODY) -> bool:
+        """The block's content is known from now on, and whose it is. False: somebody holds another one with the same
+        content, and this one stays anonymous. A twin that nobody holds makes way: who follows would revive it, and so
+        take a block more out of the pool than one who shares what was just computed, which is what estimates count
+        on."""
         if self._keys[block] is not None:
             return False
         twin = self._block_by_key.get(key)
         if twin is not None and twin not in self._cached:
             return False
-        self.claim(block, key)
+        self.claim(block, key, owner)
         return True
 
-    def claim(self, block: int, key: BlockKey) -> None:
+    def claim(self, block: int, key: BlockKey, owner: str = NOBODY) -> None:
         """The block is the one to be found under this key from now on; a twin becomes anonymous."""
         twin = self._block_by_key.get(key)
         if twin is not None and twin != block:
@@ -148,6 +150,7 @@ class BlockPool:
         if self._keys[block] is None:
             self._keys[block] = key
             self._block_by_key[key] = block
+            self._cached.named(block, owner)
 
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""
@@ -155,6 +158,7 @@ class BlockPool:
         if key is not None:
             del self._block_by_key[key]
             self._keys[block] = None
+            self._cached.unnamed(block)
 
     def forget_all(self) -> None:
         """Empties the prefix cache; held blocks keep their holders and lose their names."""
@@ -175,10 +179,11 @@ class BlockPool:
         assert named == list(self._block_by_key), "keys and blocks do not match"
         assert self._keys.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
         assert None not in [self._keys[block] for block in self._cached], "a cached block has no key"
-        assert self.keeps_contents or not self._cached, "contents are cached that nobody may find"
+        self._cached.check_invariants(list(self._block_by_key.values()))
+        assert self.keeps_contents or not len(self._cached), "contents are cached that nobody may find"
 
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        block = self._cached.evicted()
         self.forget(block)
         self.num_evictions += 1
         return block

@@ -124,12 +124,12 @@ class PrefixCache:
 
     def name_blocks(self, sequence: Sequence, num_computed: int, *, is_promise: bool) -> None:
         """Names the full blocks below num_computed that have no name yet."""
-        num_full = num_computed // self._block_size
+        num_full, owner = num_computed // self._block_size, sequence.request.owner
         hashes = self.hasher.hashes(sequence, num_full)
         for index in range(sequence.num_named_blocks, num_full):
             for number, table in enumerate(sequence.block_tables):
                 block = table[index]
-                if block != NO_BLOCK and self._pool.register(block, (number, hashes[index])) and is_promise:
+                if block != NO_BLOCK and self._pool.register(block, (number, hashes[index]), owner) and is_promise:
                     self._promises[block] = sequence.request.request_id
         sequence.num_named_blocks = num_full
 
@@ -139,7 +139,8 @@ class PrefixCache:
         for start, sequence in zip(range(0, len(content), size), sequences, strict=True):
             name = self.hasher.digest(self.hasher.parent(sequence) + content[start : start + size])
             sequence.block_hashes.append(name)
-            self._pool.register(sequence.block_tables[0][sequence.num_named_blocks], (0, name))
+            block = sequence.block_tables[0][sequence.num_named_blocks]
+            self._pool.register(block, (0, name), sequence.request.owner)
             sequence.num_named_blocks += 1
 
     def has_promises(self, request: Request) -> bool:
