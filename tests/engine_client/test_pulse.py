@@ -74,6 +74,19 @@ def test_the_last_hundred_steps_are_kept():
     page.close()
 
 
+def test_of_very_many_stacks_the_last_are_read():
+    page = PulsePage()
+    for number in range(6):
+        os.write(page.descriptor, b"%d" % number * 100_000)
+    assert page.num_stack_bytes == 600_000
+    text = page.stacks()
+    assert len(text) < 300_000
+    assert text.endswith("5" * 100_000)
+    assert page.stacks(599_990) == "5" * 10
+    page.close()
+    assert page.num_stack_bytes == 0
+
+
 def test_a_writer_without_a_page_writes_to_nobody():
     num_threads = threading.active_count()
     PulseWriter(NO_PAGE).has_done()

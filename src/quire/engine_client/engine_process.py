@@ -61,7 +61,7 @@ class WatchedProcess:
         return self._page.last_steps()
 
     def ask_for_stacks(self) -> str:
-        before, state = len(self._page.stacks()), _state_of(self.pid)
+        before, state = self._page.num_stack_bytes, _state_of(self.pid)
         with contextlib.suppress(ProcessLookupError):
             self._page.ask_for_stacks(self.pid)
             # one that was stopped writes nothing until it goes on
@@ -69,11 +69,11 @@ class WatchedProcess:
         end, length = time.monotonic() + _STACKS_SECONDS, before
         while time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
-            now = len(self._page.stacks())
+            now = self._page.num_stack_bytes
             if now > before and now == length:
                 break
             length = now
-        return f"state of the process: {state}\n{self._page.stacks()[before:]}"
+        return f"state of the process: {state}\n{self._page.stacks(before)}"
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

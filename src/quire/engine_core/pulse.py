@@ -92,11 +92,17 @@ class PulsePage:
         """They come a little later; not from a process that was stopped, until it goes on."""
         os.kill(pid, STACKS_SIGNAL)
 
-    def stacks(self) -> str:
-        """What faulthandler has written so far."""
+    @property
+    def num_stack_bytes(self) -> int:
+        """How much faulthandler has written so far."""
+        return 0 if self.descriptor == NO_PAGE else os.fstat(self.descriptor).st_size - _PAGE_BYTES
+
+    def stacks(self, since: int = 0) -> str:
+        """What faulthandler has written after so many bytes; of very much the last part, where the end of it all is."""
         if self.descriptor == NO_PAGE:
             return ""
-        return os.pread(self.descriptor, _MOST_STACK_BYTES, _PAGE_BYTES).decode(errors="replace")
+        start = max(since, self.num_stack_bytes - _MOST_STACK_BYTES)
+        return os.pread(self.descriptor, _MOST_STACK_BYTES, _PAGE_BYTES + start).decode(errors="replace")
 
     def close(self) -> None:
         if self.descriptor == NO_PAGE:
