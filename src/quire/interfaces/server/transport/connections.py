@@ -11,6 +11,9 @@ from typing import Any
 
 from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
 
+# of an answer, on its way to the system; asyncio's own limit is four times as much
+_MOST_UNSENT_BYTES = 16 * 1024
+
 
 class Connection(OpenAIProtocol):
     """A clock runs from the first byte that is missing to the end of the head."""
@@ -23,6 +26,8 @@ class Connection(OpenAIProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # a client that does not read costs no more than this, and the text that the engine goes on to make
+        transport.set_write_buffer_limits(high=_MOST_UNSENT_BYTES)
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
