@@ -287,6 +287,33 @@ def test_one_that_is_killed_takes_only_its_own_with_it(server):
     assert len({text_of(stream) for stream in on_each(server)}) == 1
 
 
+def test_one_that_is_asked_to_end_ends_its_requests_first_and_takes_no_new_ones(server):
+    [other] = server.others
+    server.hold()
+    until(lambda: server.metric("num_requests_running") == 0)
+    streams = on_each(server)
+    os.kill(other, signal.SIGTERM)
+    until(lambda: not listens(other, server.port))
+    for _ in range(5):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        assert ask(connection, "GET", "/health/ready")[0] == 200
+        assert server.owner_of(connection) == server.process.pid
+    server.release()
+    assert len({text_of(stream) for stream in streams}) == 1
+    until(lambda: server.others not in ([], [other]))
+    until_two_serve(server)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether the listening socket is open there."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[1].endswith(f":{port:04X}"):
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+            return f"socket:[{fields[9]}]" in links
+    return False
+
+
 def test_an_engine_that_dies_is_told_to_all_and_comes_back_for_all(server):
     server.hold()
     streams = on_each(server)

@@ -46,6 +46,9 @@ _MOST_MISSES = 3
 # with processes that neither serve nor end; then the others serve without them
 _PATIENCE_SECONDS = 60.0
 
+# somebody has sent it SIGTERM
+_ENDED_IN_ORDER = "exit status 0"
+
 Adopt = Callable[[socket.socket, bytes], Awaitable[None]]
 
 
@@ -204,7 +207,8 @@ class Fleet:
             num_early_deaths = 0 if loop.time() - began > _GOOD_AGE_SECONDS else num_early_deaths + 1
             pause = min(_FIRST_PAUSE * (2.0 ** (num_early_deaths - 1) - 1.0), _LONGEST_PAUSE) if num_early_deaths else 0
             again = f" in {pause:g} s" if pause else ""
-            logger.error("process %d ended (%s); its requests are lost. It is started again%s.", seat, how, again)
+            lost = "" if how == _ENDED_IN_ORDER else "; its requests are lost"
+            logger.error("process %d ended (%s)%s. It is started again%s.", seat, how, lost, again)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause)
 

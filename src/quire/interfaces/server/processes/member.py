@@ -132,6 +132,7 @@ class Member:
     def drain(self) -> None:
         """New requests are refused, running ones may go on for a while."""
         self._http.drain()
+        self._http.stop_listening()
         self._seconds_to_end = self._options.shutdown_timeout
         self._end.set()
 

@@ -159,6 +159,12 @@ class HttpServer:
         """New requests are refused, running ones go on."""
         self._state.readiness = Readiness.STOPPING
 
+    def stop_listening(self) -> None:
+        """New connections are for other processes of this server; those that are open stay."""
+        for _, port in self._ports:
+            for server in getattr(port, "servers", ()):
+                server.close()
+
     async def wait_idle(self, seconds: float) -> None:
         """Until nothing is in flight, or the time is over."""
         with contextlib.suppress(TimeoutError):
