@@ -113,10 +113,13 @@ class Fleet:
         """Returns when every seat serves, or its process has ended."""
         self._has_engine = True
         await asyncio.gather(*(self._attach(one) for one in list(self._processes.values()) if one.is_loaded))
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 for settled in self._settled:
                     await settled.wait()
+        except TimeoutError:
+            num_missing = sum(not settled.is_set() for settled in self._settled)
+            logger.warning("%d processes do not serve yet; the others begin without them", num_missing)
 
     def engine_is_back(self) -> None:
         """After `engine_is_lost`: they serve as soon as they can."""

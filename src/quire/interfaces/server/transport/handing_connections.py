@@ -36,11 +36,11 @@ class HandingConnection(Connection):
             super().data_received(data)
             return
         data, self._begun = self._begun + data, b""
-        line, newline, _ = data.partition(b"\n")
-        if not newline and len(data) < _LONGEST_LINE:
+        end = data.find(b"\n")
+        if end < 0 and len(data) < _LONGEST_LINE:
             self._begun = data
             return
-        words = line.split()
+        words = data[: max(0, end)].split()
         if len(words) != 3 or type(self).is_for_any(words[0], words[1]):
             super().data_received(data)
         elif self.transport.get_write_buffer_size():
