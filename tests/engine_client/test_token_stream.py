@@ -122,3 +122,47 @@ def test_what_came_before_the_end_of_the_engine_is_taken_first():
             stream.take()
 
     run(scenario)
+
+
+def test_what_ends_a_stream_is_found_behind_what_came_before_it():
+    async def scenario(client: AsyncEngineClient) -> None:
+        await client.control("hold", {"at": 3})
+        stream, told, deltas = client.open(request()), asyncio.Event(), []
+        stream.on_news = told.set
+        await told.wait()
+        client.close()
+        with pytest.raises(EngineDeadError):
+            await each_of(stream, deltas.append)
+        assert deltas[0].token_ids[:1] == TOKENS[:1]
+
+    run(scenario)
+
+
+def test_a_reader_that_fails_when_it_is_told_fails_alone(caplog):
+    async def scenario(client: AsyncEngineClient) -> None:
+        broken, tokens = client.open(request()), []
+
+        def fail() -> None:
+            raise ValueError("not this one")
+
+        broken.on_news = fail
+        await each_of(client.open(request(2)), lambda delta: tokens.extend(delta.token_ids))
+        assert tokens == TOKENS
+        assert "the reader of request 1 failed" in caplog.text
+
+    run(scenario)
+
+
+def test_a_sequence_that_its_reader_has_ended_does_not_fail_with_the_engine():
+    async def scenario(client: AsyncEngineClient) -> None:
+        await client.control("hold", {"at": 3})
+        stream, told = client.open(request()), asyncio.Event()
+        stream.on_news = told.set
+        await told.wait()
+        client.kill("The engine is gone.")
+        stream.take()
+        client.abort(1, 0)
+        assert stream.is_done
+        assert list(stream.take()) == []
+
+    run(scenario)

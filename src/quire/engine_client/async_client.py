@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -30,6 +31,8 @@ from quire.messages import (
     ToCore,
     sequence_id_of,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncEngineClient:
@@ -114,12 +117,14 @@ class AsyncEngineClient:
     def abort(self, request_id: int, index: int | None = None) -> None:
         """Ends a request: its reader gets finish reason "abort". With `index`: drops one sequence, which its reader
         has ended itself (a stop string) and will hear nothing more of."""
+        if index is not None:
+            # also of a dead engine's request, which has then ended, and does not fail
+            self._mailboxes.close_sequence(request_id, index)
         if self._failure is not None:
             return
         if index is None:
             self._send(AbortRequests(request_ids=[request_id]))
         else:
-            self._mailboxes.close_sequence(request_id, index)
             self._send(AbortRequests(sequence_ids=[sequence_id_of(request_id, index)]))
 
     async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
@@ -186,7 +191,7 @@ class AsyncEngineClient:
                 self._take(message)
         # when all is sorted in: what came together is taken together
         for box in filled:
-            box.on_news()
+            _tell(box)
 
     def _take(self, message: ToClient) -> None:
         match message:
@@ -208,7 +213,7 @@ class AsyncEngineClient:
         self._failure = failure
         for box in self._mailboxes.boxes():
             box.failure = failure.error
-            box.on_news()
+            _tell(box)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(failure.error))
@@ -220,6 +225,14 @@ class AsyncEngineClient:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineDeadError(self._failure.error)
+
+
+def _tell(box: Mailbox) -> None:
+    try:
+        box.on_news()
+    except Exception:
+        # one reader's mistake must not keep the others waiting
+        logger.exception("the reader of request %d failed when it was told that something had come", box.request_id)
 
 
 def _answer(future: asyncio.Future[Any], reply: ControlReply) -> None:

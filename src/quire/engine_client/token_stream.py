@@ -100,9 +100,13 @@ async def each_of(stream: Stream[_T], use: Callable[[_T], None]) -> None:
     def take() -> None:
         if over.done():
             return
+        has_more = True
         try:
-            for item in stream.take():
-                use(item)
+            while has_more:
+                for item in stream.take():
+                    use(item)
+                # what ended the stream may lie behind what came before it
+                has_more = stream.has_news and not stream.is_done
             if stream.is_done:
                 over.set_result(None)
         except Exception as error:

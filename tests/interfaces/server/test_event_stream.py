@@ -227,7 +227,7 @@ class Pushed:
         self.on_news()
 
     def take(self) -> list[bytes]:
-        if self.error is not None:
+        if self.error is not None and not self.waiting:
             raise self.error
         taken, self.waiting = self.waiting, []
         return taken
@@ -286,6 +286,23 @@ def test_what_comes_while_the_client_is_slow_goes_together(run, scope):
         await task
         bodies = [message["body"] for message in wire.sent if message["type"] == "http.response.body"]
         assert bodies == [b"0", b"12", b"data: [DONE]\n\n"]
+
+    run(main())
+
+
+def test_an_error_while_the_client_is_slow_is_told_behind_what_came_before_it(run, scope):
+    async def main():
+        wire, source = StalledWire(), Pushed()
+        task = await begun(wire, source, scope)
+        source.push(b"0")
+        source.push(b"1")
+        source.error = unavailable("Good bye.")
+        source.on_news()
+        wire.go_on.set()
+        await task
+        assert wire.body.startswith(b"01")
+        assert b"Good bye." in wire.body
+        assert wire.body.endswith(b"data: [DONE]\n\n")
 
     run(main())
 

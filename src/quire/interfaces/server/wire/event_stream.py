@@ -123,11 +123,15 @@ class _Writer:
         """Called when events have come, and when the client has taken what was sent."""
         if self._events is None or self._on_its_way is not None or self._over.done():
             return
+        events, has_more = self._events, True
         try:
-            data = b"".join(self._events.take())
-            if data:
-                self._begin(data)
-            if self._events.is_done and self._on_its_way is None:
+            while has_more and self._on_its_way is None:
+                data = b"".join(events.take())
+                if data:
+                    self._begin(data)
+                # an end that came while the client was slow is told of by nobody a second time
+                has_more = events.has_news and not events.is_done
+            if events.is_done and self._on_its_way is None:
                 self._over.set_result(None)
         except Exception as error:
             self._over.set_exception(error)
