@@ -63,9 +63,11 @@ class TokenStream:
 
     def take(self) -> Iterable[TokenDelta]:
         box = self._box
-        if box.failure is not None and not box.pending and box.open_indices:
+        if box.pending:
+            return box.take()
+        if box.failure is not None and box.open_indices:
             raise EngineDeadError(box.failure)
-        return box.take()
+        return ()
 
     async def aclose(self) -> None:
         self._close(self._box)

@@ -54,6 +54,7 @@ class RequestAssembly:
             self._streams = [renderer.open_stream(before, sampling) for _ in range(sampling.n)]
             if renderer.has_tokenizer:
                 self._text_of = renderer.token_text
+        self._is_plain = self._streams is not None and all(stream.is_plain for stream in self._streams)
         self._num_open = sampling.n
 
     @property
@@ -68,7 +69,10 @@ class RequestAssembly:
             new.stop_reason = delta.stop_reason if delta.error is None else delta.error
             new.num_drafted_tokens, new.num_accepted_tokens = delta.num_drafted_tokens, delta.num_accepted_tokens
         if self._streams is not None:
-            self._add_text(new, self._streams[delta.index])
+            if self._is_plain and delta.finish_reason is None:
+                new.text = self._streams[delta.index].push_plain(delta.token_ids)
+            else:
+                self._add_text(new, self._streams[delta.index])
         if delta.logprobs is not None:
             self._add_logprobs(new, delta.logprobs[: len(new.token_ids)])
         if delta.prompt_logprobs is not None:

@@ -46,6 +46,16 @@ class TextStream:
         self._num_tokens = 0
         self._is_finished = False
 
+    @property
+    def is_plain(self) -> bool:
+        """No stop string is looked for."""
+        return self._matcher is None
+
+    def push_plain(self, token_ids: list[int]) -> str:
+        """The text that `push` brings of tokens in the middle of a plain stream: all that most tokens need."""
+        failpoint("in_detokenise", token_ids)
+        return self._decoder.push(token_ids)
+
     def push(self, token_ids: list[int], *, is_last: bool) -> TextDelta:
         failpoint("in_detokenise", token_ids)
         if self._is_finished:

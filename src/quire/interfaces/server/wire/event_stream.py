@@ -128,7 +128,9 @@ class _Writer:
             while has_more and self._on_its_way is None:
                 data = b"".join(events.take())
                 if data:
-                    self._begin(data)
+                    self.last_progress = self._clock()
+                    if not self._outlet(data):
+                        self._begin(data)
                 # an end that came while the client was slow is told of by nobody a second time
                 has_more = events.has_news and not events.is_done
             if events.is_done and self._on_its_way is None:
@@ -139,8 +141,6 @@ class _Writer:
     def _begin(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends; what cannot be sent at once is on its way afterwards."""
         self.last_progress = self._clock()
-        if not is_last and self._outlet(data):
-            return
         body = {"type": "http.response.body", "body": data, "more_body": not is_last}
         steps = (self._send(body) if self.has_started else self._send_first(body)).__await__()
         try:
