@@ -6,6 +6,8 @@ import json
 import httpx2 as httpx
 import pytest
 
+from quire.interfaces.server.wire import event_stream
+
 
 @pytest.fixture
 def stream_chat(events_of):
@@ -232,6 +234,27 @@ def test_a_client_that_leaves_frees_its_requests(run, served, on_a_socket, caplo
             server.fake.release()
             async with httpx.AsyncClient() as other:
                 assert (await other.post(url + path, json={**body, "stream": False})).status_code == 200
+
+    run(main())
+
+
+def test_a_client_that_leaves_with_another_request_waiting_frees_the_first(run, served, on_a_socket, monkeypatch):
+    # nothing is read while a request waits behind another one: that the client is gone is seen when something is sent
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.01)
+
+    async def main():
+        async with served() as server, on_a_socket(server) as url:
+            server.fake.hold(3)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            data = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
+            head += f"\r\ncontent-length: {len(data)}\r\n\r\n"
+            writer.write(head.encode() + data + b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"data: ")
+            writer.transport.abort()
+            await wait_for(server, lambda: server.fake.aborted)
+            while len(server.state.in_flight):
+                await asyncio.sleep(0)
 
     run(main())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.interfaces.server.access.gate import MAX_HEADER_BYTES, headers_too_large
@@ -45,6 +46,19 @@ class OpenAIProtocol(HttpToolsProtocol):
     _head: _Head | None = None
     # an error was sent; what still comes is thrown away
     _is_refused = False
+    # the one that is being answered; uvicorn's `cycle` is the last that came, which may wait behind it
+    _answered: RequestResponseCycle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        answered = self._answered
+        if answered is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         self._head = _Head()
