@@ -1,10 +1,12 @@
 """Streams: what stands on the wire, event by event, and that a client which goes away frees its request."""
 
 import asyncio
+import gc
 import json
 
 import httpx2 as httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from quire.interfaces.server.wire import event_stream
 
@@ -255,6 +257,23 @@ def test_a_client_that_leaves_with_another_request_waiting_frees_the_first(run, 
             await wait_for(server, lambda: server.fake.aborted)
             while len(server.state.in_flight):
                 await asyncio.sleep(0)
+
+    run(main())
+
+
+def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector(run, served, on_a_socket):
+    async def main():
+        async with served() as server, on_a_socket(server) as url, httpx.AsyncClient() as client:
+            body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(5):
+                    assert (await client.post(url + "/v1/chat/completions", json=body)).status_code == 200
+                # the connection holds its last one
+                assert sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects()) <= 1
+            finally:
+                gc.enable()
 
     run(main())
 

@@ -5,6 +5,7 @@ uvicorn answers what it cannot parse with a line of text, and collects headers f
 
 from __future__ import annotations
 
+import weakref
 from http import HTTPStatus
 
 from uvicorn._types import ASGI3Application
@@ -28,9 +29,12 @@ class _Head:
 def _outlet_of(cycle: RequestResponseCycle) -> Outlet:
     """Writes to the connection what belongs to a body in chunks, if nothing stands in its way."""
     flow, transport = cycle.flow, cycle.transport
+    # The cycle holds the scope, which holds the outlet: a ring of them would be left for the garbage collector.
+    its = weakref.ref(cycle)
 
     def write(data: bytes) -> bool:
-        if cycle.disconnected:
+        cycle = its()
+        if cycle is None or cycle.disconnected:
             return True
         if flow.write_paused or not cycle.response_started or cycle.response_complete or not cycle.chunked_encoding:
             return False
