@@ -1,6 +1,8 @@
 """A request's stream: who is told, what is taken, and its ends."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -79,6 +81,25 @@ def test_each_item_is_used_in_its_turn():
         waited = [delta async for delta in client.generate(request(2, n=2))]
         assert tokens_by_index(deltas) == tokens_by_index(waited)
         assert tokens_by_index(deltas)[0] == TOKENS
+
+    run(scenario)
+
+
+def test_a_stream_that_was_used_up_leaves_nothing_for_the_garbage_collector():
+    class Use:
+        def __call__(self, delta) -> None: ...
+
+    async def scenario(client: AsyncEngineClient) -> None:
+        stream, use = client.open(request()), Use()
+        is_alive = weakref.ref(use)
+        gc.disable()
+        try:
+            await each_of(stream, use)
+            await stream.aclose()
+            del stream, use
+            assert not is_alive()
+        finally:
+            gc.enable()
 
     run(scenario)
 

@@ -14,7 +14,7 @@ from quire.engine_client.deltas import TokenDelta
 from quire.messages import EngineOutputs, sequence_id_of, split_sequence_id, split_sequence_ids
 
 
-def _nobody() -> None:
+def nobody() -> None:
     """Nobody is to be told."""
 
 
@@ -29,7 +29,7 @@ class Mailbox:
         # sequences that may still bring something
         self.open_indices = set(range(num_sequences))
         # called when something has come into an empty box; the synchronous client looks for itself
-        self.on_news: Callable[[], None] = _nobody
+        self.on_news: Callable[[], None] = nobody
         # why nothing more will come, once the engine is gone
         self.failure: str | None = None
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol, TypeVar
 
 from quire.engine_client.deltas import TokenDelta
-from quire.engine_client.mailbox import Mailbox
+from quire.engine_client.mailbox import Mailbox, nobody
 from quire.errors import EngineDeadError
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -115,5 +115,9 @@ async def each_of(stream: Stream[_T], use: Callable[[_T], None]) -> None:
             over.set_exception(error)
 
     stream.on_news = take
-    take()
-    await over
+    try:
+        take()
+        await over
+    finally:
+        # else stream and function hold each other, and all that they know, until the garbage collector comes
+        stream.on_news = nobody
