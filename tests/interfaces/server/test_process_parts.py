@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -97,6 +99,35 @@ def test_the_end_of_the_other_side_ends_every_question():
 def two_ledgers(tenants: list[str]) -> tuple[SharedLedger, SharedLedger]:
     page = make_page(2, tenants)
     return SharedLedger(page, 0, 2, tenants), SharedLedger(page, 1, 2, tenants)
+
+
+_IS_FREE = "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+_STANDS_STILL = """
+import os, signal, sys
+from quire.interfaces.server.processes.shared_ledger import SharedLedger
+with SharedLedger(int(sys.argv[1]), 1, 2, []).locked():
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_process_that_stands_still_with_the_lock_stops_nobody_else():
+    page = make_page(2, [])
+    ledger = SharedLedger(page, 0, 2, [])
+    other = subprocess.Popen([sys.executable, "-c", _STANDS_STILL, str(page)], pass_fds=[page])
+    try:
+        os.waitid(os.P_PID, other.pid, os.WSTOPPED | os.WNOWAIT)
+        for _ in range(3):
+            with ledger.locked(), ledger.locked():
+                ledger.add(0, "", 1)
+        assert ledger.total(0) == 3
+    finally:
+        other.kill()
+        other.wait()
+    with ledger.locked():
+        # it is taken again as soon as it is free
+        assert subprocess.call([sys.executable, "-c", _IS_FREE, str(page)], pass_fds=[page]) == 1
+    assert subprocess.call([sys.executable, "-c", _IS_FREE, str(page)], pass_fds=[page]) == 0
+    os.close(page)
 
 
 def test_the_queue_is_one_for_all():

@@ -3,14 +3,15 @@
     [ process 0: requests | tokens | in flight, a number for each tenant ][ process 1 ... ] ... [ buckets of tokens ]
 
 Each process writes its own numbers and reads everybody's, under a lock of the file behind the page; the kernel lets go
-of the lock of a process that dies. What a dead process had in use is wiped by the first one. Names of tenants that the
-page does not know (their key is gone) share one place.
+of the lock of a process that dies, and nobody waits long for one that stands still. What a dead process had in use is
+wiped by the first one. Names of tenants that the page does not know (their key is gone) share one place.
 """
 
 from __future__ import annotations
 
 import fcntl
 import mmap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -21,6 +22,9 @@ from quire.interfaces.server.processes.nameless_file import nameless_file
 
 _KINDS = ("requests", "tokens", "in_flight")
 _CELL_BYTES = 8
+# for the lock, which is held for microseconds by a process that runs
+_LONGEST_WAIT = 0.1
+_LOOK_SECONDS = 0.00005
 
 
 def make_page(num_seats: int, tenants: Sequence[str]) -> int:
@@ -46,18 +50,37 @@ class SharedLedger:
         self._levels = page.cast("d")
         self._first_level = num_seats * len(_KINDS) * self._num_columns
         self._depth = 0
+        # who has waited once for one that stands still does not wait again, until the lock was free
+        self._is_patient = True
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        if self._depth == 0:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        is_taken = self._depth == 0 and self._take_lock()
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
-            if self._depth == 0:
+            if is_taken:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _take_lock(self) -> bool:
+        """False if a process stands still with it. Without the lock a bound may be passed by a few; to wait for it
+        would stop this process too, and nobody would be left to kill that one."""
+        deadline = None
+        while True:
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                now = time.monotonic()
+                deadline = deadline or now + _LONGEST_WAIT
+                if not self._is_patient or now > deadline:
+                    self._is_patient = False
+                    return False
+                time.sleep(_LOOK_SECONDS)
+            else:
+                self._is_patient = True
+                return True
 
     def locked(self) -> AbstractContextManager[object]:
         return self._lock()
