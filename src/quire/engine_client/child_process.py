@@ -47,7 +47,13 @@ class ChildProcess:
         self._keeper = threading.Thread(
             target=self._keep, args=(document, arguments, descriptors, started), name="quire-engine-keeper", daemon=True
         )
-        self._keeper.start()
+        try:
+            self._keeper.start()
+        except RuntimeError:
+            # the system has no thread to spare
+            os.close(self._end_read)
+            os.close(self._end_write)
+            raise
         started.wait()
         if self._start_error is not None:
             self._release()

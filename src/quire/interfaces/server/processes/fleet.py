@@ -200,8 +200,8 @@ class Fleet:
             began = loop.time()
             try:
                 how = await self._live(seat)
-            except OSError as error:
-                # a machine without a process or a file to spare may have one in a moment
+            except (OSError, RuntimeError) as error:
+                # a machine without a process, a thread (RuntimeError) or a file to spare may have one in a moment
                 how = str(error)
             self._settled[seat - 1].set()
             if self._ending.is_set():
