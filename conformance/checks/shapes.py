@@ -198,7 +198,7 @@ def a_bias_counts(target: Target) -> None:
 
 @check
 def a_penalty_counts(target: Target) -> None:
-    """A frequency_penalty changes a text that repeats itself."""
+    """A frequency_penalty below 0 makes a text repeat itself, one above 0 keeps it from that."""
     fields = {"prompt": "one one one one one one one one", "max_tokens": 40, "temperature": 0}
-    plain, penalised = completion(target, **fields), completion(target, **fields, frequency_penalty=2.0)
-    assert plain["choices"][0]["text"] != penalised["choices"][0]["text"]
+    repeating, penalised = (completion(target, **fields, frequency_penalty=value) for value in (-2.0, 2.0))
+    assert repeating["choices"][0]["text"] != penalised["choices"][0]["text"]

@@ -195,7 +195,7 @@ ROWS = {
         ("token_ids", {"token_ids": [300]}, [300, 301]),
     ]),
     "PromptPiece": (COMPLETIONS, {}, [
-        ("text", {"lines": True, "text": "dog"}, "cat"),
+        ("text", {"lines": True, "text": "dog"}, "cats and dogs, all of them"),
         ("token_ids", {"lines": True, "token_ids": [300]}, [301]),
         ("is_final", {"lines": True, "text": "dog"}, True),
     ]),

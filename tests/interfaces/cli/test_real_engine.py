@@ -29,7 +29,9 @@ def test_generate_with_the_model_in_the_package():
         timeout=170,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # whoever has no compiler is told so, and whoever starts for the first time hears that kernels are built
+    said = [line for line in done.stderr.splitlines() if "CPU kernels" not in line]
+    assert (done.returncode, said) == (0, [])
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["one two", "three"]
     assert [answer["outputs"][0]["num_tokens"] for answer in answers] == [4, 4]
