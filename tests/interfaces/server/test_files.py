@@ -527,8 +527,13 @@ def test_what_a_crash_left_is_removed(run, filing, folder):
             (folder / ("0" * 32 + ".part")).write_bytes(b"half")
             (folder / ("file-" + "0" * 32)).write_bytes(b"without a row")
             (folder / "notes.txt").write_bytes(b"somebody's own")
+            for one in folder.iterdir():
+                os.utime(one, (0, 0))
+            # an upload that is on its way, in this server or in another one
+            (folder / ("1" * 32 + ".part")).write_bytes(b"half")
+            (folder / ("file-" + "1" * 32)).write_bytes(b"its row comes now")
             await server.state.services.batches.start()
-            assert stored(folder) == sorted([kept, "notes.txt"])
+            assert stored(folder) == sorted([kept, "notes.txt", "1" * 32 + ".part", "file-" + "1" * 32])
 
     run(main())
 

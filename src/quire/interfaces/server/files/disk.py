@@ -1,6 +1,7 @@
 """The bytes of files: one private folder, one file an id. Ids are the server's own, so no name of a client is a path.
 
-What is being written stands under a name of its own until it is whole; what a crash left of it goes at the next start.
+What is being written stands under a name of its own until it is whole; what a crash left of it
+goes at a start an hour later.
 """
 
 from __future__ import annotations
@@ -59,11 +60,14 @@ class FileFolder:
     def remove(self, file_id: str) -> None:
         self.path_of(file_id).unlink(missing_ok=True)
 
-    def sweep(self, known: Collection[str]) -> None:
-        """Removes what an interrupted write or removal has left. Foreign names stay."""
+    def sweep(self, known: Collection[str], before: float) -> None:
+        """Removes what an interrupted write or removal has left that was last written `before` (Unix seconds): what
+        is younger may be an upload of this server, or of another one on the same storage. Foreign names stay."""
         for entry in os.scandir(self._path):
             is_lost = is_file_id(entry.name) and entry.name not in known
-            if (is_lost or entry.name.endswith(_UNFINISHED)) and entry.is_file(follow_symlinks=False):
+            if not (is_lost or entry.name.endswith(_UNFINISHED)) or not entry.is_file(follow_symlinks=False):
+                continue
+            if entry.stat(follow_symlinks=False).st_mtime < before:
                 logger.info("removing %s, which an interrupted run has left", entry.name)
                 os.unlink(entry.path)
 

@@ -1,6 +1,6 @@
 """Files of tenants: bytes in the folder and rows in the storage, kept together.
 
-The bytes come first and go last: a crash in between leaves bytes without a row, which the next start removes, and never
+The bytes come first and go last: a crash in between leaves bytes without a row, which a later start removes, and never
 a row without bytes.
 """
 
@@ -40,6 +40,8 @@ _REFUSED_PURPOSES = {
 }
 _EXPIRES_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 _MAX_UPLOADS = 8
+# What nobody has written to for so long is no upload any more (max_request_seconds is far less).
+_LEFT_SECONDS = 3600
 
 
 class Files:
@@ -102,9 +104,9 @@ class Files:
             await asyncio.to_thread(self._folder.remove, file_id)
 
     async def sweep(self, in_work: Collection[str]) -> None:
-        """Removes bytes that no row and no batch knows of. Only for the one process that writes to the folder."""
+        """Removes bytes that no row and no batch knows of, and that nobody has written to for an hour."""
         known = await self._records.all_ids()
-        await asyncio.to_thread(self._folder.sweep, known | set(in_work))
+        await asyncio.to_thread(self._folder.sweep, known | set(in_work), self._records.now - _LEFT_SECONDS)
 
     # ------------------------------------------------------------------------------------------ inside
 

@@ -63,6 +63,7 @@ REFUSED_BY_BOTH: dict[str, Refused] = {
 REFUSED_BY_COMPLETIONS: dict[str, Refused] = {
     "suffix": Refused("insertion needs a model trained for it, and none is supported yet", ("",)),
     "prompt_embeds": Refused("prompts are text or token ids"),
+    "messages": Refused("it belongs to /v1/chat/completions; use prompt"),
 }
 REFUSED_BY_CHAT: dict[str, Refused] = {
     "functions": _OLD_TOOLS,
