@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quire.interfaces.server.access.visit import new_request_id
 from quire.interfaces.server.transport.connections import Connection
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, unavailable
 
@@ -93,5 +94,6 @@ def handing_connections_of(
 
 async def _misdirected(scope: Any, receive: Any, send: Any) -> None:
     text = "This request came behind another one on its connection, to a process that cannot answer it. Send it again."
-    error = ApiError(421, text, code="misdirected_request", headers=CLOSE)
+    headers = {**CLOSE, "x-request-id": new_request_id()}
+    error = ApiError(421, text, code="misdirected_request", headers=headers)
     await error.response(scope["path"])(scope, receive, send)
