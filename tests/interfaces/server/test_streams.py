@@ -271,7 +271,7 @@ def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector(run, se
                 for _ in range(5):
                     assert (await client.post(url + "/v1/chat/completions", json=body)).status_code == 200
                 # the connection holds its last one
-                assert sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects()) <= 1
+                assert sum(type(one) is RequestResponseCycle for one in gc.get_objects()) <= 1
             finally:
                 gc.enable()
 
