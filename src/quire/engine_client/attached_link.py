@@ -8,7 +8,6 @@ core's death its owner hears first; this side is told by it, and closes its clie
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import weakref
@@ -16,10 +15,9 @@ from typing import Any
 
 import zmq
 
-from quire.message_encoding import decode_to_client, encode
+from quire.engine_client.incoming import Incoming
+from quire.message_encoding import encode
 from quire.messages import ToClient, ToCore
-
-logger = logging.getLogger(__name__)
 
 
 def endpoint_in(folder: str) -> str:
@@ -34,9 +32,9 @@ class AttachedLink:
     def __init__(self, folder: str) -> None:
         """Waits in this folder from now on."""
         self._folder: str | None = folder
-        self._num_garbage_frames = 0
         context = zmq.Context()
         self._socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._incoming = Incoming(self._socket)
         # also of a link that is forgotten: a context that is collected before its socket would wait for it for ever
         self._close = weakref.finalize(self, _give_back, self._socket, context, folder, os.getpid())
         self._socket.set_hwm(0)
@@ -66,25 +64,17 @@ class AttachedLink:
         return () if self._socket.closed else (int(self._socket.FD),)
 
     def statistics(self) -> dict[str, float]:
-        return {"garbage_frames_dropped": self._num_garbage_frames}
+        return self._incoming.statistics()
 
     def close(self) -> None:
         self._close()
 
     def _received(self) -> list[ToClient]:
-        messages: list[ToClient] = []
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return messages
+        messages = self._incoming.take()
+        if messages:
+            # both sides have met
             self._remove_folder()
-            try:
-                messages.append(decode_to_client(frame))
-            except Exception as error:
-                # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
-                self._num_garbage_frames += 1
-                logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
+        return messages
 
     def _remove_folder(self) -> None:
         folder, self._folder = self._folder, None

@@ -9,7 +9,6 @@ Messages are msgspec structs, decoded strictly; a frame that cannot be decoded i
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import tempfile
@@ -20,15 +19,15 @@ import zmq
 
 from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.engine_process import WatchedProcess
+from quire.engine_client.incoming import Incoming
 from quire.errors import EngineDeadError, EngineError
-from quire.message_encoding import decode_to_client, encode
+from quire.message_encoding import encode
 from quire.messages import EngineFailed, ToClient, ToCore
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
     from quire.engine_core.pulse import PulsePage
 
-logger = logging.getLogger(__name__)
 # After its death a core's last words may still be on their way through the socket.
 _LAST_WORDS_MILLISECONDS = 200
 # The kernel takes no longer names for a Unix socket (108 bytes on Linux, 104 elsewhere, with a closing zero).
@@ -72,7 +71,7 @@ class SocketLink:
         self._resources = SocketResources(page)
         self._close = weakref.finalize(self, self._resources.close)
         self._socket = self._resources.socket
-        self._num_garbage_frames = 0
+        self._incoming = Incoming(self._socket)
         self._is_over = False
         try:
             folder = self._resources.folder
@@ -132,27 +131,18 @@ class SocketLink:
         return (int(self._socket.FD), self._child.end_descriptor)
 
     def statistics(self) -> dict[str, float]:
-        return {"garbage_frames_dropped": self._num_garbage_frames}
+        return self._incoming.statistics()
 
     def close(self) -> None:
         self._is_over = True
         self._close()
 
     def _received(self) -> list[ToClient]:
-        messages: list[ToClient] = []
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return messages
-            try:
-                messages.append(decode_to_client(frame))
-            except Exception as error:
-                # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
-                self._num_garbage_frames += 1
-                logger.warning("dropped a frame of %d bytes that is no message: %s", len(frame), error)
-                continue
+        messages = self._incoming.take()
+        if messages:
+            # both sides have met
             self._resources.remove_folder()
+        return messages
 
     def _last_words(self) -> list[ToClient]:
         """What a process that has ended still said, closed by the failure that its end is."""
