@@ -100,7 +100,14 @@ def test_prompt_tokens_are_bounded(run, served):
             assert impossible.status_code == 400
             assert "max_num_queued_tokens=50" in impossible.json()["error"]["message"]
             text = "a" * 60
-            for answer, name in ((await server.complete(text), "prompt"), (await server.chat(text), "messages")):
+            for answer, name in (
+                (await server.complete(text), "prompt"),
+                (await server.chat(text), "messages"),
+                (await server.post("/v1/responses", {"input": text, "store": False}), "input"),
+                (await server.post("/v1/embeddings", {"input": text}), "input"),
+                # before anything is rendered
+                (await server.post("/v1/embeddings", {"input": [1] * 51}), "input"),
+            ):
                 error = answer.json()["error"]
                 assert (answer.status_code, error["param"]) == (400, name)
                 assert error["message"].startswith(f"{name}: ")

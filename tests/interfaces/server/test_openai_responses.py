@@ -449,6 +449,19 @@ def test_a_mistake_is_named(asked, fields, param):
     asked(test)
 
 
+@pytest.mark.parametrize("fields", [{"input": "x" * 5000}, {"max_output_tokens": 4000}, {"min_tokens": 4000}])
+def test_what_is_too_long_is_called_by_the_clients_name(asked, fields):
+    async def test(server, client):
+        answer = await server.post("/v1/responses", {"input": "x" * 400, "store": False, **fields})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        text = answer.json()["error"]["message"]
+        assert "input" in text
+        assert "messages" not in text
+        assert "prompt" not in text
+
+    asked(test)
+
+
 def test_a_failure_before_the_first_event_has_its_status_and_later_one_an_event(asked):
     async def test(server, client):
         server.fake.failures[0] = "broken"

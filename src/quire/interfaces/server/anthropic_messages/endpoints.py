@@ -23,11 +23,11 @@ from quire.interfaces.server.anthropic_messages.fields import (
     hides_thinking,
 )
 from quire.interfaces.server.anthropic_messages.objects import FailureAnswer, MessageEvent, MessageObject, TokenCount
-from quire.interfaces.server.openai.dialect import ChatRun, in_words_of
+from quire.interfaces.server.openai.dialect import ChatRun
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import ApiError
+from quire.interfaces.server.wire.errors import ApiError, in_words_of
 from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.pumped import pumped

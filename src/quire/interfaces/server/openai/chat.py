@@ -61,8 +61,11 @@ async def create_chat_completion(request: Request) -> Response:
     return json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()))
 
 
-async def prepare_chat(body: ChatRequest, state: ServerState) -> tuple[Work, AnswerFormats | None]:
-    """A chat, checked and not started, and how to read its answers. Other dialects come this way, too."""
+async def prepare_chat(
+    body: ChatRequest, state: ServerState, *, conversation: str = "messages"
+) -> tuple[Work, AnswerFormats | None]:
+    """A chat, checked and not started, and how to read its answers. Other dialects come this way, too, which may call
+    its messages something else."""
     check_stream_options(body)
     params = _params(body, state)
     current_visit().check_room(num_sequences(params))
@@ -80,7 +83,7 @@ async def prepare_chat(body: ChatRequest, state: ServerState) -> tuple[Work, Ans
         template_kwargs=body.chat_template_kwargs,
     )
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    check_length(len(prompt.token_ids), name, _max_tokens(body), state.max_model_len, what="messages")
+    check_length(len(prompt.token_ids), name, _max_tokens(body), state.max_model_len, what=conversation)
     answers = _answer_formats(body, prompt.text or "", choice, params, state)
     if answers is not None and answers.needs_special_tokens:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
@@ -90,7 +93,7 @@ async def prepare_chat(body: ChatRequest, state: ServerState) -> tuple[Work, Ans
         params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        names={"prompt": "messages", **({"structured_outputs": "tools"} if choice.must_call else form_names(body))},
+        names={"prompt": conversation, **({"structured_outputs": "tools"} if choice.must_call else form_names(body))},
     )
     return work, answers
 

@@ -4,16 +4,14 @@ ChatRequest, runs as every chat does, and comes back as pieces of one answer. Th
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.openai.chat import prepare_chat
 from quire.interfaces.server.openai.generation import deltas_of
@@ -23,7 +21,7 @@ from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openai.responses import TokenLogprob, Usage
 from quire.interfaces.server.openai.work import Counts, Work
 from quire.interfaces.server.state import ServerState
-from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.interfaces.server.wire.errors import invalid
 from quire.renderer.output_formats import AnswerFormats
 from quire.renderer.output_parsing.answer import Content, Piece
 from quire.renderer.output_parsing.format import new_call_id
@@ -55,33 +53,6 @@ class DialectFields(msgspec.Struct, kw_only=True):
     def as_in_a_chat(self) -> dict[str, Any]:
         """By the names that ChatRequest has for them, which are the same."""
         return {name: getattr(self, name) for name in DialectFields.__struct_fields__ if name != "stream"}
-
-
-@contextmanager
-def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about a chat's fields become errors about the fields that they were made of.
-
-    `names`: patterns for the beginning of a field's path, and what the client calls it; the first that fits counts.
-    """
-    try:
-        yield
-    except (ApiError, RequestError) as error:
-        param = error.param
-        for pattern, name in names.items():
-            found = re.match(rf"(?:{pattern})(?![\w])", param or "")
-            if param is not None and found:
-                shown = found.expand(name) + param[found.end() :]
-                _rename(error, param, shown)
-                break
-        raise
-
-
-def _rename(error: ApiError | RequestError, param: str, shown: str) -> None:
-    error.param = shown
-    if isinstance(error, ApiError):
-        error.message = error.message.replace(param, shown, 1)
-    else:
-        error.args = (str(error).replace(param, shown, 1),)
 
 
 def text_in(part: Mapping[str, Any], name: str, where: str) -> str:
@@ -117,9 +88,9 @@ class ChatRun:
         self.counts = Counts()
 
     @classmethod
-    async def prepare(cls, body: ChatRequest, state: ServerState) -> ChatRun:
-        """Checked and not started. Raises what a chat raises."""
-        work, formats = await prepare_chat(body, state)
+    async def prepare(cls, body: ChatRequest, state: ServerState, *, conversation: str = "messages") -> ChatRun:
+        """Checked and not started. Raises what a chat raises; `conversation` is the client's word for its messages."""
+        work, formats = await prepare_chat(body, state, conversation=conversation)
         return cls(body, work, formats, state)
 
     @property

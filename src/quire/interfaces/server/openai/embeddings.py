@@ -21,7 +21,7 @@ from quire.interfaces.server.access.waiting_room import Stay
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules, Refused
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.prompt_forms import split_prompts
@@ -111,10 +111,11 @@ async def create_embeddings(request: Request) -> Response:
     )
     asked, visit = split_prompts(body.input, "input", MAX_INPUTS), current_visit()
     visit.check_priority(body.priority or 0)
-    visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
-    inputs = [await _tokens(state, one, body.add_special_tokens) for one in asked]
-    work = _Work(inputs, params, body, visit)
-    outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
+    with in_words_of({"prompt": "input"}):
+        visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+        inputs = [await _tokens(state, one, body.add_special_tokens) for one in asked]
+        work = _Work(inputs, params, body, visit)
+        outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
     num_tokens = sum(map(len, inputs))
     data = [
         Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64))

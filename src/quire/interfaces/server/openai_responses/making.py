@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from quire.errors import ContextLengthError
-from quire.interfaces.server.openai.dialect import ChatRun, in_words_of
+from quire.interfaces.server.openai.dialect import ChatRun
 from quire.interfaces.server.openai_responses.answer import ResponseInTheMaking
 from quire.interfaces.server.openai_responses.fields import NAMES, ResponsesRequest, chat_of, check
 from quire.interfaces.server.openai_responses.items import Item, item_id, items_of, messages_of, turns_of
 from quire.interfaces.server.state import ServerState
-from quire.interfaces.server.wire.errors import ApiError
+from quire.interfaces.server.wire.errors import ApiError, in_words_of
 
 
 @dataclass(slots=True)
@@ -100,22 +100,26 @@ def stored_responses(state: ServerState, tenant: str) -> Any:
 async def _fitting_run(body: ResponsesRequest, messages: list[dict[str, Any]], state: ServerState) -> ChatRun:
     """With truncation=auto: without as many of the oldest turns as it takes, found by halving."""
     try:
-        return await ChatRun.prepare(chat_of(body, messages), state)
+        return await _run_of(body, messages, state)
     except ContextLengthError:
         cuts = turns_of(messages) if body.truncation == "auto" else []
         if not cuts:
             raise
     first = 1 if messages[0]["role"] in ("system", "developer") else 0
-    shortest = await ChatRun.prepare(chat_of(body, messages[:first] + messages[cuts[-1] :]), state)
+    shortest = await _run_of(body, messages[:first] + messages[cuts[-1] :], state)
     fits, too_long = (len(cuts) - 1, shortest), -1
     while fits[0] - too_long > 1:
         middle = (fits[0] + too_long) // 2
         try:
-            run = await ChatRun.prepare(chat_of(body, messages[:first] + messages[cuts[middle] :]), state)
+            run = await _run_of(body, messages[:first] + messages[cuts[middle] :], state)
             fits = middle, run
         except ContextLengthError:
             too_long = middle
     return fits[1]
+
+
+async def _run_of(body: ResponsesRequest, messages: list[dict[str, Any]], state: ServerState) -> ChatRun:
+    return await ChatRun.prepare(chat_of(body, messages), state, conversation="input")
 
 
 def _head(body: ResponsesRequest, run: ChatRun, state: ServerState) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 from fastapi import Response
@@ -92,6 +93,33 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
         return error
     name = names[error.param]
     return RequestError(re.sub(rf"\b{error.param}\b", name, str(error)), param=name, code=error.code)
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about the fields that a request was translated into become errors about those that they were made of.
+
+    `names`: patterns for the beginning of a field's path, and what the client calls it; the first that fits counts.
+    """
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        param = error.param
+        for pattern, name in names.items():
+            found = re.match(rf"(?:{pattern})(?![\w])", param or "")
+            if param is not None and found:
+                shown = found.expand(name) + param[found.end() :]
+                _rename(error, param, shown)
+                break
+        raise
+
+
+def _rename(error: ApiError | RequestError, param: str, shown: str) -> None:
+    error.param = shown
+    if isinstance(error, ApiError):
+        error.message = error.message.replace(param, shown, 1)
+    else:
+        error.args = (str(error).replace(param, shown, 1),)
 
 
 def forbidden(message: str) -> ApiError:
