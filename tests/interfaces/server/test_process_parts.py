@@ -193,7 +193,7 @@ def test_a_bound_of_all_is_a_shared_bound():
                 for name in ("a", "b", "c"):
                     rooms = [bound.has_room(name, more) for more in range(most + 2)]
                     assert rooms == [alone.has_room(name, more) for more in range(most + 2)]
-                    assert bound.can_ever_hold(name, most // 2) == alone.can_ever_hold(name, most // 2)
+                    assert bound.most_for(name) == alone.most_for(name)
         assert alone.resized(most + 1).num_used == bounds[0].resized(most + 1).num_used == alone.num_used
 
 

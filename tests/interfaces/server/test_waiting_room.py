@@ -203,6 +203,29 @@ def test_nobody_can_fill_the_room_alone(clock):
     assert room.num_requests == 80
 
 
+def test_a_refusal_names_the_bound_that_was_met(clock):
+    one, two = Tenant("one"), Tenant("two")
+    room = room_of(clock, one, two, max_requests=8)
+
+    def said(tenant, count):
+        with pytest.raises((ApiError, RequestError)) as caught:
+            room.admit(tenant, [(count, 1)])
+        return str(caught.value)
+
+    places = "max_num_queued_requests=8, of which 2 are kept for other keys"
+    assert f"7 requests at once, more than one key may have on this server even when nobody else has any ({places}" in (
+        said(one, 7)
+    )
+    stays = [room.admit(one, [(1, 1)]) for _ in range(6)]
+    # there are places, but none for it
+    assert said(one, 1).startswith(f"This key has 6 requests in the queue, 1 more would be too many ({places})")
+    assert said(two, 3).startswith("The queue is full: 6 requests wait, 3 more would be too many (max_num_queued")
+    stays.append(room.admit(two, [(2, 1)]))
+    assert said(two, 1).startswith("The queue is full: 8 requests wait")
+    assert "(max_requests=2)" in said(Tenant("two", Quota(max_requests=2)), 3)
+    assert "(max_queued=2)" in said(Tenant("two", Quota(max_queued=2)), 3)
+
+
 def test_a_bound_of_one_tenant_is_whole():
     bound = SharedBound(10, {"one": 5.0})
     bound.take("one", 10)

@@ -29,9 +29,9 @@ class SharedBound:
     def has_room(self, tenant: str, amount: int) -> bool:
         return self._claimed + self._growth(tenant, amount) <= self.most
 
-    def can_ever_hold(self, tenant: str, amount: int) -> bool:
-        """Whether there would be room if nobody had anything."""
-        return amount <= self.most - sum(self._parts.values()) + self._parts.get(tenant, 0)
+    def most_for(self, tenant: str) -> int:
+        """Places that it could have if nobody else had anything."""
+        return self.most - sum(self._parts.values()) + self._parts.get(tenant, 0)
 
     def take(self, tenant: str, amount: int) -> None:
         self._claimed += self._growth(tenant, amount)

@@ -269,13 +269,13 @@ class WaitingRoom:
         num_in_flight = 0 if quota.max_requests is None else self._ledger.num_in_flight(tenant.name, use.num_in_flight)
         if quota.max_requests is not None and num_in_flight + num_requests > quota.max_requests:
             what = f"This key has {num_in_flight} requests in flight, at most {quota.max_requests} are allowed"
-            _check_possible(num_requests <= quota.max_requests, name, f"{num_requests} sequences", "max_requests")
+            _check_possible(num_requests, quota.max_requests, name, "sequences", f"max_requests={quota.max_requests}")
             too_many = num_in_flight + num_requests - quota.max_requests
             rate = self._ledger.num_processes * use.ends.rate(now)
             self._refuse(tenant, "tenant_requests", f"{what} (max_requests).", too_many / rate if rate else 1.0)
         queued = self._requests.used_by(tenant.name)
         if quota.max_queued is not None and queued + num_requests > quota.max_queued:
-            _check_possible(num_requests <= quota.max_queued, name, f"{num_requests} sequences", "max_queued")
+            _check_possible(num_requests, quota.max_queued, name, "sequences", f"max_queued={quota.max_queued}")
             text = f"This key has {queued} requests in the queue, at most {quota.max_queued} are allowed (max_queued)."
             self._refuse(tenant, "tenant_queued", text, self._queue_seconds(self._begun_requests, self.num_requests))
 
@@ -286,9 +286,15 @@ class WaitingRoom:
         ):
             if bound.has_room(tenant.name, amount):
                 continue
-            is_possible = bound.can_ever_hold(tenant.name, amount)
-            _check_possible(is_possible, name_of_it, f"{amount} {what}", f"{option}={bound.most}")
-            text = f"The queue is full: {bound.num_used} {what} wait, {amount} more would be too many ({option})."
+            most, used = bound.most_for(tenant.name), bound.used_by(tenant.name)
+            limit = f"{option}={bound.most}"
+            if most < bound.most:
+                limit += f", of which {bound.most - most} are kept for other keys"
+            _check_possible(amount, most, name_of_it, what, limit)
+            if used + amount > most < bound.most:
+                text = f"This key has {used} {what} in the queue, {amount} more would be too many ({limit})."
+            else:
+                text = f"The queue is full: {bound.num_used} {what} wait, {amount} more would be too many ({option})."
             self._refuse(tenant, f"queued_{what}", text, self._queue_seconds(begun, bound.num_used))
 
     def _queue_seconds(self, begun: Throughput, amount: float) -> int:
@@ -304,11 +310,11 @@ class WaitingRoom:
         raise rate_limited(f"{text} {_ADVICE}", max(1, math.ceil(seconds)))
 
 
-def _check_possible(is_possible: bool, name: str, amount: str, option: str) -> None:
+def _check_possible(amount: int, most: int, name: str, what: str, limit: str) -> None:
     """What could never be accepted is a mistake of the request in the field `name`, and no matter of time."""
-    if not is_possible:
+    if amount > most:
         raise RequestError(
-            f"{name}: the request asks for {amount} at once, more than may wait for one key on this server even when "
-            f"nobody else does ({option}). Send it in several parts.",
+            f"{name}: the request asks for {amount} {what} at once, more than one key may have on this server even "
+            f"when nobody else has any ({limit}). Send it in several parts.",
             param=name,
         )

@@ -149,8 +149,8 @@ class BoundOfAll:
         own_part_free = max(0, self._parts.get(tenant, 0) - used.get(tenant, 0))
         return self.num_used + kept_free + max(0, amount - own_part_free) <= self.most
 
-    def can_ever_hold(self, tenant: str, amount: int) -> bool:
-        return amount <= self.most - sum(self._parts.values()) + self._parts.get(tenant, 0)
+    def most_for(self, tenant: str) -> int:
+        return self.most - sum(self._parts.values()) + self._parts.get(tenant, 0)
 
     def take(self, tenant: str, amount: int) -> None:
         self._ledger.add(self._kind, tenant, amount)
