@@ -1,13 +1,17 @@
 """What a server refuses for want of room or time, over HTTP: the queue, the clocks, bodies, connections, tenants."""
 
 import asyncio
+import dataclasses
 import json
 import logging
 
 import pytest
 import uvicorn
 
+from quire.interfaces.server.files import upload
+from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
+from quire.interfaces.server.wire import prompt_pieces
 
 CHAT = "/v1/chat/completions"
 ONE, TWO = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
@@ -311,6 +315,27 @@ def test_a_body_that_stands_still(run, served):
             answer = await server.http.post(
                 "/v1/completions", content=body(), headers={"content-type": "application/json"}
             )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (408, "idle_timeout")
+
+    run(main())
+
+
+def test_the_option_says_what_may_stand_still_longer():
+    text = next(one.metadata["help"] for one in dataclasses.fields(ServerOptions) if one.name == "first_byte_seconds")
+    for seconds in (prompt_pieces.IDLE_SECONDS, upload.IDLE_SECONDS):
+        assert f"uploads and prompts in pieces have {seconds:g} seconds" in text
+
+
+def test_an_upload_that_stands_still(run, served, monkeypatch, tmp_path):
+    async def body():
+        yield b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nba'
+        await asyncio.sleep(10)
+
+    async def main():
+        async with served(files_folder=str(tmp_path)) as server:
+            monkeypatch.setattr(upload, "IDLE_SECONDS", 0.05)
+            headers = {"content-type": "multipart/form-data; boundary=x"}
+            answer = await server.http.post("/v1/files", content=body(), headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (408, "idle_timeout")
 
     run(main())

@@ -63,8 +63,8 @@ class ServerOptions:
         least=0.001, unit="seconds",
     )  # fmt: skip
     first_byte_seconds: float = option(
-        10.0, "a connection is closed if a request's head does not arrive whole in this time, or its body stands still "
-        "so long",
+        10.0, "a connection is closed if a request's head does not arrive whole in this time; a JSON body that stands "
+        "still so long is refused with 408 (uploads and prompts in pieces have 60 seconds)",
         section="requests", least=0.001, unit="seconds",
     )  # fmt: skip
     keep_alive_seconds: int = option(

@@ -21,7 +21,7 @@ _MAX_FIELD_BYTES = 1024
 _MAX_FILENAME = 255
 # The form around the file.
 _MAX_FRAME_BYTES = 64 * 1024
-_IDLE_SECONDS = 60.0
+IDLE_SECONDS = 60.0
 # A client that is still sending misses an answer that comes too early, so it is listened to for so long.
 _DISCARD_SECONDS = 2.0
 
@@ -143,10 +143,10 @@ class _Body:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         while not self._is_over:
             try:
-                async with asyncio.timeout(_IDLE_SECONDS):
+                async with asyncio.timeout(IDLE_SECONDS):
                     chunk = await self._chunk()
             except TimeoutError:
-                text = f"Nothing of the upload came for {_IDLE_SECONDS:g} seconds."
+                text = f"Nothing of the upload came for {IDLE_SECONDS:g} seconds."
                 raise ApiError(408, text, code="idle_timeout", headers={"connection": "close"}) from None
             yield chunk
 
