@@ -46,7 +46,7 @@ def test_a_reader_is_told_and_takes():
             if stream.is_done:
                 over.set()
 
-        stream.on_news = told
+        stream.tell(told)
         await over.wait()
         assert tokens == TOKENS
         assert list(stream.take()) == []
@@ -59,7 +59,7 @@ def test_a_reader_is_told_and_takes():
 def test_whoever_does_not_take_is_told_once():
     async def scenario(client: AsyncEngineClient) -> None:
         stream, calls, other = client.open(request()), [], client.open(request(2, max_tokens=60))
-        stream.on_news = lambda: calls.append(1)
+        stream.tell(lambda: calls.append(1))
         async for _ in items_of(other):
             pass
         assert calls == [1]
@@ -134,7 +134,7 @@ def test_what_came_before_the_end_of_the_engine_is_taken_first():
     async def scenario(client: AsyncEngineClient) -> None:
         await client.control("hold", {"at": 3})
         stream, told = client.open(request()), asyncio.Event()
-        stream.on_news = told.set
+        stream.tell(told.set)
         await told.wait()
         client.close()
         assert [token for delta in stream.take() for token in delta.token_ids][:1] == TOKENS[:1]
@@ -149,7 +149,7 @@ def test_what_ends_a_stream_is_found_behind_what_came_before_it():
     async def scenario(client: AsyncEngineClient) -> None:
         await client.control("hold", {"at": 3})
         stream, told, deltas = client.open(request()), asyncio.Event(), []
-        stream.on_news = told.set
+        stream.tell(told.set)
         await told.wait()
         client.close()
         with pytest.raises(EngineDeadError):
@@ -166,7 +166,7 @@ def test_a_reader_that_fails_when_it_is_told_fails_alone(caplog):
         def fail() -> None:
             raise ValueError("not this one")
 
-        broken.on_news = fail
+        broken.tell(fail)
         await each_of(client.open(request(2)), lambda delta: tokens.extend(delta.token_ids))
         assert tokens == TOKENS
         assert "the reader of request 1 failed" in caplog.text
@@ -178,7 +178,7 @@ def test_a_sequence_that_its_reader_has_ended_does_not_fail_with_the_engine():
     async def scenario(client: AsyncEngineClient) -> None:
         await client.control("hold", {"at": 3})
         stream, told = client.open(request()), asyncio.Event()
-        stream.on_news = told.set
+        stream.tell(told.set)
         await told.wait()
         client.kill("The engine is gone.")
         stream.take()

@@ -1,6 +1,6 @@
 """What comes of one request, for its one reader on the event loop.
 
-A reader either sets `on_news` and takes what there is whenever it is called, which costs no task and no turn of the
+A reader either is told (`tell`) and takes what there is whenever it is called, which costs no task and no turn of the
 loop; or it waits with `news_of`. What it does not take is merged in the mailbox, so it may be as slow as it likes.
 """
 
@@ -21,7 +21,9 @@ _T = TypeVar("_T")
 class Stream(Protocol[_T_co]):
     """What is read: tokens here, texts and events in the rooms above."""
 
-    on_news: Callable[[], None]
+    def tell(self, reader: Callable[[], None]) -> None:
+        """From now on `reader` is called when something has come, in the turn of the loop that brought it; it must not
+        raise."""
 
     @property
     def has_news(self) -> bool:
@@ -45,13 +47,8 @@ class TokenStream:
         self._box = box
         self._close = close
 
-    @property
-    def on_news(self) -> Callable[[], None]:
-        return self._box.on_news
-
-    @on_news.setter
-    def on_news(self, told: Callable[[], None]) -> None:
-        self._box.on_news = told
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._box.on_news = reader
 
     @property
     def has_news(self) -> bool:
@@ -91,7 +88,7 @@ async def news_of(stream: Stream[object]) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    stream.on_news = wake
+    stream.tell(wake)
     await waiter
 
 
@@ -114,10 +111,10 @@ async def each_of(stream: Stream[_T], use: Callable[[_T], None]) -> None:
         except Exception as error:
             over.set_exception(error)
 
-    stream.on_news = take
+    stream.tell(take)
     try:
         take()
         await over
     finally:
         # else stream and function hold each other, and all that they know, until the garbage collector comes
-        stream.on_news = nobody
+        stream.tell(nobody)

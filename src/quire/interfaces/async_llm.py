@@ -276,7 +276,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
     ) -> OutputStream:
-        """Starts a request for a reader who is told when something has come (`on_news`), instead of waiting for it.
+        """Starts a request for a reader who is told when something has come (`tell`), instead of waiting for it.
         The stream must be closed (`aclose`), which aborts what still runs."""
         prepared = await self._prepared(prompt, sampling_params, request_id, priority)
         client = self._held.running

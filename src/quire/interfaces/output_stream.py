@@ -32,13 +32,8 @@ class OutputStream:
         self._label: AbstractContextManager[None] | None = label
         label.__enter__()
 
-    @property
-    def on_news(self) -> Callable[[], None]:
-        return self._tokens.on_news
-
-    @on_news.setter
-    def on_news(self, told: Callable[[], None]) -> None:
-        self._tokens.on_news = told
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._tokens.tell(reader)
 
     @property
     def has_news(self) -> bool:

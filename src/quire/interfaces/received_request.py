@@ -15,12 +15,12 @@ class HeldRequest:
     """A request in the core, as a Stream. What comes from there before its prompt is whole is held, and comes with the
     next token of its sequence, not before."""
 
-    def __init__(self, client: AsyncEngineClient, request: EngineRequest, on_news: Callable[[], None]) -> None:
+    def __init__(self, client: AsyncEngineClient, request: EngineRequest, reader: Callable[[], None]) -> None:
         self.request_id = request.request_id
         # one of its sequences has: the core takes no more
         self.has_ended = False
         self._tokens = client.open(request)
-        self._tokens.on_news = on_news
+        self._tokens.tell(reader)
         # by index of the sequence
         self._held: dict[int, TokenDelta] = {}
 
@@ -30,13 +30,8 @@ class HeldRequest:
             self._held[delta.index] = self._with_held(delta)
             self.has_ended = self.has_ended or delta.is_finished
 
-    @property
-    def on_news(self) -> Callable[[], None]:
-        return self._tokens.on_news
-
-    @on_news.setter
-    def on_news(self, told: Callable[[], None]) -> None:
-        self._tokens.on_news = told
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._tokens.tell(reader)
 
     @property
     def has_news(self) -> bool:
@@ -69,8 +64,10 @@ class AbortedRequest:
     has_news = True
 
     def __init__(self, num_outputs: int) -> None:
-        self.on_news: Callable[[], None] = lambda: None
         self._left = [TokenDelta(index, finish_reason="abort") for index in range(num_outputs)]
+
+    def tell(self, reader: Callable[[], None]) -> None:
+        """All that will come is there already."""
 
     @property
     def is_done(self) -> bool:

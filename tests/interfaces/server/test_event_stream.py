@@ -1,6 +1,7 @@
 """EventStream alone: silence, clients that do not read, the order on the wire."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -212,10 +213,13 @@ class Pushed:
     """A stream whose events a test puts in by hand."""
 
     def __init__(self) -> None:
-        self.on_news = lambda: None
+        self.reader: Callable[[], None] = lambda: None
         self.waiting: list[bytes] = []
         self.is_done = False
         self.error: Exception | None = None
+
+    def tell(self, reader: Callable[[], None]) -> None:
+        self.reader = reader
 
     @property
     def has_news(self) -> bool:
@@ -224,7 +228,7 @@ class Pushed:
     def push(self, *events: bytes, is_last: bool = False) -> None:
         self.waiting += events
         self.is_done = is_last
-        self.on_news()
+        self.reader()
 
     def take(self) -> list[bytes]:
         if self.error is not None and not self.waiting:
@@ -297,7 +301,7 @@ def test_an_error_while_the_client_is_slow_is_told_behind_what_came_before_it(ru
         source.push(b"0")
         source.push(b"1")
         source.error = unavailable("Good bye.")
-        source.on_news()
+        source.reader()
         wire.go_on.set()
         await task
         assert wire.body.startswith(b"01")
@@ -313,7 +317,7 @@ def test_an_error_among_events_is_told(run, scope):
         task = await begun(wire, source, scope)
         source.push(b"0")
         source.error = unavailable("Good bye.")
-        source.on_news()
+        source.reader()
         await task
         assert b"Good bye." in wire.body
         assert wire.body.endswith(b"data: [DONE]\n\n")

@@ -24,13 +24,8 @@ class AnswerEvents:
         self._end = end
         self.is_done = False
 
-    @property
-    def on_news(self) -> Callable[[], None]:
-        return self._deltas.on_news
-
-    @on_news.setter
-    def on_news(self, told: Callable[[], None]) -> None:
-        self._deltas.on_news = told
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._deltas.tell(reader)
 
     @property
     def has_news(self) -> bool:

@@ -83,13 +83,8 @@ class _Prompt:
         self._observer = observer
         self._counts = counts
 
-    @property
-    def on_news(self) -> Callable[[], None]:
-        return self._stream.on_news
-
-    @on_news.setter
-    def on_news(self, told: Callable[[], None]) -> None:
-        self._stream.on_news = told
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._stream.tell(reader)
 
     @property
     def has_news(self) -> bool:
@@ -148,14 +143,9 @@ class _Several:
     def __init__(self, prompts: list[_Prompt]) -> None:
         self._prompts = prompts
 
-    @property
-    def on_news(self) -> Callable[[], None]:
-        return self._prompts[0].on_news
-
-    @on_news.setter
-    def on_news(self, told: Callable[[], None]) -> None:
+    def tell(self, reader: Callable[[], None]) -> None:
         for prompt in self._prompts:
-            prompt.on_news = told
+            prompt.tell(reader)
 
     @property
     def has_news(self) -> bool:

@@ -101,7 +101,7 @@ class _Writer:
     async def carry(self, events: Stream[bytes]) -> None:
         """Sends all of them as they come."""
         self._events = events
-        events.on_news = self._take
+        events.tell(self._take)
         try:
             self._take()
             await self._over

@@ -14,20 +14,23 @@ class Pumped(Generic[_T]):
     """The generator is closed in every case."""
 
     def __init__(self, items: AsyncGenerator[_T, None]) -> None:
-        self.on_news: Callable[[], None] = lambda: None
+        self._reader: Callable[[], None] = lambda: None
         self._made: list[_T] = []
         self._was_taken = asyncio.Event()
         self._task = asyncio.create_task(self._pump(items))
-        self._task.add_done_callback(lambda _: self.on_news())
+        self._task.add_done_callback(lambda _: self._reader())
 
     async def _pump(self, items: AsyncGenerator[_T, None]) -> None:
         async with aclosing(items):
             async for item in items:
                 self._made.append(item)
                 self._was_taken.clear()
-                self.on_news()
+                self._reader()
                 if self._made:
                     await self._was_taken.wait()
+
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._reader = reader
 
     @property
     def has_news(self) -> bool:
