@@ -58,7 +58,7 @@ def poisoned(entry: str) -> Run:
 async def nth_operation_without_memory(setting: Setting) -> Figures:
     """The file that names n is gone when the n-th operation has failed."""
     with private_folder() as folder:
-        file = folder / "n"
+        file, written = folder / "n", folder / "written"
         # operations of a recorded program are not seen one by one; what it says is not compared with what is said here
         options = ("--enforce-eager", "--no-async-scheduling")
         setting = replace(setting, right_answers={True: {}, False: {}})
@@ -69,7 +69,9 @@ async def nth_operation_without_memory(setting: Setting) -> Figures:
             streams.history.codes = ("internal_error",)
             for n in range(1, setting.num_operations + 1):
                 with fault_on(streams):
-                    file.write_text(str(n), encoding="utf-8")
+                    # there with its number, or not at all: the engine looks before each step
+                    written.write_text(str(n), encoding="utf-8")
+                    written.rename(file)
                     await until(lambda: not file.exists(), 30.0)
                 assert streams.history.counts()[FAILED] <= n, "one injection failed more than one request"
             short, failed = await streams.metrics("quire:out_of_memory_steps_total", "quire:failed_requests_total")
