@@ -8,7 +8,14 @@ import httpx2 as httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from quire.interfaces.server.wire import event_stream
+HEALTH = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def chat_request(*, is_stream: bool) -> bytes:
+    """As it stands on the wire."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": is_stream}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
 
 
 @pytest.fixture
@@ -240,23 +247,46 @@ def test_a_client_that_leaves_frees_its_requests(run, served, on_a_socket, caplo
     run(main())
 
 
-def test_a_client_that_leaves_with_another_request_waiting_frees_the_first(run, served, on_a_socket, monkeypatch):
-    # nothing is read while a request waits behind another one: that the client is gone is seen when something is sent
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.01)
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_with_others_waiting_frees_the_first(run, served, on_a_socket, is_stream, is_reset):
+    async def main():
+        async with served() as server, on_a_socket(server) as url:
+            server.fake.hold(3)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            # one in the same packet, and more when it runs
+            writer.write(chat_request(is_stream=is_stream) + HEALTH)
+            await wait_for(server, lambda: server.fake.running)
+            if is_stream:
+                await reader.readuntil(b"data: ")
+            writer.write(HEALTH * 2)
+            await writer.drain()
+            writer.transport.abort() if is_reset else writer.close()
+            await wait_for(server, lambda: server.fake.aborted)
+            while len(server.state.in_flight):
+                await asyncio.sleep(0)
+
+    run(main())
+
+
+def test_requests_in_a_row_are_answered_in_their_order(run, served, on_a_socket):
+    """More of them than are read before the first is answered."""
 
     async def main():
         async with served() as server, on_a_socket(server) as url:
             server.fake.hold(3)
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-            data = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
-            head += f"\r\ncontent-length: {len(data)}\r\n\r\n"
-            writer.write(head.encode() + data + b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
-            await reader.readuntil(b"data: ")
-            writer.transport.abort()
-            await wait_for(server, lambda: server.fake.aborted)
-            while len(server.state.in_flight):
+            writer.write(chat_request(is_stream=False))
+            await wait_for(server, lambda: server.fake.running)
+            for number in range(40):
+                writer.write(HEALTH[:-2] + b"x-request-id: %d\r\n\r\n" % number)
+                await writer.drain()
                 await asyncio.sleep(0)
+            server.fake.release()
+            assert b'"finish_reason":"stop"' in await reader.readuntil(b"}}")
+            for number in range(40):
+                assert b"x-request-id: %d\r\n" % number in await reader.readuntil(b'{"status":"alive"}')
+            writer.close()
 
     run(main())
 

@@ -18,6 +18,8 @@ from quire.interfaces.server.wire.event_stream import OUTLET, Outlet
 
 # A client that is still sending is listened to for so long after an error.
 _LISTEN_SECONDS = 1.0
+# Requests of one connection that are read while one before them is answered.
+_MOST_WAITING = 4
 
 
 class _Head:
@@ -73,6 +75,9 @@ class OpenAIProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             self.scope["extensions"] = {OUTLET: {"write": _outlet_of(self.cycle)}}
+        if len(self.pipeline) <= _MOST_WAITING:
+            # uvicorn reads nothing more while a request waits behind another one, and so not that the client has gone
+            self.flow.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
