@@ -1,8 +1,9 @@
 """A core that answers at once and costs next to nothing: for measuring and loading what stands in front of a core.
 
 Every running sequence gets a token in every step. Its tokens follow from its prompt and its seed alone (`answer`), so
-whoever loads a server can tell a right answer from a wrong one. QUIRE_NULL_STEPS_A_SECOND paces it (0: as fast as it
-can).
+whoever loads a server can tell a right answer from a wrong one; so do log-probabilities, where they are asked for
+(`logprobs_of`). Forms are welcome, and nobody follows them: a text is what it would be without.
+QUIRE_NULL_STEPS_A_SECOND paces it (0: as fast as it can).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from quire.messages import (
     ExtendRequest,
     IntArray,
     SequenceEnd,
+    SequenceLogprobs,
     SequenceStart,
+    TokenLogprobs,
     sequence_id_of,
 )
 
@@ -49,6 +52,13 @@ def _start_of(prompt_token_ids: list[int], seed: int, index: int) -> int:
     return (sum(prompt_token_ids) + len(prompt_token_ids) + seed + 31 * index) % NUM
 
 
+def logprobs_of(token_id: int, num_best: int) -> TokenLogprobs:
+    """As if the answer were the most probable token each time, and those after it in the cycle the next ones."""
+    ranks = list(range(1, max(1, num_best) + 1))
+    others = [FIRST + (token_id - FIRST + rank) % NUM for rank in ranks[:-1]]
+    return TokenLogprobs([token_id, *others], [-rank / (1 + token_id % 7) for rank in ranks], ranks)
+
+
 class NullCore:
     """Rows of running sequences in arrays; Python touches those that start and end."""
 
@@ -69,6 +79,8 @@ class NullCore:
         self._rows: IntArray = np.empty((3, 0), dtype=np.int64)
         # those that wait for a row
         self._new: list[tuple[int, int, int]] = []
+        # sequence id -> so many log-probabilities a token
+        self._num_best: dict[int, int] = {}
 
     @property
     def has_work(self) -> bool:
@@ -81,6 +93,8 @@ class NullCore:
         for index in range(sampling.n):
             sequence_id = sequence_id_of(request.request_id, index)
             self._new.append((sequence_id, _start_of(prompt, sampling.seed or 0, index), max(1, limit)))
+            if sampling.logprobs is not None:
+                self._num_best[sequence_id] = sampling.logprobs
 
     def extend(self, extension: ExtendRequest) -> None:
         raise UserError("this core takes whole prompts only.")
@@ -105,8 +119,13 @@ class NullCore:
         self._ends += [SequenceEnd(sequence_id, "error", error=reason) for sequence_id in ids]
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
-        if name == "statistics":
-            return {"num_requests_running": self._rows.shape[1] + len(self._new), "num_steps": self._num_steps}
+        match name:
+            case "statistics":
+                return {"num_requests_running": self._rows.shape[1] + len(self._new), "num_steps": self._num_steps}
+            case "worker.open_vocabulary" | "worker.statistics":
+                return {}
+            case "worker.prepare_form":
+                return True
         raise UserError(f"control {name!r}: there is no such operation.")
 
     def step(self) -> EngineOutputs:
@@ -116,16 +135,28 @@ class NullCore:
         ids, where, left = self._rows
         outputs = EngineOutputs(step=self._num_steps, sequence_ids=ids, token_ids=FIRST + where % NUM)
         outputs.starts, self._starts = self._starts, []
+        if self._num_best:
+            outputs.logprobs = self._logprobs(outputs)
         where += 1
         left -= 1
         outputs.ends, self._ends = self._ends, []
         if not left.all():
             outputs.ends += [SequenceEnd(int(sequence_id), "length") for sequence_id in ids[left == 0]]
             self._rows = self._rows[:, left > 0]
+        for end in outputs.ends if self._num_best else ():
+            self._num_best.pop(end.sequence_id, None)
         return outputs
 
     def shutdown(self) -> None:
         self._rows = self._rows[:, :0]
+
+    def _logprobs(self, outputs: EngineOutputs) -> list[SequenceLogprobs]:
+        tokens = zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=True)
+        return [
+            SequenceLogprobs(sequence_id, [logprobs_of(token_id, self._num_best[sequence_id])])
+            for sequence_id, token_id in tokens
+            if sequence_id in self._num_best
+        ]
 
     def _take_new(self) -> None:
         taken = self._new[: max(0, self.ready.max_num_seqs - self._rows.shape[1])]

@@ -11,25 +11,28 @@ import asyncio
 import json
 import os
 import signal
+import sys
 
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.http import HttpServer
 from quire.interfaces.server.transport.listener import listen
+from quire.observability.logging import configure_logging, flush_log
 from quire.testing.fake_llm import fake_async_llm
 from quire.testing.null_core import FIRST, NUM
 
 
-async def serve(port: int, max_num_seqs: int, max_queued: int) -> None:
+async def serve(port: int, max_num_seqs: int, options: ServerOptions) -> None:
     engine = fake_async_llm(own_process=True, core="quire.testing.null_core:build", max_num_seqs=max_num_seqs)
     with listen("127.0.0.1", port) as listener:
-        options = ServerOptions(max_num_queued_requests=max_queued, max_num_queued_tokens=10**9)
         http = HttpServer(options, listener, None)
         http.start()
         await engine.start()
         http.attach(engine)
         texts = [engine.renderer.token_text(token_id) for token_id in range(FIRST, FIRST + NUM)]
         ready = {"port": listener.getsockname()[1], "pid": os.getpid(), "texts": texts}
-        print(json.dumps(ready), flush=True)
+        # one write: the log may share the pipe
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -45,8 +48,18 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int, default=4096)
     parser.add_argument("--max-queued", type=int, default=10**6)
+    parser.add_argument("--keep-alive-seconds", type=int, default=75)
+    parser.add_argument("--log", action="store_true", help="write the log that `quire serve` writes")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.port, arguments.max_num_seqs, arguments.max_queued))
+    if arguments.log:
+        configure_logging(in_background=True)
+    options = ServerOptions(
+        max_num_queued_requests=arguments.max_queued,
+        max_num_queued_tokens=10**9,
+        keep_alive_seconds=arguments.keep_alive_seconds,
+    )
+    uvloop.run(serve(arguments.port, arguments.max_num_seqs, options))
+    flush_log()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +21,15 @@ _SOURCE = str(Path(__file__).resolve().parents[2])
 class ServerProcess:
     """`with ServerProcess([...]) as server: server.wait_ready()`. Whatever happens, it is gone after the `with`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        num_kept_lines: int | None = None,
+    ) -> None:
         """`command`: arguments of the Python interpreter, such as ["-m", "quire.interfaces.cli", "serve"];
-        `environment`: what it has besides this process's own."""
+        `environment`: what it has besides this process's own; `num_kept_lines`: of its output, by default all."""
         path = os.pathsep.join(filter(None, [_SOURCE, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
             [sys.executable, *command],
@@ -31,7 +38,9 @@ class ServerProcess:
             text=True,
             env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
-        self._lines: list[str] = []
+        self._lines: deque[str] = deque(maxlen=num_kept_lines)
+        # characters that were printed and logged so far
+        self.num_said = 0
         # nobody reads what is printed after a line that holds this
         self.reads_until: str | None = None
         self._changed = threading.Condition()
@@ -97,6 +106,7 @@ class ServerProcess:
         for line in self._process.stdout:
             with self._changed:
                 self._lines.append(line)
+                self.num_said += len(line)
                 self._changed.notify_all()
             if self.reads_until is not None and self.reads_until in line:
                 return

@@ -1,11 +1,31 @@
-"""Whether memory grows with the number of requests: samples while a load runs, and a line through the later ones."""
+"""Whether anything grows with the number of requests: memory while a load runs, and what is left when it has ended."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import psutil
+
+from quire.testing.load.plain_client import PlainClient
+
+_LOOK_SECONDS = 0.25
+# what must be 0 when nobody asks; a core without a cache has no blocks
+_IDLE_GAUGES = (
+    "quire:kv_cache_blocks_held",
+    "quire:num_requests_running",
+    "quire:num_requests_waiting",
+    "quire:num_requests_open",
+    "quire:queued_requests",
+)
+_SERIES = re.compile(r"^([^#\s{]+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
+_ROLES = {"engine_core.process": "engine", "structured_output.checking_process": "checker"}
 
 
 @dataclass
@@ -33,12 +53,93 @@ class Growth:
         return slope, slope + 1.96 * math.sqrt(rest / (count - 2) / spread)
 
 
-def sample(pid: int) -> dict[str, int]:
-    """Of a server and its engine: memory of each, and what must not pile up."""
-    server = psutil.Process(pid)
-    children = server.children()
-    figures = {"server": server.memory_info().rss, "descriptors": server.num_fds(), "threads": server.num_threads()}
-    if children:
-        # the first one is the engine; others check forms
-        figures["engine"] = children[0].memory_info().rss
-    return figures
+class Processes:
+    """A server, its engine, the process that checks forms, whatever else it has started."""
+
+    def __init__(self, pid: int) -> None:
+        self._server = psutil.Process(pid)
+        self._roles: dict[psutil.Process, str] = {}
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes by role."""
+        return {role: process.memory_info().rss for role, process in self._by_role()}
+
+    def counts(self) -> Counter[str]:
+        """What must not pile up: descriptors and threads of each, and how many there are."""
+        found: Counter[str] = Counter()
+        for role, process in self._by_role():
+            found[f"processes, {role}"] += 1
+            found[f"descriptors, {role}"] += process.num_fds()
+            found[f"threads, {role}"] += process.num_threads()
+        return found
+
+    def _by_role(self) -> Iterator[tuple[str, psutil.Process]]:
+        yield "server", self._server
+        for process in self._server.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process not in self._roles:
+                    self._roles[process] = self._role_of(process)
+                yield self._roles[process], process
+
+    @staticmethod
+    def _role_of(process: psutil.Process) -> str:
+        words = " ".join(process.cmdline())
+        return next((role for part, role in _ROLES.items() if part in words), "other")
+
+
+@dataclass
+class Inventory:
+    """A server of which nobody asks anything: what it holds."""
+
+    counts: Counter[str]
+    series: set[str]
+    # gauges that are not 0
+    busy: dict[str, float]
+
+    @classmethod
+    async def take(cls, place: tuple[str, int], processes: Processes) -> Inventory:
+        """Its own question is over before the processes are looked at; of the metrics it has its part each time."""
+        client = PlainClient(*place)
+        values = {name: float(value) for name, value in _SERIES.findall((await client.get("/metrics")).body.decode())}
+        client.close()
+        busy = {name: value for name, value in values.items() if value and name.partition("{")[0] in _IDLE_GAUGES}
+        return cls(processes.counts(), set(values), busy)
+
+    def more_than(self, before: Inventory) -> list[str]:
+        """By name, what is there that was not there before, or that should not be there at all."""
+        found = [f"{name} is {value:g} and not 0" for name, value in self.busy.items()]
+        found += [
+            f"{name}: {count} and not {before.counts[name]}"
+            for name, count in self.counts.items()
+            if count > before.counts[name]
+        ]
+        new = sorted(self.series - before.series)
+        if len(self.series) > len(before.series):
+            found.append(f"series of metrics: {len(self.series)} and not {len(before.series)}: {new[:5]}")
+        return found
+
+
+async def settled(place: tuple[str, int], processes: Processes, seconds: float = 10.0) -> Inventory:
+    """After a warm-up: as soon as two looks are the same and nothing runs, or the last one."""
+    end = time.monotonic() + seconds
+    before = await Inventory.take(place, processes)
+    while time.monotonic() < end:
+        await asyncio.sleep(_LOOK_SECONDS)
+        now = await Inventory.take(place, processes)
+        if now == before and not now.busy:
+            break
+        before = now
+    return before
+
+
+async def left_over(
+    place: tuple[str, int], processes: Processes, before: Inventory, seconds: float
+) -> tuple[list[str], float]:
+    """After a load: what is more than `before`, once nothing is or the time is over; and how long that took."""
+    began = time.monotonic()
+    while True:
+        found = (await Inventory.take(place, processes)).more_than(before)
+        waited = time.monotonic() - began
+        if not found or waited >= seconds:
+            return found, round(waited, 1)
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -1,39 +1,45 @@
-"""Very many requests, each answer compared with what it must be, and memory watched.
+"""Very many requests (mix.py), each answer compared with what it must be, memory watched, and what is left at the end.
 
     python -m quire.testing.load many --engine null --requests 1000000 --state build/many-null.json
     python -m quire.testing.load many --engine embedded --requests 100000 --state build/many-embedded.json
 
-Of a hundred requests, sixty are streams, ten are left in the middle, ten have two to four answers, five end at a stop
-string, five are wrong and must be refused. The right answer of each kind is what the server says when it is asked alone
-and whole. The state file sums up pieces: a run that was stopped goes on.
+The right answer to a request is what the server says when it is asked the same once more, whole; log-probabilities are
+those of an idle server. When all have ended, the server must hold nothing more than after its warm-up. The state file
+sums up pieces: a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from quire.testing.load.leaks import Growth, sample
-from quire.testing.load.plain_client import PlainClient
+from quire.testing.load.leaks import Growth, Processes, left_over, settled
+from quire.testing.load.mix import Request, fault_of, logprob_questions, request, warm_up
+from quire.testing.load.plain_client import Choice, PlainClient
 from quire.testing.server_process import ServerProcess
 
 _PATH = "/v1/completions"
 _CONNECTIONS = 32
-_NUM_PROMPTS = 64
 _MOST_BYTES_A_REQUEST = 10.0
+_MOST_LOG_BYTES = 300.0
+_IDLE_SECONDS = 60.0
 _SAMPLES = 200
+# of the log, to show where it ended
+_KEPT_LINES = 200
 _MOST_WRONG = 20
 COMMANDS = {
-    "null": ["-m", "quire.testing.null_server"],
+    "null": ["-m", "quire.testing.null_server", "--log"],
     "embedded": ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--num-threads", "1", "--storage-url", "sqlite:///:memory:"],
 }  # fmt: skip
+# its answers have a form if one is asked for
+HAS_A_MODEL = {"null": False, "embedded": True}
 
 
 @dataclass
@@ -45,6 +51,12 @@ class ManyState:
     kinds: dict[str, int] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    # lines of the log
+    log_bytes: int = 0
+    # what the server held after a piece and not before it, by name
+    left: list[str] = field(default_factory=list)
+    # seconds until it held nothing more, of each piece
+    idle_after: list[float] = field(default_factory=list)
     # a piece has a server of its own: process -> (bytes a request, upper end), of each piece that was long enough
     slopes: list[dict[str, tuple[float, float]]] = field(default_factory=list)
 
@@ -63,7 +75,9 @@ class ManyState:
 
     def failures(self) -> list[str]:
         """Why this is not good enough; empty: it is."""
-        found = list(self.wrong)
+        found = [*self.wrong, *self.left]
+        if self.log_bytes > _MOST_LOG_BYTES * self.num_requests:
+            found.append(f"the log has {self.log_bytes / self.num_requests:.0f} bytes a request")
         found += [f"{count} answers {status}" for status, count in self.statuses.items() if status >= "5"]
         for slopes in self.slopes:
             found += [
@@ -74,114 +88,112 @@ class ManyState:
         return found
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is sent, and of which kind it is."""
-
-    kind: str
-    fields: dict[str, Any]
-    leave_after: float | None = None
-
-    @property
-    def key(self) -> str:
-        """The same for requests with the same answer: a stream says what a whole answer says."""
-        return json.dumps({name: value for name, value in self.fields.items() if name != "stream"}, sort_keys=True)
-
-
-def request(number: int, seed: int) -> Request:
-    """Number `number` of the load."""
-    draw = random.Random(f"{seed}:{number}")
-    fields: dict[str, Any] = {
-        "prompt": f"Number {draw.randrange(_NUM_PROMPTS)} is",
-        "max_tokens": draw.randint(1, 16),
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": draw.random() < 0.6,
-    }
-    chance = draw.random()
-    if chance < 0.1:
-        return Request("left", {**fields, "max_tokens": 200}, leave_after=draw.random() * 0.02)
-    if chance < 0.2:
-        return Request("several", {**fields, "n": draw.randint(2, 4), "seed": 1})
-    if chance < 0.25:
-        return Request("stopped", {**fields, "stop": [" the", "e"]})
-    if chance < 0.3:
-        return Request("refused", {**fields, **draw.choice([{"temperature": 9}, {"n": 0}, {"max_tokens": "x"}])})
-    return Request("plain", fields)
-
-
 class ManyRequests:
     """One piece: a server, connections that ask in turn, and the answers that they must get."""
 
-    def __init__(self, place: tuple[str, int], pid: int, state: ManyState, seed: int) -> None:
+    def __init__(
+        self, place: tuple[str, int], server: ServerProcess, state: ManyState, seed: int, *, follows_forms: bool
+    ) -> None:
         self._place = place
-        self._pid = pid
+        self._server = server
+        self._processes = Processes(server.pid)
         self._state = state
         self._seed = seed
+        self._follows_forms = follows_forms
         self._kinds = Counter(state.kinds)
         self._statuses = Counter(state.statuses)
         self._right: dict[str, list[str]] = {}
+        # prompt -> its answer with log-probabilities, from an idle server
+        self._alone: dict[str, Choice] = {}
         self._growth: dict[str, Growth] = {}
-        self._next = state.num_requests
 
     async def run(self, num_requests: int, seconds: float) -> None:
-        """Up to so many requests in all, or for so long."""
-        began, first = time.monotonic(), self._state.num_requests
-        end = began + seconds
+        """Up to so many requests in all, or for so long; then until nothing is left of them."""
+        for fields in logprob_questions():
+            [self._alone[fields["prompt"]]] = await self._said_alone(fields)
+        await self._ask_all(warm_up())
+        before, said = await settled(self._place, self._processes), self._server.num_said
+        began = time.monotonic()
+        await self._ask_all(self._load(num_requests, began + seconds), self._count)
+        self._state.seconds += time.monotonic() - began
+        left, waited = await left_over(self._place, self._processes, before, _IDLE_SECONDS)
+        self._state.left += left
+        self._state.idle_after.append(waited)
+        self._state.log_bytes += self._server.num_said - said
+        self._state.kinds, self._state.statuses = dict(self._kinds), dict(self._statuses)
+        slopes = {role: growth.slope() for role, growth in self._growth.items()}
+        self._state.slopes.append({role: slope for role, slope in slopes.items() if slope is not None})
+
+    def _load(self, num_requests: int, end: float) -> Iterator[Request]:
+        """Samples are taken on the way."""
+        first = self._state.num_requests
         every = max(100, (num_requests - first) // _SAMPLES)
+        for number in range(first, num_requests):
+            if time.monotonic() >= end:
+                return
+            if (number - first) % every == 0:
+                for role, num_bytes in self._processes.memory().items():
+                    self._growth.setdefault(role, Growth()).add(number - first, num_bytes)
+            yield request(number, self._seed)
+
+    async def _ask_all(
+        self, requests: Iterator[Request], count: Callable[[Request, int | None], None] = lambda asked, status: None
+    ) -> None:
+        """On several connections, each in turn, until there are no more or too many were wrong."""
 
         async def ask_in_turn() -> None:
             client = PlainClient(*self._place)
-            while self._next < num_requests and time.monotonic() < end and len(self._state.wrong) < _MOST_WRONG:
-                number = self._next
-                self._next += 1
-                await self._ask(client, request(number, self._seed))
-                self._state.num_requests += 1
-                if self._state.num_requests % every == 0:
-                    self._take_sample(self._state.num_requests - first)
+            for asked in requests:
+                count(asked, await self._ask(client, asked))
+                if len(self._state.wrong) >= _MOST_WRONG:
+                    break
             client.close()
 
         await asyncio.gather(*(ask_in_turn() for _ in range(_CONNECTIONS)))
-        self._state.seconds += time.monotonic() - began
-        self._state.kinds, self._state.statuses = dict(self._kinds), dict(self._statuses)
-        slopes = {name: growth.slope() for name, growth in self._growth.items() if name in ("server", "engine")}
-        self._state.slopes.append({name: slope for name, slope in slopes.items() if slope is not None})
 
-    async def _ask(self, client: PlainClient, asked: Request) -> None:
+    def _count(self, asked: Request, status: int | None) -> None:
+        self._state.num_requests += 1
         self._kinds[asked.kind] += 1
+        if status is not None:
+            self._statuses[str(status)] += 1
+
+    async def _ask(self, client: PlainClient, asked: Request) -> int | None:
+        """The status, if an answer was waited for."""
         answer = await client.post(_PATH, asked.fields, leave_after=asked.leave_after)
         if answer is None:
-            return
-        self._statuses[str(answer.status)] += 1
+            return None
         if asked.kind == "refused":
             fault = None if answer.status == 400 else f"status {answer.status}, not 400"
         elif answer.status != 200 or not answer.is_whole:
             fault = f"status {answer.status}: {answer.body[-200:]!r}"
         else:
-            texts, expected = answer.texts(), await self._expected(asked)
-            fault = None if texts == expected else f"{texts!r}, not {expected!r}"
+            right = await self._right_texts(asked)
+            alone = self._alone.get(asked.fields["prompt"])
+            fault = fault_of(asked, answer, right, alone, follows_forms=self._follows_forms)
         if fault is not None:
             self._state.wrong.append(f"{asked.key}: {fault}")
+        return answer.status
 
-    async def _expected(self, asked: Request) -> list[str]:
-        """Of the same request, whole, on a connection of its own; asked once."""
+    async def _right_texts(self, asked: Request) -> list[str]:
+        """Asked once."""
         if asked.key not in self._right:
-            client = PlainClient(*self._place)
-            alone = await client.post(_PATH, {**asked.fields, "stream": False})
-            client.close()
-            assert alone is not None
-            self._right[asked.key] = alone.texts()
+            choices = await self._said_alone(asked.fields)
+            self._right[asked.key] = [choice.text for choice in choices]
         return self._right[asked.key]
 
-    def _take_sample(self, num_requests: int) -> None:
-        for name, value in sample(self._pid).items():
-            self._growth.setdefault(name, Growth()).add(num_requests, value)
+    async def _said_alone(self, fields: dict[str, Any]) -> list[Choice]:
+        """To the same request, whole, on a connection of its own."""
+        client = PlainClient(*self._place)
+        answer = await client.post(_PATH, {**fields, "stream": False})
+        client.close()
+        assert answer is not None
+        return answer.choices()
 
 
 def address_of(server: ServerProcess, engine: str) -> tuple[str, int]:
     """Where it listens, when it is ready."""
     if engine == "null":
-        return "127.0.0.1", json.loads(server.wait_for("port"))["port"]
+        return "127.0.0.1", json.loads(server.wait_for('{"port"'))["port"]
     address = urlsplit(server.wait_ready())
     assert address.hostname is not None
     assert address.port is not None
@@ -192,8 +204,9 @@ def many(engine: str, num_requests: int, seconds: float, seed: int, path: Path |
     """A piece of the load; the sum of all pieces."""
     state = ManyState.read(path)
     if state.num_requests < num_requests:
-        with ServerProcess(COMMANDS[engine]) as server:
-            load = ManyRequests(address_of(server, engine), server.pid, state, seed)
+        with ServerProcess(COMMANDS[engine], num_kept_lines=_KEPT_LINES) as server:
+            place = address_of(server, engine)
+            load = ManyRequests(place, server, state, seed, follows_forms=HAS_A_MODEL[engine])
             asyncio.run(load.run(num_requests, seconds))
         state.write(path)
     return state

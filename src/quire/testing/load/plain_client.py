@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of a completion; of a stream, all of its events together."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def add(self, part: dict[str, Any]) -> None:
+        """The whole choice, or what an event has of it."""
+        self.text += part["text"]
+        self.finish_reason = part["finish_reason"] or self.finish_reason
+        if part.get("logprobs"):
+            self.tokens += part["logprobs"]["tokens"]
+            self.logprobs += part["logprobs"]["token_logprobs"]
 
 
 @dataclass(slots=True)
@@ -16,16 +34,21 @@ class Answer:
     body: bytes
     is_stream: bool
 
+    def choices(self) -> list[Choice]:
+        """Of a completion, whole or streamed, in the order of their numbers; an error has none."""
+        if self.is_stream:
+            events = [json.loads(line[6:]) for line in self.body.split(b"\n\n") if line.startswith(b"data: {")]
+        else:
+            events = [json.loads(self.body)]
+        found: dict[int, Choice] = {}
+        for event in events:
+            for part in event.get("choices", ()):
+                found.setdefault(part["index"], Choice()).add(part)
+        return [found[index] for index in sorted(found)]
+
     def texts(self) -> list[str]:
-        """The text of each choice of a completion, whole or streamed."""
-        if not self.is_stream:
-            return [choice["text"] for choice in json.loads(self.body)["choices"]]
-        texts: dict[int, list[str]] = {}
-        for line in self.body.split(b"\n\n"):
-            if line.startswith(b"data: {"):
-                for choice in json.loads(line[6:])["choices"]:
-                    texts.setdefault(choice["index"], []).append(choice["text"])
-        return ["".join(texts[index]) for index in sorted(texts)]
+        """The text of each choice."""
+        return [choice.text for choice in self.choices()]
 
     @property
     def is_whole(self) -> bool:
@@ -48,22 +71,36 @@ class PlainClient:
         self, path: str, fields: dict[str, Any], *, leave_after: float | None = None, patience: float = 120
     ) -> Answer | None:
         """`leave_after`: seconds after which the connection is closed in the middle; then there is no answer."""
-        body = json.dumps(fields).encode()
+        return await self.send(path, json.dumps(fields).encode(), leave_after=leave_after, patience=patience)
+
+    async def get(self, path: str) -> Answer:
+        return await self._asked(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), 120)
+
+    async def send(
+        self, path: str, body: bytes, *, leave_after: float | None = None, patience: float = 120
+    ) -> Answer | None:
+        """A body that is JSON already."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        if self._writer is None:
-            await self.connect()
-        assert self._writer is not None
-        self._writer.write(head.encode() + body)
         try:
-            async with asyncio.timeout(leave_after if leave_after is not None else patience):
-                return await self._answer()
+            return await self._asked(head.encode() + body, patience if leave_after is None else leave_after)
         except TimeoutError:
-            self.close()
             if leave_after is None:
                 raise
             return None
+
+    async def _asked(self, message: bytes, seconds: float) -> Answer:
+        if self._writer is None:
+            await self.connect()
+        assert self._writer is not None
+        self._writer.write(message)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._answer()
+        except TimeoutError:
+            self.close()
+            raise
 
     async def _answer(self) -> Answer:
         assert self._reader is not None
