@@ -1,8 +1,10 @@
 """EventStream alone: silence, clients that do not read, the order on the wire."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -362,3 +364,40 @@ def test_a_body_that_has_begun_goes_the_short_way(run, scope):
         assert wire.body == b"03data: [DONE]\n\n"
 
     run(main())
+
+
+# more than the system takes for a client that does not read
+SIZE = 16 * 2**20
+
+
+@pytest.mark.parametrize("has_more", [True, False])
+def test_a_client_that_stops_reading_is_given_up_with_what_waits_for_it(
+    run, on_a_socket, monkeypatch, caplog, has_more
+):
+    """In the middle, and when nothing but the end is missing."""
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(event_stream, "WRITE_DEADLINE_SECONDS", 0.05)
+
+    async def events():
+        yield bytes(SIZE)
+        while has_more:
+            yield b"more"
+            await asyncio.sleep(0)
+
+    async def main():
+        over = asyncio.Event()
+
+        async def app(scope, receive, send):
+            await EventStream(InFlight(), pumped(events()))(scope, receive, send)
+            assert scope["client_gone"]
+            over.set()
+
+        async with on_a_socket(SimpleNamespace(app=app)) as url:
+            with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+                client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                await over.wait()
+                # no more comes than the system had taken
+                assert await asyncio.to_thread(lambda: len(client.makefile("rb").read())) < SIZE
+
+    run(main())
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

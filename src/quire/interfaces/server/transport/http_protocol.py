@@ -74,7 +74,7 @@ class OpenAIProtocol(HttpToolsProtocol):
         self._head, before = None, self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            self.scope["extensions"] = {OUTLET: {"write": _outlet_of(self.cycle)}}
+            self.scope["extensions"] = {OUTLET: {"write": _outlet_of(self.cycle), "give_up": self.transport.abort}}
         if len(self.pipeline) <= _MOST_WAITING:
             # uvicorn reads nothing more while a request waits behind another one, and so not that the client has gone
             self.flow.resume_reading()

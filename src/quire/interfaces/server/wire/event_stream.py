@@ -8,7 +8,7 @@ arrive as bytes that are complete; several that are ready together are sent toge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,7 +25,8 @@ WRITE_DEADLINE_SECONDS = 60.0
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # What a server may offer in `scope["extensions"]`: its "write" sends a piece of a body past everything that stands
-# between it and the endpoint, once the body has begun, or answers False.
+# between it and the endpoint, once the body has begun, or answers False; its "give_up" ends the connection with all
+# that still waits in it.
 OUTLET = "quire.outlet"
 Outlet = Callable[[bytes], bool]
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -33,6 +34,9 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 def _no_outlet(data: bytes) -> bool:
     return False
+
+
+_NO_OUTLET = {"write": _no_outlet, "give_up": lambda: None}
 
 
 def _error_event(error: ApiError) -> bytes:
@@ -177,8 +181,9 @@ class EventStream(Response):
         self._dialect = dialect
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        outlet = scope.get("extensions", {}).get(OUTLET, {}).get("write", _no_outlet)
-        writer = _Writer(send, self.status_code, self.raw_headers, outlet)
+        outlet = scope.get("extensions", {}).get(OUTLET, _NO_OUTLET)
+        writer = _Writer(send, self.status_code, self.raw_headers, outlet["write"])
+        ending = self._dialect.closing
         try:
             with self._in_flight.enter() as ticket:
                 watcher = asyncio.ensure_future(self._watch(receive, ticket, writer))
@@ -187,16 +192,19 @@ class EventStream(Response):
                         await writer.carry(events)
                 finally:
                     watcher.cancel()
-                    # an interrupt that is on its way lands here, and not in the writes below
+                    # an interrupt that is on its way lands here, and not in the last write
                     await asyncio.sleep(0)
         except ClientGoneError:
-            scope["client_gone"] = True
-            return
+            return await _give_up(scope, outlet)
         except Exception as error:
             if not writer.has_started:
                 raise
-            await writer.write(self._dialect.error_event(api_error_of(error)))
-        await writer.write(self._dialect.closing, is_last=True)
+            ending = self._dialect.error_event(api_error_of(error)) + ending
+        try:
+            async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
+                await writer.write(ending, is_last=True)
+        except TimeoutError:
+            await _give_up(scope, outlet)
 
     async def _watch(self, receive: Receive, ticket: Ticket, writer: _Writer) -> None:
         """Notices a client that has gone or does not read, and keeps a silent connection alive."""
@@ -217,3 +225,11 @@ class EventStream(Response):
             ticket.interrupt(ClientGoneError("slow_client"))
         finally:
             received.cancel()
+
+
+async def _give_up(scope: MutableMapping[str, Any], outlet: Mapping[str, Callable[..., Any]]) -> None:
+    """Nobody reads the rest: closed in the ordinary way, the connection would keep it until somebody does."""
+    scope["client_gone"] = True
+    outlet["give_up"]()
+    # the server hears of it, and does not miss the end of the answer
+    await asyncio.sleep(0)
