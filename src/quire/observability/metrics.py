@@ -245,7 +245,7 @@ class ServerMetrics(Collector):
         self.api_processes = Gauge("quire:api_processes", "Processes that answer HTTP in front of the engine.")
         self.api_processes.read = lambda: 1.0
         self.api_process_deaths = Counter(
-            "quire:api_process_deaths_total", "Processes beside the first one that ended by themselves."
+            "quire:api_process_deaths_total", "Processes beside the first one that ended without being asked to."
         )
         self.event_loop_lag = Histogram(
             "quire:event_loop_lag_seconds", "How much later than asked the front end's event loop came to a task.", _LAG

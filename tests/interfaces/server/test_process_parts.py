@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from quire.interfaces.server.access.tenants import Quota, Tenant
 from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
+from quire.interfaces.server.processes import fleet
 from quire.interfaces.server.processes.answers import reports_of_all
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
@@ -333,3 +335,27 @@ def test_what_several_processes_need():
     assert len(secrets) == 2
     assert with_shared_secret(ServerOptions()).tenant_secret is None
     assert with_shared_secret(ServerOptions(api_server_count=2, tenant_secret="mine")).tenant_secret == "mine"
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_one_that_does_not_load_or_does_not_answer_is_killed(monkeypatch, caplog, is_loaded):
+    monkeypatch.setattr(fleet, "_LOOK_SECONDS", 0.001)
+    killed = asyncio.Event()
+
+    async def never(name):
+        await asyncio.Event().wait()
+
+    async def main():
+        process = SimpleNamespace(
+            seat=1,
+            is_loaded=is_loaded,
+            child=SimpleNamespace(pid=4711),
+            channel=SimpleNamespace(ask=never),
+            kill=killed.set,
+        )
+        ledger = SimpleNamespace(num_processes=2)
+        await fleet.Fleet(lambda seat: None, None, ledger)._kill_if_it_stands_still(process)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert killed.is_set()
+    assert ("stands still" if is_loaded else "has not loaded for") in caplog.text

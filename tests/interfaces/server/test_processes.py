@@ -289,6 +289,8 @@ def test_one_that_is_killed_takes_only_its_own_with_it(server):
 
 def test_one_that_is_asked_to_end_ends_its_requests_first_and_takes_no_new_ones(server):
     [other] = server.others
+    deaths = server.metric("api_process_deaths_total")
+    set_log_level(server, "debug")
     server.hold()
     until(lambda: server.metric("num_requests_running") == 0)
     streams = on_each(server)
@@ -302,6 +304,16 @@ def test_one_that_is_asked_to_end_ends_its_requests_first_and_takes_no_new_ones(
     assert len({text_of(stream) for stream in streams}) == 1
     until(lambda: server.others not in ([], [other]))
     until_two_serve(server)
+    assert server.metric("api_process_deaths_total") == deaths
+    # the new one logs what the others log
+    [new] = server.others
+    ask(server.connect(new), "GET", "/health/live", **{"x-request-id": "at-the-new-one"})
+    assert "[process 1]: GET /health/live 200" in server.process.wait_for("at-the-new-one")
+    set_log_level(server, "info")
+
+
+def set_log_level(server: Server, level: str) -> None:
+    assert ask(server.connect(server.process.pid), "PUT", "/v1/admin/log_level", {"level": level})[0] == 200
 
 
 def listens(pid: int, port: int) -> bool:

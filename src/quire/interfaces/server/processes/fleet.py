@@ -43,11 +43,14 @@ _GOOD_AGE_SECONDS = 60.0
 # One that answers nothing, asked so often so long after each other, stands still.
 _LOOK_SECONDS = 5.0
 _MOST_MISSES = 3
+# One that is looked at so often and still loads will never be ready: five minutes for seconds of work.
+_MOST_LOOKS_WHILE_IT_LOADS = 60
 # with processes that neither serve nor end; then the others serve without them
 _PATIENCE_SECONDS = 60.0
 
-# somebody has sent it SIGTERM
+# somebody has sent it SIGTERM, which it knows how to take once it has loaded
 _ENDED_IN_ORDER = "exit status 0"
+_ASKED_TO_END = (_ENDED_IN_ORDER, "signal SIGTERM")
 
 Adopt = Callable[[socket.socket, bytes], Awaitable[None]]
 
@@ -206,12 +209,15 @@ class Fleet:
             self._settled[seat - 1].set()
             if self._ending.is_set():
                 return
-            self._on_death()
+            was_asked = how in _ASKED_TO_END
+            if not was_asked:
+                self._on_death()
             num_early_deaths = 0 if loop.time() - began > _GOOD_AGE_SECONDS else num_early_deaths + 1
             pause = min(_FIRST_PAUSE * (2.0 ** (num_early_deaths - 1) - 1.0), _LONGEST_PAUSE) if num_early_deaths else 0
             again = f" in {pause:g} s" if pause else ""
-            lost = "" if how == _ENDED_IN_ORDER else "; its requests are lost"
-            logger.error("process %d ended (%s)%s. It is started again%s.", seat, how, lost, again)
+            lost = "" if was_asked else "; its requests are lost"
+            level = logging.INFO if was_asked else logging.ERROR
+            logger.log(level, "process %d ended (%s)%s. It is started again%s.", seat, how, lost, again)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause)
 
@@ -234,9 +240,11 @@ class Fleet:
         return how
 
     async def _kill_if_it_stands_still(self, process: Process) -> None:
-        num_misses = 0
-        while num_misses < _MOST_MISSES:
+        # looks are counted and not seconds: those in which this process itself stood still are nobody's fault
+        num_misses = num_looks = 0
+        while num_misses < _MOST_MISSES and (process.is_loaded or num_looks < _MOST_LOOKS_WHILE_IT_LOADS):
             await asyncio.sleep(_LOOK_SECONDS)
+            num_looks += 1
             if process.is_loaded:
                 try:
                     async with asyncio.timeout(_LOOK_SECONDS):
@@ -246,10 +254,9 @@ class Fleet:
                     num_misses += 1
                 except ChannelClosedError:
                     return
-        seconds = 2 * _LOOK_SECONDS * _MOST_MISSES
-        logger.error(
-            "process %d (pid %d) stands still for %g s and is killed", process.seat, process.child.pid, seconds
-        )
+        seconds = _LOOK_SECONDS * (2 * _MOST_MISSES if process.is_loaded else num_looks)
+        how = "stands still" if process.is_loaded else "has not loaded"
+        logger.error("process %d (pid %d) %s for %g s and is killed", process.seat, process.child.pid, how, seconds)
         process.kill()
 
     async def _launch(self, seat: int) -> tuple[Process, socket.socket]:
@@ -274,6 +281,8 @@ class Fleet:
 
         def loaded() -> None:
             process.is_loaded = True
+            # somebody may have changed it since the server began
+            process.channel.tell("log_level", level=logging.getLogger("quire").getEffectiveLevel())
             if self._has_engine:
                 self._begin_to_attach(process)
 
