@@ -140,7 +140,7 @@ def test_two_at_once_and_others_between(url):
         (["{}", "{}"], "A piece has"),
         (['{"text": "a"}', '{"is_final": true}'], "text: the first message holds the parameters"),
         (['{"prompt": "a", "is_final": true}'], "is_final: the first message"),
-        (["{}", '{"is_final": true}'], "without a piece"),
+        (["{}", '{"is_final": true}'], "prompt: no piece came. Send at least one"),
         (["{}", b"\x00\x01"], "must be texts"),
         (["{}", '{"token_ids": [1, 99999999999999999999]}'], None),
         (["{}", '{"token_ids": [99999]}'], "99999"),

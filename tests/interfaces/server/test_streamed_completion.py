@@ -128,7 +128,7 @@ def _messages(body):
         ([b"", b"  "], None, "empty"),
         ([b"{"], None, "not valid JSON"),
         ([b"[]"], None, "JSON object"),
-        ([{}], "prompt", "ended without a piece"),
+        ([{}], "prompt", "no piece came. Send at least one"),
         ([{}, {"text": ""}], "prompt", "no tokens"),
         ([{"max_token": 5}, {"text": "a"}], "max_token", "Unknown field"),
         ([{"temperature": "hot"}, {"text": "a"}], "temperature", "must be a number"),

@@ -30,7 +30,8 @@ _RULES = FieldRules(PromptPiece, {})
 
 
 async def pieces_of(messages: Messages, first: str | list[int] | None) -> AsyncIterator[str | list[int]]:
-    """The pieces up to the final one."""
+    """The pieces up to the final one; at least one."""
+    is_there = first is not None
     if first is not None:
         yield first
     async for data in messages:
@@ -39,12 +40,15 @@ async def pieces_of(messages: Messages, first: str | list[int] | None) -> AsyncI
             raise invalid("text, token_ids: a piece has one of them.", "token_ids")
         if piece.text is None and piece.token_ids is None and not piece.is_final:
             raise invalid("A piece has text, token_ids or is_final.", "text")
-        if piece.text is not None:
-            yield piece.text
-        if piece.token_ids is not None:
-            yield piece.token_ids
+        for given in (piece.text, piece.token_ids):
+            if given is not None:
+                is_there = True
+                yield given
         if piece.is_final:
-            return
+            break
+    if not is_there:
+        text = "prompt: no piece came. Send at least one, with text or token_ids, or the first one as prompt."
+        raise invalid(text, "prompt")
 
 
 async def bounded(messages: Messages, max_bytes: int) -> Messages:
