@@ -428,6 +428,29 @@ def test_a_server_that_ends_waits_for_an_upload(run, filing, folder):
     run(main())
 
 
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_a_server_that_ends_waits_for_a_download(run, filing, on_a_socket, caplog, is_in_time):
+    data = bytes(16 * 2**20)  # more than the system takes for a client that does not read
+
+    async def main():
+        async with filing() as server, on_a_socket(server) as url:
+            file_id = (await upload(server, data)).json()["id"]
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(b"GET /v1/files/%b/content HTTP/1.1\r\nhost: x\r\n\r\n" % file_id.encode())
+            assert b"content-length: %d" % len(data) in await reader.readuntil(b"\r\n\r\n")
+            assert len(server.state.in_flight) == 1
+            if is_in_time:
+                assert await reader.readexactly(len(data)) == data
+            else:
+                server.state.in_flight.interrupt_all(unavailable("The server is shutting down."))
+                assert len(await reader.read()) < len(data)
+            await server.state.in_flight.wait_empty()
+            writer.close()
+
+    run(main())
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_nothing_that_a_database_cannot_take_reaches_it(run, filing):
     """PostgreSQL has no NUL in its texts, and would answer with a failure of ours."""
 

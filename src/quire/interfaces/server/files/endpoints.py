@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import FileResponse
 
 from quire.interfaces.server.access.time_limits import arriving_within
 from quire.interfaces.server.files.answers import FileDeleted, FileList, FileObject
+from quire.interfaces.server.files.download import Download
 from quire.interfaces.server.state import state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
@@ -57,13 +57,9 @@ async def retrieve_file(request: Request, file_id: str) -> Response:
 @router.get(_PATH + "/{file_id}/content", openapi_extra=described(media_type="application/octet-stream"))
 async def file_content(request: Request, file_id: str) -> Response:
     """The bytes of one file."""
-    files = state_of(request).services.files
-    file = await files.find(file_id, tenant_of(request))
-    # bytes of a client: no browser shall take them for a page
-    headers = {"x-content-type-options": "nosniff"}
-    return FileResponse(
-        files.path_of(file.id), headers=headers, media_type="application/octet-stream", filename=file.filename
-    )
+    state = state_of(request)
+    file = await state.services.files.find(file_id, tenant_of(request))
+    return Download(state.in_flight, state.services.files.path_of(file.id), file.filename)
 
 
 @router.delete(_PATH + "/{file_id}", openapi_extra=described(answer=FileDeleted, errors=(409,)))

@@ -181,8 +181,7 @@ class EventStream(Response):
         self._dialect = dialect
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        outlet = scope.get("extensions", {}).get(OUTLET, _NO_OUTLET)
-        writer = _Writer(send, self.status_code, self.raw_headers, outlet["write"])
+        writer = _Writer(send, self.status_code, self.raw_headers, _outlet_in(scope)["write"])
         ending = self._dialect.closing
         try:
             with self._in_flight.enter() as ticket:
@@ -195,7 +194,8 @@ class EventStream(Response):
                     # an interrupt that is on its way lands here, and not in the last write
                     await asyncio.sleep(0)
         except ClientGoneError:
-            return await _give_up(scope, outlet)
+            scope["client_gone"] = True
+            return await give_up(scope)
         except Exception as error:
             if not writer.has_started:
                 raise
@@ -204,7 +204,8 @@ class EventStream(Response):
             async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
                 await writer.write(ending, is_last=True)
         except TimeoutError:
-            await _give_up(scope, outlet)
+            scope["client_gone"] = True
+            await give_up(scope)
 
     async def _watch(self, receive: Receive, ticket: Ticket, writer: _Writer) -> None:
         """Notices a client that has gone or does not read, and keeps a silent connection alive."""
@@ -227,9 +228,14 @@ class EventStream(Response):
             received.cancel()
 
 
-async def _give_up(scope: MutableMapping[str, Any], outlet: Mapping[str, Callable[..., Any]]) -> None:
-    """Nobody reads the rest: closed in the ordinary way, the connection would keep it until somebody does."""
-    scope["client_gone"] = True
-    outlet["give_up"]()
+async def give_up(scope: Mapping[str, Any]) -> None:
+    """Ends the connection in the middle of an answer. Closed in the ordinary way, it would keep what waits in it until
+    somebody reads it."""
+    _outlet_in(scope)["give_up"]()
     # the server hears of it, and does not miss the end of the answer
     await asyncio.sleep(0)
+
+
+def _outlet_in(scope: Mapping[str, Any]) -> Mapping[str, Callable[..., Any]]:
+    outlet: Mapping[str, Callable[..., Any]] = scope.get("extensions", {}).get(OUTLET, _NO_OUTLET)
+    return outlet
