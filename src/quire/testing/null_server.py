@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=4096)
     parser.add_argument("--max-queued", type=int, default=10**6)
     parser.add_argument("--keep-alive-seconds", type=int, default=75)
+    parser.add_argument("--first-byte-seconds", type=float, default=10.0)
     parser.add_argument("--log", action="store_true", help="write the log that `quire serve` writes")
     arguments = parser.parse_args()
     if arguments.log:
@@ -57,6 +58,7 @@ def main() -> None:
         max_num_queued_requests=arguments.max_queued,
         max_num_queued_tokens=10**9,
         keep_alive_seconds=arguments.keep_alive_seconds,
+        first_byte_seconds=arguments.first_byte_seconds,
     )
     uvloop.run(serve(arguments.port, arguments.max_num_seqs, options))
     flush_log()

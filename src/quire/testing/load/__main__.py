@@ -1,4 +1,5 @@
-"""`python -m quire.testing.load overload|many|concurrent`. Prints what was measured; ends with 1 if a goal failed."""
+"""Loads a server of its own, prints what was measured as JSON, and ends with 1 if a goal failed. docs/reliability.md
+says what each load is and what its goals are."""
 
 from __future__ import annotations
 
@@ -10,30 +11,83 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from quire.errors import UserError
 from quire.testing.load.concurrent import concurrent
+from quire.testing.load.fair import fair
+from quire.testing.load.idle import idle
 from quire.testing.load.many import many
 from quire.testing.load.overload import overload
+from quire.testing.load.servers import ENGINES
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m quire.testing.load", description=__doc__)
-    parser.add_argument("load", choices=["overload", "many", "concurrent"])
-    parser.add_argument("--seconds", type=float, default=600.0, help="of a part, or of a piece (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", choices=["null", "embedded"], default="null", help="of many and concurrent")
-    parser.add_argument("--streams", type=int, default=512, help="of concurrent (default: %(default)s)")
-    group = parser.add_argument_group("many")
-    group.add_argument("--requests", type=int, default=1_000_000, help="in all pieces (default: %(default)s)")
-    group.add_argument("--state", type=Path, help="file that sums up the pieces")
-    arguments = parser.parse_args()
-    if arguments.load == "overload":
-        figures = asyncio.run(overload(arguments.seconds, arguments.seed))
-    elif arguments.load == "concurrent":
-        figures = concurrent(arguments.engine, arguments.streams)
-    else:
-        figures = _many(arguments)
+    arguments = _parser().parse_args()
+    try:
+        figures = arguments.run(arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(json.dumps(figures, indent=2))
     return 1 if figures["failed"] else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m quire.testing.load", description=__doc__)
+    loads = parser.add_subparsers(required=True, metavar="LOAD")
+
+    load = _add(loads, "overload", lambda a: asyncio.run(overload(a.seconds, a.seed)), "four times its capacity")
+    _number(load, "--seconds", 600.0, "of each of two parts")
+    _number(load, "--seed", 0)
+
+    load = _add(loads, "many", _many, "very many requests of all kinds, one after the other")
+    _engine(load, "null", ("null", "embedded"))
+    _number(load, "--requests", 1_000_000, "in all pieces")
+    _number(load, "--seconds", 600.0, "of this piece, at most")
+    _number(load, "--seed", 0)
+    load.add_argument("--state", type=Path, help="file that sums up the pieces")
+
+    load = _add(
+        loads, "concurrent", lambda a: concurrent(a.engine, a.streams, a.waves, a.long_prompts), "streams at once"
+    )
+    _engine(load, "null")
+    _number(load, "--streams", 512)
+    _number(load, "--waves", 1, "how often they come")
+    _number(load, "--long-prompts", 0, "of 8 MiB, beside each wave")
+
+    load = _add(loads, "idle", lambda a: idle(a.engine, a.idle, a.loris, a.seconds), "connections that do nothing")
+    _engine(load, "null")
+    _number(load, "--idle", 4096, "connections that ask once")
+    _number(load, "--loris", 1000, "connections that send a head byte by byte")
+    _number(load, "--seconds", 30.0, "of each of two parts")
+
+    load = _add(loads, "fair", _fair, "one short among long prompts")
+    _engine(load, "embedded")
+    _number(load, "--streams", 64)
+    _number(load, "--seconds", 30.0, "of each of two parts")
+    _number(load, "--seed", 0)
+    load.add_argument("--policy", default="two_level", help="of the scheduler (default: %(default)s)")
+    _number(load, "--budget", 2048, "most tokens of a step")
+    _number(load, "--priority", 0, "of the short request")
+    return parser
+
+
+def _add(loads: Any, name: str, run: Any, what: str) -> argparse.ArgumentParser:
+    load: argparse.ArgumentParser = loads.add_parser(name, help=what, description=what)
+    load.set_defaults(run=run)
+    return load
+
+
+def _engine(load: argparse.ArgumentParser, default: str, engines: tuple[str, ...] = ENGINES) -> None:
+    load.add_argument("--engine", choices=engines, default=default, help="(default: %(default)s)")
+
+
+def _number(load: argparse.ArgumentParser, name: str, default: float, what: str = "") -> None:
+    load.add_argument(name, type=type(default), default=default, help=f"{what} (default: %(default)s)".strip())
+
+
+def _fair(asked: argparse.Namespace) -> dict[str, Any]:
+    server = {"policy": asked.policy, "budget": asked.budget}
+    return fair(asked.engine, asked.streams, asked.seconds, asked.seed, priority=asked.priority, **server)
 
 
 def _many(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from quire.testing.load.plain_client import PlainClient
+from quire.testing.load.figures import metrics_of
 
 _LOOK_SECONDS = 0.25
 # what must be 0 when nobody asks; a core without a cache has no blocks
@@ -24,7 +23,6 @@ _IDLE_GAUGES = (
     "quire:num_requests_open",
     "quire:queued_requests",
 )
-_SERIES = re.compile(r"^([^#\s{]+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 _ROLES = {"engine_core.process": "engine", "structured_output.checking_process": "checker"}
 
 
@@ -99,9 +97,7 @@ class Inventory:
     @classmethod
     async def take(cls, place: tuple[str, int], processes: Processes) -> Inventory:
         """Its own question is over before the processes are looked at; of the metrics it has its part each time."""
-        client = PlainClient(*place)
-        values = {name: float(value) for name, value in _SERIES.findall((await client.get("/metrics")).body.decode())}
-        client.close()
+        values = await metrics_of(place)
         busy = {name: value for name, value in values.items() if value and name.partition("{")[0] in _IDLE_GAUGES}
         return cls(processes.counts(), set(values), busy)
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from quire.testing.load.leaks import Growth, Processes, left_over, settled
 from quire.testing.load.mix import Request, fault_of, logprob_questions, request, warm_up
 from quire.testing.load.plain_client import Choice, PlainClient
+from quire.testing.load.servers import LoadedServer
 from quire.testing.server_process import ServerProcess
 
 _PATH = "/v1/completions"
@@ -31,15 +31,7 @@ _MOST_BYTES_A_REQUEST = 10.0
 _MOST_LOG_BYTES = 300.0
 _IDLE_SECONDS = 60.0
 _SAMPLES = 200
-# of the log, to show where it ended
-_KEPT_LINES = 200
 _MOST_WRONG = 20
-COMMANDS = {
-    "null": ["-m", "quire.testing.null_server", "--log"],
-    "embedded": ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--num-threads", "1", "--storage-url", "sqlite:///:memory:"],
-}  # fmt: skip
-# its answers have a form if one is asked for
-HAS_A_MODEL = {"null": False, "embedded": True}
 
 
 @dataclass
@@ -190,23 +182,13 @@ class ManyRequests:
         return answer.choices()
 
 
-def address_of(server: ServerProcess, engine: str) -> tuple[str, int]:
-    """Where it listens, when it is ready."""
-    if engine == "null":
-        return "127.0.0.1", json.loads(server.wait_for('{"port"'))["port"]
-    address = urlsplit(server.wait_ready())
-    assert address.hostname is not None
-    assert address.port is not None
-    return address.hostname, address.port
-
-
 def many(engine: str, num_requests: int, seconds: float, seed: int, path: Path | None) -> ManyState:
     """A piece of the load; the sum of all pieces."""
     state = ManyState.read(path)
     if state.num_requests < num_requests:
-        with ServerProcess(COMMANDS[engine], num_kept_lines=_KEPT_LINES) as server:
-            place = address_of(server, engine)
-            load = ManyRequests(place, server, state, seed, follows_forms=HAS_A_MODEL[engine])
+        with LoadedServer(engine, *(["--log"] if engine == "null" else [])) as server:
+            # a core without a model follows no form
+            load = ManyRequests(server.place(), server, state, seed, follows_forms=engine == "embedded")
             asyncio.run(load.run(num_requests, seconds))
         state.write(path)
     return state

@@ -18,6 +18,7 @@ import urllib.request
 from collections import Counter
 from typing import Any
 
+from quire.testing.load.figures import percentile
 from quire.testing.load.streams import Seen, stream_once
 from quire.testing.null_core import PACE
 
@@ -85,9 +86,9 @@ def _summary(factor: int, seen: list[Seen], before: dict[str, float], after: dic
         "server_rejected": int(after["rejected"] - before["rejected"]),
         "without_retry_after": sum(one.retry_after is None for one in rejected),
         "not_ended_well": sum(not (one.is_done and one.num_events) for one in accepted),
-        "first_token_p50": _percentile([one.first for one in accepted], 50),
-        "first_token_p99": _percentile([one.first for one in accepted], 99),
-        "refusal_p99": _percentile([one.first for one in rejected], 99),
+        "first_token_p50": percentile([one.first for one in accepted], 50),
+        "first_token_p99": percentile([one.first for one in accepted], 99),
+        "refusal_p99": percentile([one.first for one in rejected], 99),
         "growth_mib": round(after["mib"] - before["mib"], 1),
     }
 
@@ -109,8 +110,3 @@ def _failed(once: dict[str, Any], four_times: dict[str, Any]) -> list[str]:
     if four_times["growth_mib"] > MOST_GROWTH_MIB:
         failed.append("memory")
     return failed
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 4) if ordered else 0.0

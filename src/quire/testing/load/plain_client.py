@@ -50,6 +50,9 @@ class Answer:
         """The text of each choice."""
         return [choice.text for choice in self.choices()]
 
+    def json(self) -> Any:
+        return json.loads(self.body)
+
     @property
     def is_whole(self) -> bool:
         """A stream that says its end."""

@@ -20,13 +20,16 @@ class Seen:
     first: float
     num_events: int
     is_done: bool
+    # the longest time without a byte
+    silence: float
 
 
 async def stream_once(port: int, prompt: list[int], max_tokens: int) -> Seen:
     """Sends a completion and reads it to its end."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    began = time.perf_counter()
+    heard = began = time.perf_counter()
+    silence = 0.0
     try:
         writer.write(_HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
@@ -34,11 +37,13 @@ async def stream_once(port: int, prompt: list[int], max_tokens: int) -> Seen:
         headers = dict(line.split(": ", 1) for line in head[1:] if ": " in line)
         retry_after = int(headers["retry-after"]) if "retry-after" in headers else None
         first, num_events, is_done = 0.0, 0, False
+        silence, heard = time.perf_counter() - began, time.perf_counter()
         while line := await reader.readline():
+            silence, heard = max(silence, time.perf_counter() - heard), time.perf_counter()
             if line.startswith((b"data: {", b"{")) and not first:
                 first = time.perf_counter() - began
             num_events += line.startswith(b'data: {"id"')
             is_done = is_done or line.startswith(b"data: [DONE]")
-        return Seen(status, retry_after, first or time.perf_counter() - began, num_events, is_done)
+        return Seen(status, retry_after, first or time.perf_counter() - began, num_events, is_done, silence)
     finally:
         writer.close()
