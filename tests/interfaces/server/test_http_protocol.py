@@ -82,6 +82,25 @@ def test_a_long_body_is_no_head(on_http):
     on_http(main)
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"HTTP/1.1\r\nhost: x", 200),
+        (b"HTTP/1.0", 200),
+        (b"HTTP/1.0\r\nhost: x", 200),
+        (b"HTTP/1.1\r\naccept: */*", 400),
+        (b"HTTP/1.1\r\nhost: x\r\nhost: x", 400),
+    ],
+)
+def test_who_is_meant_is_said_once(on_http, head, status):
+    async def main(port):
+        answer = await exchange(port, b"GET /health/live " + head + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+        assert status == 200 or b"Host" in answer
+
+    on_http(main)
+
+
 def test_garbage_behind_a_request_does_not_become_its_answer(on_http):
     async def main(port):
         answer = await exchange(port, b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00\x00garbage\r\n\r\n")

@@ -98,7 +98,8 @@ def test_computed_before_the_body_ends(run, served):
 
             scope = {
                 "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "http_version": "1.1",
-                "headers": [(b"content-type", b"application/x-ndjson")], "scheme": "http", "root_path": "",
+                "headers": [(b"host", b"x"), (b"content-type", b"application/x-ndjson")],
+                "scheme": "http", "root_path": "",
             }  # fmt: skip
             await server.app(scope, receive, take)
             assert has_come.is_set()

@@ -78,6 +78,9 @@ CASES = [
     _raw("length and chunks",
          _head(b"Host: x", b"Content-Type: application/json", b"Content-Length: 4", b"Transfer-Encoding: chunked")
          + b"0\r\n\r\n"),
+    _raw("no Host", _head(b"Content-Type: application/json", b"Content-Length: %d" % len(GOOD)) + GOOD),
+    _raw("two Hosts",
+         _head(b"Host: x", b"Host: x", b"Content-Type: application/json", b"Content-Length: %d" % len(GOOD)) + GOOD),
     _raw("header without a colon", _head(b"Host: x", b"nonsense")),
     _raw("NUL in a header", _head(b"Host: x", b"X-A: a\x00b", b"Content-Length: 0")),
     _body("duplicate keys, both wrong", b'{"prompt":"Hi","max_tokens":"x","max_tokens":"y"}'),

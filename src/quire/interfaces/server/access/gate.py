@@ -74,6 +74,8 @@ class Gate:
         headers = scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             raise headers_too_large()
+        if scope["http_version"] == "1.1":
+            _check_host(headers)
         if scope["type"] == "websocket":
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
         elif scope["method"] == "POST":
@@ -150,6 +152,14 @@ class _SocketResponse(_Response):
         headers = [*answer.raw_headers, *self.headers]
         await self._send({"type": "websocket.http.response.start", "status": self.status, "headers": headers})
         await self._send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
+
+
+def _check_host(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """RFC 9112, 3.2: who is meant must be said, once, before anybody on the way takes it for something else."""
+    count = sum(name == b"host" for name, _ in headers)
+    if count != 1:
+        found = "The header Host is missing" if not count else f"There are {count} headers Host"
+        raise ApiError(400, f"{found}: a request of HTTP/1.1 has one. Send the address of this server in it.")
 
 
 def headers_too_large() -> ApiError:
