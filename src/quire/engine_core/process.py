@@ -27,6 +27,7 @@ from quire.failpoints import failpoint
 from quire.message_encoding import decode_to_core, encode
 from quire.messages import AbortRequests, EngineFailed, EngineOutputs, Message, ToClient, split_sequence_id
 from quire.observability.background_log import BackgroundHandler
+from quire.observability.logging import LINE_FORMAT, TIME_FORMAT
 
 # Time for the last message to reach a parent that is there.
 _LINGER_MILLISECONDS = 1000
@@ -196,7 +197,7 @@ def main() -> NoReturn:
     parser.add_argument("--core", help='builder of the core, as "module:function"')
     arguments = parser.parse_args()
     log = BackgroundHandler(sys.stderr)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[log])
+    logging.basicConfig(level=logging.WARNING, format=LINE_FORMAT, datefmt=TIME_FORMAT, handlers=[log])
     document = LaunchDocument.read(sys.stdin.buffer)
     watch_parent(document.folder)
     status = run(document, arguments.core)

@@ -15,8 +15,8 @@ from quire.observability.background_log import BackgroundHandler
 
 LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 _LEVELS = ("debug", "info", "warning", "error")
-_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_TIME = "%H:%M:%S"
+LINE_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+TIME_FORMAT = "%H:%M:%S"
 # Loggers of the libraries under the server: they speak only when something is wrong.
 _LIBRARIES = ("uvicorn", "asyncio")
 
@@ -38,8 +38,8 @@ def configure_logging(level: str | None = None, *, in_background: bool = False, 
         if isinstance(old, BackgroundHandler):
             old.retire()
     handler = BackgroundHandler(sys.stderr) if in_background else logging.StreamHandler(sys.stderr)
-    line = _FORMAT.replace("%(name)s", f"%(name)s [{process}]") if process else _FORMAT
-    handler.setFormatter(logging.Formatter(line, _TIME))
+    line = LINE_FORMAT.replace("%(name)s", f"%(name)s [{process}]") if process else LINE_FORMAT
+    handler.setFormatter(logging.Formatter(line, TIME_FORMAT))
     _attach(logging.getLogger("quire"), handler, number)
     for library in _LIBRARIES:
         _attach(logging.getLogger(library), handler, logging.WARNING)
