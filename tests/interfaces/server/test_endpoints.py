@@ -6,6 +6,7 @@ import httpx2 as httpx
 import pytest
 
 from quire.interfaces.server import create_app, page
+from quire.interfaces.server.state import Readiness
 from quire.version import __version__
 
 
@@ -248,6 +249,24 @@ def test_metrics(run, served):
             assert "process_resident_memory_bytes" in response.text
 
     run(main())
+
+
+def test_who_is_refused_at_the_door_stands_in_the_log_with_where_it_wanted_to_go(run, served, caplog):
+    caplog.set_level("INFO", "quire.server.access")
+
+    async def main():
+        async with served(api_keys=["secret"]) as server:
+            key = {"authorization": "Bearer secret"}
+            assert (await server.http.get("/v1/models/byte-model")).status_code == 401
+            assert (await server.http.get("/v1/nowhere")).status_code == 401
+            server.state.readiness = Readiness.STARTING
+            assert (await server.http.post("/v1/completions", json={}, headers=key)).status_code == 503
+            counted = server.state.metrics.http_responses
+            assert counted.value("/v1/completions", "503") == counted.value("none", "401") == 1
+
+    run(main())
+    said = [" ".join(record.getMessage().split()[:3]) for record in caplog.records]
+    assert said == ["GET /v1/models/{model_id:path} 401", "GET none 401", "POST /v1/completions 503"]
 
 
 def test_two_servers_count_apart(run, served):

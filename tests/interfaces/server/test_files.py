@@ -356,7 +356,8 @@ def test_a_client_that_goes_leaves_nothing(run, filing, folder):
             scope = {
                 "type": "http", "method": "POST", "path": "/v1/files", "raw_path": b"/v1/files", "query_string": b"",
                 "headers": [(b"host", b"x"), (b"content-type", b"multipart/form-data; boundary=b")],
-                "http_version": "1.1", "scheme": "http", "server": ("quire.test", 80), "client": None, "root_path": "", "asgi": {},
+                "http_version": "1.1", "scheme": "http", "server": ("quire.test", 80), "client": None, "root_path": "",
+                "asgi": {},
             }  # fmt: skip
             await server.app(scope, receive, send)
             assert messages == []

@@ -13,6 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+from starlette.routing import BaseRoute, Match
+
 from quire.interfaces.server.access.access import Access
 from quire.interfaces.server.access.in_flight import Receive
 from quire.interfaces.server.access.turnstile import Turnstile
@@ -65,6 +67,7 @@ class Gate:
                 await self._app(scope, receive, response.send)
         except Exception as error:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
+            scope.setdefault("route", _route_of(scope))
             await response.end_with(api_error_of(error), scope, receive)
         finally:
             self._account(scope, response, request_id, time.monotonic() - began)
@@ -152,6 +155,11 @@ class _SocketResponse(_Response):
         headers = [*answer.raw_headers, *self.headers]
         await self._send({"type": "websocket.http.response.start", "status": self.status, "headers": headers})
         await self._send({"type": "websocket.http.response.body", "body": answer.body, "more_body": False})
+
+
+def _route_of(scope: Scope) -> BaseRoute | None:
+    """Where one that is refused at the door wanted to go."""
+    return next((route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE), None)
 
 
 def _check_host(headers: Sequence[tuple[bytes, bytes]]) -> None:
