@@ -269,6 +269,26 @@ def test_a_client_that_leaves_with_others_waiting_frees_the_first(run, served, o
     run(main())
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection(run, served, on_a_socket, events_of, is_stream):
+    async def main():
+        async with served() as server, on_a_socket(server) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(chat_request(is_stream=is_stream).replace(b"HTTP/1.1", b"HTTP/1.0"))
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert b"\r\nconnection: close" in head
+            assert b"transfer-encoding" not in head
+            assert (b"content-length" in head) != is_stream
+            if is_stream:
+                text = "".join(event["choices"][0]["delta"].get("content", "") for event in events_of(body.decode()))
+            else:
+                text = json.loads(body)["choices"][0]["message"]["content"]
+            assert [text] == server.texts(1, len(server.requests()[0].prompt_token_ids))
+            writer.close()
+
+    run(main())
+
+
 def test_requests_in_a_row_are_answered_in_their_order(run, served, on_a_socket):
     """More of them than are read before the first is answered."""
 

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from quire.interfaces.server.access.gate import MAX_HEADER_BYTES, headers_too_large
 from quire.interfaces.server.access.visit import new_request_id
+from quire.interfaces.server.transport.old_clients import without_chunks
 from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.event_stream import OUTLET, Outlet
 
@@ -64,6 +65,8 @@ class OpenAIProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
