@@ -67,7 +67,7 @@ fuzz-api: setup ## Schemathesis against the real server, CASES an operation; goe
 # In pieces as well: build/faults.json sums them up.
 faults: export OMP_NUM_THREADS = 1
 faults: export OMP_WAIT_POLICY = passive
-faults: setup ## break a real server in every known way, as often as each case says (ARGS="--only F1,F3 --times 1"; takes some 45 minutes)
+faults: setup ## break a real server in every known way, as often as each case says (ARGS="--only F1,F3 --times 1"; takes some 40 minutes)
 	@$(venv)/bin/python -m quire.testing.faults --out build/faults.json $(ARGS)
 
 lint: setup ## ruff and mypy

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.sampling_params import SamplingParams
+from quire.thought_marks import ThoughtMarks
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # In SchedulerOutput.step_data: how many tokens to propose behind each row of the step, if it samples.
@@ -109,6 +110,8 @@ class EngineRequest(Message):
     seed: int = 0
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    # of a request with a budget of thoughts
+    thought_marks: ThoughtMarks | None = None
     priority: int = 0
     cache_salt: str = ""
     media: list[Any] = []
@@ -258,6 +261,7 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     seed: int
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    thought_marks: ThoughtMarks | None = None
     # Above 0 the core chooses the next token (beam search): the worker answers with so many candidates.
     num_candidates: int = 0
     # False: the prompt is still arriving, so nothing is sampled until an AppendedTokens with is_final=True

@@ -32,11 +32,12 @@ BOUNDS: tuple[Bounds, ...] = (
     ("min_p", 0.0, 1.0),
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
+    ("thinking_token_budget", 0, 2**31 - 1),
     ("logprobs", 0, 1024),
     ("prompt_logprobs", 0, 1024),
     ("seed", -(2**63), 2**64 - 1),
 )
-_OPTIONAL = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
+_OPTIONAL = ("max_tokens", "thinking_token_budget", "logprobs", "prompt_logprobs", "seed")
 _FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
 
 
@@ -47,7 +48,8 @@ class SamplingParams(
 
     `temperature=0` is greedy. `top_k` of 0 or -1 means all tokens. `max_tokens=None` means up to the model's length.
     `logprobs=k` returns the chosen token's log-probability and those of the k best. `structured_outputs` constrains the
-    form of the output: to a JSON schema, a regular expression, a choice or a grammar.
+    form of the output: to a JSON schema, a regular expression, a choice or a grammar. `thinking_token_budget`: after so
+    many tokens of thoughts the model is made to end them; where a form is asked for there are none.
     """
 
     n: int = 1
@@ -65,6 +67,7 @@ class SamplingParams(
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
+    thinking_token_budget: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = True

@@ -57,6 +57,8 @@ GENERATION = [
     ("min_p", FREE, 1.0),
     ("repetition_penalty", GOES_ON, 2.0),
     ("min_tokens", {"stop": "e", "max_tokens": 40}, 20),
+    # this model does not think, and says so; what it does to one that does: tests/interfaces/test_thinking_budget.py
+    ("thinking_token_budget", {}, 5),
     ("ignore_eos", {"logit_bias": {"5": 100}}, True),
     ("stop_token_ids", {"allowed_token_ids": [300]}, [300]),
     ("skip_special_tokens", {"allowed_token_ids": [2]}, False),

@@ -9,13 +9,19 @@ from quire.interfaces.prompts import is_token_ids
 from quire.interfaces.requests import Limits, RequestMaker
 from quire.messages import DecodingSpec
 from quire.sampling_params import SamplingParams
+from quire.thought_marks import ThoughtMarks
 
+MARKS = ThoughtMarks(opening=5, closing=6)
 LIMITS = Limits(vocab_size=100, max_model_len=32, max_logprobs=5, max_num_seqs=8)
 
 
 def maker(seed: int = 0) -> RequestMaker:
     return RequestMaker(
-        LIMITS, eos_token_ids=[2, 3], seed=seed, bad_words_token_ids=lambda words: [[len(word)] for word in words]
+        LIMITS,
+        eos_token_ids=[2, 3],
+        seed=seed,
+        bad_words_token_ids=lambda words: [[len(word)] for word in words],
+        thought_marks=lambda: MARKS,
     )
 
 
@@ -102,7 +108,9 @@ def test_a_request_for_beams():
 
 def test_beams_that_look_through_too_much_are_refused():
     limits = Limits(vocab_size=10**5, max_model_len=32, max_logprobs=5, max_num_seqs=128)
-    requests = RequestMaker(limits, eos_token_ids=[2, 3], bad_words_token_ids=lambda words: [])
+    requests = RequestMaker(
+        limits, eos_token_ids=[2, 3], bad_words_token_ids=lambda words: [], thought_marks=lambda: MARKS
+    )
     most = BeamSearchParams(beam_width=128, stop_token_ids=list(range(2, 386)))
     assert requests.make([1], most).sampling.n == 128
     for one_more in (most.replace(stop_token_ids=list(range(386))), most.replace(stop_token_ids=list(range(4, 387)))):
@@ -113,7 +121,9 @@ def test_beams_that_look_through_too_much_are_refused():
     requests.make([1], most.replace(stop_token_ids=list(range(4, 388)), ignore_eos=True))
     # nobody looks through more than there is
     small = Limits(vocab_size=500, max_model_len=32, max_logprobs=5, max_num_seqs=128)
-    RequestMaker(small, bad_words_token_ids=lambda words: []).make([1], most.replace(stop_token_ids=list(range(500))))
+    RequestMaker(small, bad_words_token_ids=lambda words: [], thought_marks=lambda: MARKS).make(
+        [1], most.replace(stop_token_ids=list(range(500)))
+    )
 
 
 def test_no_salt_is_none():
@@ -163,6 +173,11 @@ def test_what_ends_a_sequence():
     assert maker().make([1], SamplingParams()).eos_token_ids == [2, 3]
     assert maker().make([1], SamplingParams(ignore_eos=True)).eos_token_ids == []
     assert maker().make([1], SamplingParams(bad_words=["abc"])).bad_words_token_ids == [[3]]
+
+
+def test_marks_are_looked_for_where_thoughts_are_counted():
+    assert maker().make([1], SamplingParams(thinking_token_budget=0)).thought_marks == MARKS
+    assert maker().make([1], SamplingParams()).thought_marks is None
 
 
 def test_seeds_follow_from_the_engines_seed_and_the_number():

@@ -44,6 +44,7 @@ ROOMS = {
         "quire.message_encoding",
         "quire.outputs",
         "quire.sampling_params",
+        "quire.thought_marks",
         "quire.beam_search_params",
         "quire.pooling_params",
         "quire.structured_outputs_params",

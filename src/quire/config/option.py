@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -82,6 +83,8 @@ class Option:
             value = tuple(value)
         if isinstance(value, str) and self.kind is not str:
             return self.check(self.parse(value))
+        if isinstance(value, PurePath) and self.kind is str:
+            value = str(value)
         if value is None:
             if self.is_optional:
                 return None

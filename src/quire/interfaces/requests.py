@@ -19,6 +19,7 @@ from quire.errors import ContextLengthError, RequestError
 from quire.messages import EngineRequest, Tenancy
 from quire.parameter_checks import check_encodable, plain
 from quire.sampling_params import SamplingParams
+from quire.thought_marks import ThoughtMarks
 
 if TYPE_CHECKING:
     from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
@@ -278,12 +279,14 @@ class RequestMaker:
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
         bad_words_token_ids: Callable[[list[str]], list[list[int]]],
+        thought_marks: Callable[[], ThoughtMarks],
         first_id: int = 0,
     ) -> None:
         self.limits = limits
         self._eos_token_ids = list(eos_token_ids)
         self._seed = seed
         self._bad_words_token_ids = bad_words_token_ids
+        self._thought_marks = thought_marks
         self._counter = itertools.count(first_id)
         self._resent_counter = itertools.count(first_id + _FIRST_RESENT)
 
@@ -323,8 +326,9 @@ class RequestMaker:
         )
         for check in CHECKS if is_final else _OPEN_CHECKS:
             check(asked, self.limits)
-        # Bad words need the tokenizer, so they come last, and only where there are any.
+        # Bad words and thoughts need the tokenizer, so they come last, and only where there are any.
         bad_words = self._bad_words_token_ids(sampling.bad_words) if sampling.bad_words else []
+        thought_marks = None if sampling.thinking_token_budget is None else self._thought_marks()
         request_id = next(self._counter)
         return EngineRequest(
             request_id=request_id,
@@ -334,6 +338,7 @@ class RequestMaker:
             seed=_seed_of(sampling.seed, self._seed, request_id),
             eos_token_ids=eos_token_ids,
             bad_words_token_ids=bad_words,
+            thought_marks=thought_marks,
             priority=priority,
             cache_salt=cache_salt,
             decoding=beams.decoding_spec() if beams is not None else None,

@@ -45,6 +45,7 @@ def request_maker(config: EngineConfig, ready: EngineReady, renderer: Renderer) 
         eos_token_ids=renderer.eos_token_ids,
         seed=config.seed,
         bad_words_token_ids=renderer.bad_words_token_ids,
+        thought_marks=lambda: renderer.thought_marks,
         first_id=ready.first_request_id,
     )
 

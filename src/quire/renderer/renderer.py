@@ -23,6 +23,7 @@ from quire.renderer.text_decoder import SilentDecoder, TextDecoder
 from quire.renderer.text_stream import TextStream
 from quire.renderer.tokenizer import Tokenizer
 from quire.sampling_params import SamplingParams
+from quire.thought_marks import ThoughtMarks
 
 Chat = Sequence[Mapping[str, Any]]
 
@@ -174,6 +175,31 @@ class Renderer:
             raise RequestError(f"bad_words: {word!r} has no tokens in this model's vocabulary.", param="bad_words")
         return token_ids
 
+    @cached_property
+    def thought_marks(self) -> ThoughtMarks:
+        """Between which tokens the model thinks. RequestError: it does not, or not between two tokens."""
+        reasoning = self.output_formats.reasoning
+        if reasoning is None:
+            raise _no_budget("no way is known in which this model writes thoughts (reasoning_parser)")
+        if not reasoning.closing:
+            raise _no_budget(f"thoughts of the format {reasoning.name} end in more than one way")
+        opening, closing = (self._token_of(mark) for mark in (reasoning.opening, reasoning.closing))
+        if opening is None or closing is None:
+            marks = f"{reasoning.opening} and {reasoning.closing}"
+            raise _no_budget(f"{marks} are not one token each in this model's vocabulary")
+        return ThoughtMarks(opening=opening, closing=closing, is_always_open=reasoning.is_always_open)
+
+    @property
+    def can_count_thoughts(self) -> bool:
+        try:
+            return bool(self.thought_marks)
+        except RequestError:
+            return False
+
+    def _token_of(self, text: str) -> int | None:
+        token_ids = self._needed_tokenizer("thinking_token_budget").encode_continuation(text)
+        return token_ids[0] if len(token_ids) == 1 else None
+
     # ------------------------------------------------------------------------------------------ to text
 
     def open_stream(self, prompt_token_ids: list[int], sampling: SamplingParams) -> TextStream:
@@ -242,6 +268,14 @@ class Renderer:
                 param="messages",
             )
         return self._templates
+
+
+def _no_budget(why: str) -> RequestError:
+    return RequestError(
+        f"thinking_token_budget: {why}, so that thoughts cannot be counted while they are written. Leave it out, or "
+        "bound the whole answer with max_tokens.",
+        param="thinking_token_budget",
+    )
 
 
 def _own_eos(tokenizer: Tokenizer | None) -> list[int]:

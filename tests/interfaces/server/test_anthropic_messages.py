@@ -5,6 +5,7 @@ import httpx2 as httpx
 import pytest
 
 from quire.renderer.output_formats import OutputFormats
+from quire.renderer.reasoning_parsers.tags import between_tags
 
 WEATHER = {
     "name": "weather",
@@ -213,6 +214,21 @@ def test_an_answer_that_was_begun_is_continued(asked):
         assert prompt_of(server) == "<|user|>Hi<|end|><|assistant|>It is"
 
     asked(test)
+
+
+def test_a_budget_of_thoughts_is_enforced_where_it_can_be(asked):
+    """The specials of the fake tokenizer stand in for marks; those of Qwen are not one token each in it."""
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+
+    async def test(server, client):
+        renderer = server.engine.renderer
+        await client.messages.create(thinking=enabled, **ASK)
+        renderer.output_formats = OutputFormats(reasoning=between_tags("marks", "<|user|>", "<|end|>"))
+        for thinking in (enabled, {"type": "adaptive"}, {"type": "disabled"}):
+            await client.messages.create(thinking=thinking, **ASK)
+        return [request.sampling.thinking_token_budget for request in server.requests()]
+
+    assert asked(test) == [None, 1024, None, None]
 
 
 @pytest.mark.parametrize(

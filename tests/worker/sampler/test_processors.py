@@ -6,6 +6,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from quire.messages import AdmittedSequence, ForkedSequence, int_array
 from quire.sampling_params import SamplingParams
+from quire.thought_marks import ThoughtMarks
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors import built_in_processors
 
@@ -13,7 +14,7 @@ VOCAB = 10
 ROWS = int_array([5, 2, 7])
 
 
-ALLOWED, BAD_WORDS, MIN_TOKENS, LOGIT_BIAS, PENALTIES = range(5)
+ALLOWED, BAD_WORDS, MIN_TOKENS, LOGIT_BIAS, PENALTIES, THOUGHTS = range(6)
 
 
 class Bench:
@@ -25,7 +26,7 @@ class Bench:
         for row in ROWS.tolist():
             self.admit(row, [1])
 
-    def admit(self, row, tokens, *, num_prompt=1, eos=(), bad_words=(), **sampling):
+    def admit(self, row, tokens, *, num_prompt=1, eos=(), bad_words=(), marks=None, **sampling):
         sequence = AdmittedSequence(
             row=row,
             sequence_id=row,
@@ -36,6 +37,7 @@ class Bench:
             seed=0,
             eos_token_ids=list(eos),
             bad_words_token_ids=list(bad_words),
+            thought_marks=marks,
         )
         self.table.admit(sequence)
         self.processor.admit(sequence)
@@ -197,16 +199,79 @@ def test_a_child_counts_its_own_tokens():
     assert bench.apply()[[4, 6]].tolist() == [-0.5, -0.5]
 
 
+OPEN, CLOSE = 8, 9
+MARKS = ThoughtMarks(opening=OPEN, closing=CLOSE)
+OTHERS = [token for token in range(VOCAB) if token != CLOSE]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_prompt", "is_over"),
+    [
+        ([1, 2, 3, 4], 1, False),
+        ([1, OPEN, 2], 1, False),
+        ([1, OPEN, 2, 3], 1, True),
+        ([1, OPEN, 2, 3, 4, 5], 1, True),
+        ([1, OPEN, 2, 3, CLOSE, 4, 5], 1, False),
+        # the thought began in the prompt; what is written there does not count
+        ([1, OPEN, 5, 5, 5], 5, False),
+        ([1, OPEN, 5, 2, 3], 3, True),
+        ([1, OPEN, 5, CLOSE, 2, 3], 4, False),
+        # two thoughts of one token each, then a third
+        ([1, OPEN, 2, CLOSE, OPEN, 3], 1, True),
+        ([1, OPEN, 2, CLOSE, OPEN, 3, CLOSE, OPEN], 1, True),
+        # a mark within a thought is a token like any other
+        ([1, OPEN, OPEN], 1, False),
+        ([1, OPEN, OPEN, 2], 1, True),
+    ],
+)
+def test_thoughts_end_when_their_tokens_are_used_up(tokens, num_prompt, is_over):
+    bench = Bench(THOUGHTS)
+    bench.admit(5, tokens, num_prompt=num_prompt, thinking_token_budget=2, marks=MARKS)
+
+    assert bench.excluded() == (OTHERS if is_over else [])
+
+
+def test_a_budget_of_no_thoughts_ends_them_where_they_begin():
+    bench = Bench(THOUGHTS)
+    bench.admit(5, [1], thinking_token_budget=0, marks=MARKS)
+    assert bench.excluded() == []
+    bench.append(5, OPEN)
+    assert bench.excluded() == OTHERS
+
+
+def test_answers_may_always_begin_inside_a_thought():
+    bench = Bench(THOUGHTS)
+    marks = ThoughtMarks(opening=OPEN, closing=CLOSE, is_always_open=True)
+    bench.admit(5, [1, 2, 3], num_prompt=1, thinking_token_budget=2, marks=marks)
+    assert bench.excluded() == OTHERS
+    bench.append(5, CLOSE)
+    assert bench.excluded() == []
+
+
+def test_the_end_of_thoughts_is_written_even_if_it_was_excluded():
+    bench = Bench(THOUGHTS)
+    bench.admit(5, [1, OPEN], thinking_token_budget=0, marks=MARKS)
+    logits = bench.apply([-torch.inf] * VOCAB)
+    assert logits.argmax() == CLOSE
+
+
+def test_a_form_has_no_thoughts_in_it():
+    bench = Bench(THOUGHTS)
+    bench.admit(5, [1, OPEN, 2], thinking_token_budget=0, marks=MARKS, structured_outputs={"regex": "a"})
+    assert not bench.processor.is_active(ROWS)
+
+
 PARAMETERS = (
     {"allowed_token_ids": [1, 2, 3, 4]},
     {"bad_words": [[2, 3], [4]]},
     {"min_tokens": 3, "stop_token_ids": [7]},
     {"logit_bias": {3: 1.5}},
     {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.25},
+    {"thinking_token_budget": 2, "marks": ThoughtMarks(opening=6, closing=3)},
 )
 
 
-@pytest.mark.parametrize("processor", range(5))
+@pytest.mark.parametrize("processor", range(6))
 @pytest.mark.parametrize("outcome", [[2, 3, 2], [2, 9], [8]])
 def test_drafts_are_judged_as_if_they_stood_there_and_leave_no_trace(processor, outcome):
     """Row 5 has drafts 2, 3, 2, row by row the same as one that has these tokens; then some of them are taken back."""
@@ -235,7 +300,7 @@ def test_drafts_are_judged_as_if_they_stood_there_and_leave_no_trace(processor, 
     assert torch.equal(bench.apply_to(5, logits), other.apply_to(5, logits))
 
 
-@pytest.mark.parametrize("processor", range(5))
+@pytest.mark.parametrize("processor", range(6))
 def test_rows_that_ask_for_nothing_cost_nothing(processor):
     bench = Bench(processor)
 

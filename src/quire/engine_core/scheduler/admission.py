@@ -123,6 +123,7 @@ class Admission:
             seed=sequence.seed,
             eos_token_ids=request.message.eos_token_ids,
             bad_words_token_ids=request.message.bad_words_token_ids,
+            thought_marks=request.message.thought_marks,
             num_candidates=request.shape.num_candidates,
             is_final=request.is_final,
             # the first sequence reports the prompt for all of them

@@ -56,3 +56,5 @@ class ReasoningFormat:
     # a prompt that ends with `opening` leaves the thought to the answer
     opening: str = ""
     closing: str = ""
+    # answers begin with a thought even where the prompt does not show it
+    is_always_open: bool = False

@@ -27,6 +27,7 @@ def between_tags(name: str, opening: str, closing: str, *, is_always_open: bool 
         is_taught_by=lambda template: not is_always_open and (opening in template or closing in template),
         opening=opening,
         closing=closing,
+        is_always_open=is_always_open,
     )
 
 

@@ -82,7 +82,10 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _run_of(chat: ChatRequest, state: ServerState) -> ChatRun:
-    """Clients of this API ask for as many tokens as a large model writes; a smaller one writes what it can."""
+    """Clients of this API ask for as many tokens as a large model writes; a smaller one writes what it can. So they do
+    for thoughts, also of a model that has none."""
+    if not state.engine.renderer.can_count_thoughts:
+        chat = msgspec.structs.replace(chat, thinking_token_budget=None)
     try:
         return await ChatRun.prepare(chat, state)
     except ContextLengthError as error:

@@ -42,7 +42,7 @@ class PromptFields(DialectFields, kw_only=True):
     thinking: Annotated[
         dict[str, Any] | None,
         Meta(description="enabled, adaptive or disabled (default): the template's `enable_thinking`; `display` omitted "
-             "hides the text; a budget is not enforced"),
+             "hides the text; after `budget_tokens` they end"),
     ] = None  # fmt: skip
     output_config: Annotated[
         OutputConfig | None, Meta(description="`format` of type json_schema; `effort` is accepted and has no effect")
@@ -116,12 +116,18 @@ def chat_of(body: MessagesRequest | CountTokensRequest) -> ChatRequest:
     )
     if isinstance(body, MessagesRequest):
         chat.max_completion_tokens = body.max_tokens
+        chat.thinking_token_budget = _thinking_budget(body)
         chat.stop = body.stop_sequences
     return chat
 
 
 def hides_thinking(body: PromptFields) -> bool:
     return (body.thinking or {}).get("display") == "omitted"
+
+
+def _thinking_budget(body: MessagesRequest) -> int | None:
+    thinking = body.thinking or {}
+    return thinking.get("budget_tokens") if thinking.get("type") == "enabled" else None
 
 
 def _template_kwargs(body: PromptFields) -> dict[str, Any]:

@@ -34,6 +34,7 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "min_tokens": (0,),
+    "thinking_token_budget": (),
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),

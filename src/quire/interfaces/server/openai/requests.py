@@ -43,6 +43,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     min_p: Annotated[float | None, Meta(description="vLLM's: least share of the best token's probability")] = None
     repetition_penalty: Annotated[float | None, Meta(description="vLLM's: above 1 discourages repetition")] = None
     min_tokens: Annotated[int | None, Meta(description="vLLM's: no end before so many tokens")] = None
+    thinking_token_budget: Annotated[
+        int | None, Meta(description="vLLM's: after so many tokens of thoughts the model is made to end them")
+    ] = None
     ignore_eos: Annotated[bool | None, Meta(description="vLLM's: do not end at the end-of-text token")] = None
     stop_token_ids: Annotated[list[int] | None, Meta(description="vLLM's: tokens that end the text")] = None
     skip_special_tokens: Annotated[bool | None, Meta(description="vLLM's: leave special tokens out of the text")] = None

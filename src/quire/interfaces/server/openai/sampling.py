@@ -18,8 +18,8 @@ from quire.sampling_params import SamplingParams
 # Taken over under their own names.
 _FROM_REQUEST = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "skip_special_tokens",
-    "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "prompt_logprobs",
+    "seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "thinking_token_budget",
+    "skip_special_tokens", "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "prompt_logprobs",
 )  # fmt: skip
 
 # OpenAI's; above it there is little but noise

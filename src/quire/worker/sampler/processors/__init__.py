@@ -1,7 +1,8 @@
 """Logits processors, one file each, in the order in which they apply.
 
-First what excludes tokens, then what moves logits; the form of an output has the last word. A new processor is a rule
-(`processor.py`) in a file of its own, or an object with all hooks, and a line in the tuple below.
+First what excludes tokens, then what moves logits, then what decides alone: the end of thoughts, the form of an output.
+A new processor is a rule (`processor.py`) in a file of its own, or an object with all hooks, and a line in the tuple
+below.
 """
 
 from quire.structured_output.grammars import Grammars
@@ -13,6 +14,7 @@ from quire.worker.sampler.processors.min_tokens import MinTokens
 from quire.worker.sampler.processors.penalties import Penalties
 from quire.worker.sampler.processors.processor import ByRow, LogitsProcessor, RowFollower
 from quire.worker.sampler.processors.structured_output import StructuredOutput
+from quire.worker.sampler.processors.thinking_budget import ThinkingBudget
 
 
 def built_in_processors(
@@ -27,6 +29,7 @@ def built_in_processors(
         ByRow(MinTokens(table), num_rows),
         ByRow(LogitBias(), num_rows),
         Penalties(table),
+        ByRow(ThinkingBudget(table), num_rows),
         ByRow(structured, num_rows),
     )
 

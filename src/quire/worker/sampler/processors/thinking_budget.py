@@ -1,0 +1,78 @@
+"""thinking_token_budget: after so many tokens of thoughts nothing but their closing mark may follow.
+
+What counts is all that stands between marks in the output. A thought may have begun in the prompt; if the model opens
+another one when the budget is used up, it is closed at once. What has been said is looked through in each step: drafts
+leave no trace, and a few thousand tokens take microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.messages import AdmittedSequence, IntArray, int_array
+from quire.thought_marks import ThoughtMarks
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.processors.processor import TokenPlaces, User
+
+# of a token that is the only one left: any finite number
+_CERTAIN = 0.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of one sequence."""
+
+    num_tokens: int
+    marks: ThoughtMarks
+
+
+class ThinkingBudget:
+    """Closes thoughts that have become too long. A form has no thoughts in it, so none is looked for."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+
+    def state_of(self, sequence: AdmittedSequence) -> Budget | None:
+        budget, marks = sequence.sampling.thinking_token_budget, sequence.thought_marks
+        if budget is None or marks is None or sequence.sampling.structured_outputs is not None:
+            return None
+        return Budget(budget, marks)
+
+    def state_of_child(self, parent: Budget) -> Budget:
+        return parent
+
+    def apply(self, logits_NV: Tensor, users: list[User[Budget]]) -> None:
+        over = [user for user in users if self._is_over(user)]
+        if over:
+            positions = [user.position for user in over]
+            logits_NV[positions] = -torch.inf
+            TokenPlaces(positions, [int_array([user.state.marks.closing]) for user in over], logits_NV).write(_CERTAIN)
+
+    def _is_over(self, user: User[Budget]) -> bool:
+        tokens, num_prompt = self._table.token_ids[user.row], int(self._table.num_prompt[user.row])
+        is_open = _is_open(tokens[:num_prompt], user.state.marks)
+        num_thoughts = _num_thoughts(tokens[num_prompt : user.length], user.state.marks, is_open=is_open)
+        return num_thoughts is not None and num_thoughts >= user.state.num_tokens
+
+
+def _is_open(prompt: IntArray, marks: ThoughtMarks) -> bool:
+    """Whether the prompt ends inside a thought."""
+    last = np.flatnonzero((prompt == marks.opening) | (prompt == marks.closing))[-1:]
+    return marks.is_always_open if not len(last) else bool(prompt[last[0]] == marks.opening)
+
+
+def _num_thoughts(output: IntArray, marks: ThoughtMarks, *, is_open: bool) -> int | None:
+    """How many tokens of an output that ends inside a thought are thoughts; None: it does not end inside one."""
+    count = begin = 0
+    for place in np.flatnonzero((output == marks.opening) | (output == marks.closing)).tolist():
+        is_opening = output[place] == marks.opening
+        if is_opening and not is_open:
+            begin = place + 1
+        elif is_open and not is_opening:
+            count += place - begin
+        is_open = bool(is_opening)
+    return count + len(output) - begin if is_open else None
