@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 
+from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.http import HttpServer
 from quire.interfaces.server.transport.listener import listen
@@ -30,13 +31,14 @@ async def serve(port: int, max_num_seqs: int, options: ServerOptions) -> None:
         http.attach(engine)
         texts = [engine.renderer.token_text(token_id) for token_id in range(FIRST, FIRST + NUM)]
         ready = {"port": listener.getsockname()[1], "pid": os.getpid(), "texts": texts}
-        # one write: the log may share the pipe
-        sys.stdout.write(json.dumps(ready) + "\n")
-        sys.stdout.flush()
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await ended.wait()
+        with set_aside():
+            # one write: the log may share the pipe
+            sys.stdout.write(json.dumps(ready) + "\n")
+            sys.stdout.flush()
+            await ended.wait()
         await http.close()
         engine.shutdown()
 

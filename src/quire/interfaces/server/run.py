@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from quire.config.option import checked
 from quire.errors import EngineDeadError
 from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.life.welcome import welcome
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.processes.no_fleet import NoFleet
@@ -121,9 +122,10 @@ class _Server:
                 return 0
             if not await self._is_done_before_a_signal(self._begin(fleet.engine_is_ready())):
                 return 0
-            http.attach(self._engine)
-            self._say_welcome()
-            return await self._until_over(http, supervisor, fleet)
+            with set_aside():
+                http.attach(self._engine)
+                self._say_welcome()
+                return await self._until_over(http, supervisor, fleet)
         except EngineDeadError as error:
             return self._died(str(error))
         finally:

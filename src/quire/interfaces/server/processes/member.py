@@ -22,6 +22,7 @@ from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.errors import EngineDeadError, QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.processes.answers import answers_of
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.document import ProcessDocument
@@ -86,9 +87,10 @@ class Member:
         channel = self._siblings.channel = await Channel.over(socket.socket(fileno=document.channel), answers)
         listening = asyncio.ensure_future(channel.run())
         try:
-            channel.tell("loaded")
-            await self._end.wait()
-            await self._wait_drained()
+            with set_aside():
+                channel.tell("loaded")
+                await self._end.wait()
+                await self._wait_drained()
         finally:
             if self._starting is not None:
                 self._starting.cancel()

@@ -1,0 +1,32 @@
+"""What a server has made when it begins to serve is not looked through for garbage."""
+
+import gc
+import weakref
+
+from quire.interfaces.server.life.start_objects import set_aside
+
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_was_there_is_set_aside_and_what_comes_is_collected():
+    with set_aside():
+        num_aside = gc.get_freeze_count()
+        later = weakref.ref(Ring())
+        gc.collect()
+        assert later() is None
+        assert gc.get_freeze_count() == num_aside > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_is_not_set_aside():
+    gc.disable()
+    try:
+        garbage = weakref.ref(Ring())
+        assert garbage() is not None
+        with set_aside():
+            assert garbage() is None
+    finally:
+        gc.enable()
