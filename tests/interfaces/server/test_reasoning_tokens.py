@@ -1,5 +1,6 @@
 """reasoning_tokens in the usage: tokens of thoughts, however their text came, and not those of tags."""
 
+import asyncio
 import threading
 
 import pytest
@@ -92,5 +93,33 @@ def test_the_usage_of_a_chat(run, served, events_of):
             assert cut["choices"][0]["message"]["content"] is None
             # the tokens of the stop string show nothing
             assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("Zwö".encode())
+
+    run(main())
+
+
+def test_a_streamed_chat_is_counted_beside_the_event_loop_while_others_go_on(run, served, events_of, monkeypatch):
+    go_on, threads = threading.Event(), []
+
+    def count(*args):
+        threads.append(threading.current_thread())
+        assert go_on.wait(20)
+        return count_reasoning_tokens(*args)
+
+    monkeypatch.setattr(reasoning_tokens, "count_reasoning_tokens", count)
+    monkeypatch.setattr(reasoning_tokens, "LONG_ANSWER", 10)
+
+    async def main():
+        async with served() as server:
+            server.engine.renderer.output_formats = OutputFormats.choose([], reasoning="think")
+            server.fake.reply_to = lambda request, index: ANSWER
+            asked = asyncio.ensure_future(server.chat(stream=True, stream_options={"include_usage": True}))
+            while not threads:
+                await asyncio.sleep(0)
+            assert (await server.complete("Hi")).status_code == 200
+            assert not asked.done()
+            go_on.set()
+            usage = events_of((await asked).text)[-1]["usage"]
+            assert usage["completion_tokens_details"]["reasoning_tokens"] == len(THOUGHT.encode())
+            assert threading.main_thread() not in threads
 
     run(main())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from quire.interfaces.server.openai.chat_tools import ToolChoice, tool_choice_of
 from quire.interfaces.server.openai.chunks import ChatChunk, encoder_of
 from quire.interfaces.server.openai.generation import Answer, Choice, collect
 from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
-from quire.interfaces.server.openai.reasoning_tokens import count_reasoning_tokens, total_reasoning_tokens
+from quire.interfaces.server.openai.reasoning_tokens import Thoughtful, total_reasoning_tokens
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.openai.responses import ChatChoice, ChatCompletion, ChatLogprobs, new_id
@@ -183,13 +183,8 @@ class Chat:
     async def whole(self) -> ChatCompletion:
         answer = await collect(self._engine, self._work, self._metrics)
         choices = self._choices(answer)
-        answer.counts.num_reasoning_tokens = await total_reasoning_tokens(
-            self._text_threads,
-            self._engine.renderer,
-            self._work.prompts[0],
-            self._work.params,
-            [(one.token_ids, one.thoughts) for one in answer.choices],
-        )
+        answers = [(one.token_ids, one.thoughts) for one in answer.choices]
+        answer.counts.num_reasoning_tokens = await self._num_reasoning_tokens(answers)
         return ChatCompletion(
             id=self._id,
             created=self._created,
@@ -217,10 +212,9 @@ class Chat:
             return None
         return chat_logprobs(self._engine.renderer, list(source.token_ids), source.logprobs or [], self._num_top)
 
-    def _num_reasoning_tokens(self, token_ids: list[int], thoughts: list[tuple[int, int]]) -> int:
-        return count_reasoning_tokens(
-            self._engine.renderer, self._work.prompts[0], self._work.params, token_ids, thoughts
-        )
+    async def _num_reasoning_tokens(self, answers: Sequence[Thoughtful]) -> int:
+        renderer, (prompt, *_) = self._engine.renderer, self._work.prompts
+        return await total_reasoning_tokens(self._text_threads, renderer, prompt, self._work.params, answers)
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[Stream[bytes]]:
@@ -256,16 +250,21 @@ class Chat:
                 choices.insert(0, _ROLE % delta.index)
             return b"".join(map(encoder.event, choices))
 
-        def end() -> bytes:
+        def end() -> bytes | Coroutine[Any, Any, bytes]:
             if not has_usage:
                 return b""
-            counts.num_reasoning_tokens = sum(
-                self._num_reasoning_tokens(token_ids, streams.thoughts(index)) for index, token_ids in tokens.items()
-            )
+            return with_thoughts() if tokens else encoder.usage_event(counts.usage())
+
+        async def with_thoughts() -> bytes:
+            answers = [(token_ids, streams.thoughts(index)) for index, token_ids in tokens.items()]
+            counts.num_reasoning_tokens = await self._num_reasoning_tokens(answers)
             return encoder.usage_event(counts.usage())
 
-        async with running(self._engine, self._work, self._metrics, counts) as deltas:
-            yield AnswerEvents(deltas, encode, end)
+        async with (
+            running(self._engine, self._work, self._metrics, counts) as deltas,
+            aclosing(AnswerEvents(deltas, encode, end)) as events,
+        ):
+            yield events
 
     def _encoded(self, delta: OutputDelta, streams: AnswerStreams) -> list[bytes]:
         """Choices of a difference: what it adds if it adds anything, then its end."""
