@@ -1,7 +1,7 @@
 """The goals of the project beside what was measured, as the table of docs/benchmarks.md ("Goals and rivals").
 
 Figures come from the files that `rivals.py` and `quire bench WORKLOAD --json FILE` write, and from what
-`engine_overhead.py` and `front_end.py` print. What is in none of them stays a dash.
+`engine_overhead.py` and `streams.py` print. What is in none of them stays a dash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Files:
     # workload -> result of `quire bench`
     bench: dict[str, dict[str, Any]]
     overhead: dict[str, Any] | None = None
-    front_end: dict[str, Any] | None = None
+    streams: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, paths: list[Path]) -> Files:
@@ -45,8 +45,8 @@ class Files:
                 files.bench[f"{found['workload']} {found['model']}"] = found
             elif "steady_decode_us" in found:
                 files.overhead = found
-            elif found.get("benchmark") == "front_end":
-                files.front_end = found
+            elif found.get("benchmark") == "streams":
+                files.streams = found
             else:
                 raise SystemExit(f"{path}: none of the files that this table is made of")
         return files
@@ -104,7 +104,7 @@ def _rows() -> Iterator[Row]:
     for count, goal in ((256, 250), (1024, 800)):
         command = "`python benchmarks/engine_overhead.py`"
         yield Row(f"W8 {count:,} sequences", f"{goal} µs", "", command, _overhead(count))
-    yield Row("W9", "60,000 tokens/s", "", "`python benchmarks/front_end.py`", _front_end)
+    yield Row("W9", "60,000 tokens/s", "vllm's server", "`python benchmarks/streams.py`", _streams)
 
 
 def _from_rivals(precision: str, rival: str, key: str) -> Callable[[Files], tuple[str, str] | None]:
@@ -173,11 +173,24 @@ def _overhead(count: int) -> Callable[[Files], tuple[str, str] | None]:
     return measured
 
 
-def _front_end(files: Files) -> tuple[str, str] | None:
-    if files.front_end is None:
+def _streams(files: Files) -> tuple[str, str] | None:
+    """Ours at the highest rate; beside the rival at the lowest, which it can follow."""
+    if files.streams is None:
         return None
-    best = min(files.front_end["us_per_token"].values())
-    return f"{1e6 / best:,.0f} tokens/s ({best} µs each, without the HTTP server)", "–"
+    rates = files.streams["rates"]
+    lowest, highest = min(rates, key=int), max(rates, key=int)
+    rate, share, events, whole = (
+        median(figures[name] for figures in rates[highest]["quire"] if figures)
+        for name in ("tokens/s", "share of a core", "events/token", "tokens/s of a whole core")
+    )
+    measured = f"{rate:,.0f} in {share:.2f} of a core, {events:.2f} events a token; {whole:,.0f} of a whole core"
+    key = "us of processor/token"
+    rounds = zip(rates[lowest]["quire"], rates[lowest].get("vllm", []), strict=False)
+    better = [theirs[key] / ours[key] for ours, theirs in rounds if ours and theirs]
+    if not better:
+        return measured, "–"
+    low, high = min(better), max(better)
+    return measured, f"{median(better):.2f} x ({low:.2f} to {high:.2f}) less processor at {int(lowest):,} tokens/s"
 
 
 def _when(files: Files) -> tuple[str, str]:

@@ -3,8 +3,9 @@
    stream_client PORT CONNECTIONS SECONDS PATH BODY
 
    Every connection asks once, with the same body; the answer is to last longer than the measurement. The clock runs
-   from the moment when every connection has had its first event. One line of JSON at the end: seconds, events, bytes of
-   text, bytes, and how many connections had ended. No state but counters, so that what is measured is the server. */
+   from the moment when every connection has had its first event. One line of JSON at the end: seconds, events, bytes,
+   how many connections had ended, and for each connection the letters it had when the clock began and when it stopped:
+   from these the tokens are counted. No state but counters, so that what is measured is the server. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -23,6 +24,7 @@ typedef struct {
   int socket;
   int kept; /* bytes of an event that has not arrived whole */
   long events;
+  long text, text_before;
   char tail[1 << 16];
 } Stream;
 
@@ -54,7 +56,7 @@ static long length_of(const char *text, const char *end) {
   return length;
 }
 
-static long total_events, total_text, total_bytes;
+static long total_events, total_bytes;
 static const char *markers[] = {"\"text\":\"", "\"content\":\""};
 
 static void count(Stream *stream, char *data, long size) {
@@ -69,7 +71,7 @@ static void count(Stream *stream, char *data, long size) {
       stream->events++, total_events++;
       for (int which = 0; which < 2; ++which) {
         char *text = memmem(event, next - event, markers[which], strlen(markers[which]));
-        if (text != NULL) total_text += length_of(text + strlen(markers[which]), next);
+        if (text != NULL) stream->text += length_of(text + strlen(markers[which]), next);
       }
     }
     at = next + 2;
@@ -115,14 +117,17 @@ int main(int argc, char **argv) {
       count(stream, buffer, size);
       if (!had && stream->events && ++num_begun == num) {
         start = now(), deadline = start + seconds;
-        total_events = total_text = total_bytes = 0;
+        total_events = total_bytes = 0;
+        for (int each = 0; each < num; ++each) streams[each].text_before = streams[each].text;
         printf("{\"started\": true}\n");
         fflush(stdout);
       }
     }
   }
   if (!start) fail("not every connection had an event");
-  printf("{\"seconds\": %.4f, \"events\": %ld, \"text\": %ld, \"bytes\": %ld, \"ended\": %d}\n", now() - start,
-         total_events, total_text, total_bytes, num_ended);
+  printf("{\"seconds\": %.4f, \"events\": %ld, \"bytes\": %ld, \"ended\": %d, \"text\": [", now() - start, total_events,
+         total_bytes, num_ended);
+  for (int i = 0; i < num; ++i) printf("%s[%ld, %ld]", i ? ", " : "", streams[i].text_before, streams[i].text);
+  printf("]}\n");
   return 0;
 }
