@@ -52,8 +52,8 @@ def vllm_server(folder: Path, *, with_statistics: bool = False, options: tuple[s
     `with_statistics`: as `vllm serve` runs by itself; without them it is faster, and has no figures of its requests.
     """
     engine = next(engine for engine in ENGINES if engine.name == "vllm")
-    build = Build(folder, folder)
-    if not build.is_installed(engine):
+    # before Build, which makes folders
+    if not (folder / "vllm").is_dir() or not (build := Build(folder, folder / "model")).is_installed(engine):
         raise SystemExit(f"--rivals {folder}: no vLLM there. `python benchmarks/rivals.py --install --build {folder}`.")
     command = [build.python(engine), str(DRIVERS / "vllm_null_server.py"), "--model", str(_EMBEDDED)]
     command += ["--host", "127.0.0.1", "--port", "{port}", "--max-model-len", str(MAX_MODEL_LEN)]
