@@ -26,15 +26,21 @@ class Ticket:
     def __init__(self, task: asyncio.Task[Any], request_id: str = "") -> None:
         self.request_id = request_id
         self._task = task
-        self.cause: Exception | None = None
+        self._cause: Exception | None = None
         self.kind = ""
 
     def interrupt(self, cause: Exception, kind: str = "shutdown") -> None:
         """Raises `cause` in the request's task; the first cause counts. `kind`: what the metrics call it."""
-        if self.cause is None:
-            self.cause = cause
+        if not self.kind:
+            self._cause = cause
             self.kind = cause.kind if isinstance(cause, ClientGoneError) else kind
             self._task.cancel()
+
+    def take_cause(self) -> Exception:
+        """It is not kept: raised, it knows frames that know the ticket, and they would all wait for the collector."""
+        cause, self._cause = self._cause, None
+        assert cause is not None
+        return cause
 
 
 _TICKET: ContextVar[Ticket | None] = ContextVar("ticket", default=None)
@@ -70,11 +76,11 @@ class InFlight:
         try:
             yield ticket
         except asyncio.CancelledError:
-            if ticket.cause is None:
+            if not ticket.kind:
                 raise
             task.uncancel()
             self._on_abort(ticket.kind)
-            raise ticket.cause from None
+            raise ticket.take_cause() from None
         except EngineDeadError:
             self._on_abort("engine_restarted")
             raise
