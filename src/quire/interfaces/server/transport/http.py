@@ -31,6 +31,14 @@ from quire.observability.tracing import make_tracing
 
 # After the last event of an interrupted stream: connections that do not close by then are dropped.
 _CLOSE_SECONDS = 1
+# Each costs a descriptor.
+_ACCEPTED_A_TURN = 16
+
+
+def _doors(listener: socket.socket) -> list[socket.socket]:
+    """The same socket several times. uvloop accepts one connection of each in a turn: behind 512 that come together
+    whoever asks for /health would wait for 512 turns, in which the first of them are answered already."""
+    return [listener, *(listener.dup() for _ in range(_ACCEPTED_A_TURN - 1))]
 
 
 class _Uvicorn(uvicorn.Server):
@@ -113,7 +121,7 @@ class HttpServer:
         return self._state.metrics
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(server.serve(sockets=[listener])) for listener, server in self._ports]
+        self._tasks = [asyncio.create_task(server.serve(sockets=_doors(listener))) for listener, server in self._ports]
         self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
 
     async def adopt(self, connection: socket.socket, data: bytes) -> None:
