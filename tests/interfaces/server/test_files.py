@@ -366,6 +366,25 @@ def test_a_client_that_goes_leaves_nothing(run, filing, folder):
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "size"), [("bytes=0-1", 206, None), ("bytes=99999-", 416, "bytes */"), ("lines=1-2", 400, None)]
+)
+def test_a_part_of_a_file(run, filing, asked, status, size):
+    async def main():
+        async with filing() as server:
+            file_id = (await upload(server)).json()["id"]
+            answer = await server.http.get(f"/v1/files/{file_id}/content", headers={"range": asked})
+            assert answer.status_code == status
+            if status == 206:
+                assert len(answer.content) == 2
+            else:
+                assert answer.json()["error"]["message"].startswith("Range: must be bytes=")
+            if size is not None:
+                assert answer.headers["content-range"].startswith(size)
+
+    run(main())
+
+
 def test_an_upload_that_trickles_ends(run, filing, folder):
     """Each piece comes in time, and the last one never."""
 

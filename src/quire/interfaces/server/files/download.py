@@ -24,6 +24,8 @@ class Download(FileResponse):
 
         async def send_and_note(message: Message) -> None:
             nonlocal has_begun
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                raise _wrong_range(message)
             has_begun = True
             await send(message)
 
@@ -35,3 +37,10 @@ class Download(FileResponse):
                 raise
             # its time was over: what came is shorter than its head says
             await give_up(scope)
+
+
+def _wrong_range(start: Message) -> ApiError:
+    """What Starlette says of a header `Range`, which is all that it refuses, as every other error is said."""
+    headers = {name.decode(): value.decode() for name, value in start["headers"] if name == b"content-range"}
+    text = "Range: must be bytes=FIRST-LAST, of bytes that the file has. Leave it out for the whole file."
+    return ApiError(start["status"], text, headers=headers)

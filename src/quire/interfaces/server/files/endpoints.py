@@ -54,7 +54,7 @@ async def retrieve_file(request: Request, file_id: str) -> Response:
     return json_answer(await state_of(request).services.files.find(file_id, tenant_of(request)))
 
 
-@router.get(_PATH + "/{file_id}/content", openapi_extra=described(media_type="application/octet-stream"))
+@router.get(_PATH + "/{file_id}/content", openapi_extra=described(media_type="application/octet-stream", errors=(416,)))
 async def file_content(request: Request, file_id: str) -> Response:
     """The bytes of one file."""
     state = state_of(request)
