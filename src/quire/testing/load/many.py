@@ -31,6 +31,8 @@ _MOST_BYTES_A_REQUEST = 10.0
 _MOST_LOG_BYTES = 300.0
 _IDLE_SECONDS = 60.0
 _SAMPLES = 200
+# a server that is new still fills its caches
+_LEAST_FOR_A_SLOPE = 20_000
 _MOST_WRONG = 20
 
 
@@ -105,7 +107,7 @@ class ManyRequests:
             [self._alone[fields["prompt"]]] = await self._said_alone(fields)
         await self._ask_all(warm_up())
         before, said = await settled(self._place, self._processes), self._server.num_said
-        began = time.monotonic()
+        began, first = time.monotonic(), self._state.num_requests
         await self._ask_all(self._load(num_requests, began + seconds), self._count)
         self._state.seconds += time.monotonic() - began
         left, waited = await left_over(self._place, self._processes, before, _IDLE_SECONDS)
@@ -113,7 +115,8 @@ class ManyRequests:
         self._state.idle_after.append(waited)
         self._state.log_bytes += self._server.num_said - said
         self._state.kinds, self._state.statuses = dict(self._kinds), dict(self._statuses)
-        slopes = {role: growth.slope() for role, growth in self._growth.items()}
+        is_long = self._state.num_requests - first >= _LEAST_FOR_A_SLOPE
+        slopes = {role: growth.slope() for role, growth in self._growth.items() if is_long}
         self._state.slopes.append({role: slope for role, slope in slopes.items() if slope is not None})
 
     def _load(self, num_requests: int, end: float) -> Iterator[Request]:
