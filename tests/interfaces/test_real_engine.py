@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import subprocess
 import sys
 
@@ -122,5 +123,31 @@ def test_what_was_decided_can_be_read_afterwards(expected: list[list[int]]):
         async with AsyncLLM(engine_process=True, recorder_bytes=0, **SMALL) as silent:
             with pytest.raises(QuireError, match="recorder_bytes=0"):
                 await silent.recording()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_told_later", [False, True], ids=["at_the_start", "later"])
+def test_the_engines_process_logs_as_much_as_whoever_started_it_wants(is_told_later, capfd, monkeypatch):
+    """Why a request gave way stands there at level debug."""
+    monkeypatch.setattr(logging.getLogger("quire"), "level", logging.WARNING if is_told_later else logging.DEBUG)
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.0)
+    options = {**SMALL, "num_gpu_blocks_override": 12, "max_model_len": 128, "engine_process": True}
+
+    async def main() -> None:
+        async def answered(engine: AsyncLLM, token_id: int) -> None:
+            async for _ in engine.generate({"prompt_token_ids": [token_id] * 30}, sampling):
+                pass
+
+        async with asyncio.timeout(120), AsyncLLM(**options) as engine:
+            if is_told_later:
+                await engine.control("set_log_level", {"level": logging.DEBUG})
+            await asyncio.gather(*(answered(engine, 60 + number) for number in range(6)))
+            assert (await engine.statistics())["num_preemptions_total"] >= 1
+            logged = ""
+            # the log is written in the background
+            while "DEBUG   quire.scheduler: preempted request" not in logged:
+                await asyncio.sleep(0.01)
+                logged += capfd.readouterr().err
 
     asyncio.run(main())

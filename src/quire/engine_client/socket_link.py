@@ -9,6 +9,7 @@ Messages are msgspec structs, decoded strictly; a frame that cannot be decoded i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -81,7 +82,13 @@ class SocketLink:
             self._socket.set_hwm(0)
             self._socket.linger = 0
             self._socket.bind(endpoint)
-            document = LaunchDocument(config=config, endpoint=endpoint, folder=folder, pulse_descriptor=page.descriptor)
+            document = LaunchDocument(
+                config=config,
+                endpoint=endpoint,
+                folder=folder,
+                pulse_descriptor=page.descriptor,
+                log_level=logging.getLogger("quire").getEffectiveLevel(),
+            )
             child = ChildProcess(document.encode(), ["--core", core] if core else [], (page.descriptor,))
             self._resources.child = child
             self.process = WatchedProcess(child.pid, page)

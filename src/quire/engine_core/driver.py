@@ -60,8 +60,8 @@ class CoreDriver:
         self._outbox: list[ToClient] = [core.ready]
         self._num_steps = 0
         self.is_dead = False
-        # of whoever runs the core: what control calls may ask besides the core's own operations
-        self.operations: dict[str, Callable[..., Any]] = {}
+        # what control calls may ask besides the core's own operations
+        self.operations: dict[str, Callable[..., Any]] = {"set_log_level": _set_log_level}
 
     @classmethod
     def build(cls, config: EngineConfig, core: str | None = None) -> CoreDriver:
@@ -179,3 +179,7 @@ def failure_at_start(error: BaseException) -> EngineFailed:
         return EngineFailed(kind=type(error).__name__, error=str(error))
     last_call = "".join(traceback.format_exception(error)[-2:]).strip()
     return EngineFailed(kind="EngineError", error=f"The engine could not start: {last_call}")
+
+
+def _set_log_level(level: int) -> None:
+    logging.getLogger("quire").setLevel(level)

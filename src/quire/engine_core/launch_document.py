@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,6 +22,7 @@ class LaunchDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     folder: str
     # where to write the pulse (pulse.py)
     pulse_descriptor: int = NO_PAGE
+    log_level: int = logging.WARNING
 
     def encode(self) -> bytes:
         return encode_document(self)

@@ -199,6 +199,8 @@ def main() -> NoReturn:
     log = BackgroundHandler(sys.stderr)
     logging.basicConfig(level=logging.WARNING, format=LINE_FORMAT, datefmt=TIME_FORMAT, handlers=[log])
     document = LaunchDocument.read(sys.stdin.buffer)
+    # of libraries only what is wrong; of ours as much as whoever started this wants
+    logging.getLogger("quire").setLevel(document.log_level)
     watch_parent(document.folder)
     status = run(document, arguments.core)
     log.flush()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
+from quire.errors import EngineDeadError
 from quire.interfaces.server.access.access import admins_only
 from quire.interfaces.server.access.waiting_room import TenantReport
 from quire.interfaces.server.openai.responses import only
@@ -108,7 +110,11 @@ async def set_log_level(request: Request) -> Response:
     if body.level not in _LEVELS:
         raise invalid(f"level: {body.level[:40]!r} must be one of {', '.join(_LEVELS)}.", "level")
     logging.getLogger(_ROOT).setLevel(body.level.upper())
-    await state_of(request).place.siblings.ask("log_level", level=body.level.upper())
+    state = state_of(request)
+    await state.place.siblings.ask("log_level", level=body.level.upper())
+    # one that starts later takes the level of whoever starts it
+    with suppress(EngineDeadError):
+        await state.engine.control("set_log_level", {"level": logging.getLogger(_ROOT).level})
     return json_answer(_shown_level())
 
 
