@@ -82,8 +82,12 @@ class Tokenizer:
         failpoint("in_tokenise")
         try:
             if len(text) > _SHORT_CHARACTERS:
-                return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+                [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            else:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            # made anew whenever it is asked for: of a prompt of megabytes a second list would keep everybody waiting
+            ids: list[int] = encoding.ids
+            return ids
         except (UnicodeEncodeError, TypeError) as error:
             # half of a surrogate pair: JSON can carry one, UTF-8 cannot
             raise RequestError(_SURROGATE) from error
