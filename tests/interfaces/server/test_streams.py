@@ -311,6 +311,30 @@ def test_requests_in_a_row_are_answered_in_their_order(run, served, on_a_socket)
     run(main())
 
 
+def test_a_broken_body_behind_a_request_is_refused_in_its_turn(run, served, on_a_socket, caplog):
+    async def main():
+        async with served() as server, on_a_socket(server) as url:
+            server.fake.hold(3)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(chat_request(is_stream=False))
+            await wait_for(server, lambda: server.fake.running)
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(HEALTH + head + b"no number\r\n")
+            while "Invalid HTTP request" not in caplog.text:
+                await asyncio.sleep(0)
+            server.fake.release()
+            first, second, third = (await reader.read()).split(b"HTTP/1.1 ", 3)[1:]
+            assert first.startswith(b"200 ")
+            assert b'"finish_reason":"stop"' in first
+            assert second.startswith(b"200 ")
+            assert third.startswith(b"400 ")
+            assert b"\r\nconnection: close" in third
+            assert b"\r\nx-request-id: req_" in third
+            writer.close()
+
+    run(main())
+
+
 def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector(run, served, on_a_socket):
     async def main():
         async with served() as server, on_a_socket(server) as url, httpx.AsyncClient() as client:

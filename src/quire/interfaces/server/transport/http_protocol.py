@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from http import HTTPStatus
+from typing import Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -45,6 +46,14 @@ def _outlet_of(cycle: RequestResponseCycle) -> Outlet:
         return True
 
     return write
+
+
+def _answering(error: ApiError) -> ASGI3Application:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        error.headers["x-request-id"] = new_request_id()
+        await error.response(scope["path"])(scope, receive, send)
+
+    return answer
 
 
 class OpenAIProtocol(HttpToolsProtocol):
@@ -107,6 +116,11 @@ class OpenAIProtocol(HttpToolsProtocol):
             if not cycle.more_body:
                 # what came now is another request; that one is answered, and the last
                 cycle.keep_alive = False
+                return
+            if self.pipeline:
+                # it waits behind others, and so does what it is told
+                cycle.keep_alive = False
+                self.pipeline[0] = cycle, _answering(error)
                 return
             if cycle.response_started:
                 self.transport.close()
