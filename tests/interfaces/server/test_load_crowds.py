@@ -1,6 +1,8 @@
 """Loads of many connections in small: that every one is answered rightly, and that what is wrong is said. No times."""
 
+import asyncio
 import resource
+import socket
 
 import pytest
 
@@ -20,6 +22,14 @@ TIMES = {
     "/health/live p99", "/health/live p100", "event loop p99", "time of others", "slow connections live too long",
     "time of a short request",
 }  # fmt: skip
+
+
+@pytest.fixture
+def unused_place():
+    """Where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()
 
 
 def test_percentiles():
@@ -63,6 +73,13 @@ def test_streams_beside_long_prompts(monkeypatch):
     assert 2 <= sum(long["statuses"].values()) + long["left"] <= 4
     assert figures["health_seconds"]["count"] > 0
     assert set(figures["failed"]) <= TIMES
+
+
+def test_a_long_prompt_without_an_answer_is_wrong(unused_place):
+    load = streams_load._Concurrent(unused_place)
+    asyncio.run(load._ask_long())
+    [wrong] = load._wrong
+    assert wrong.startswith("a long prompt: ConnectionRefusedError")
 
 
 def test_idle_and_slow_connections():

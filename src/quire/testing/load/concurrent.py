@@ -116,6 +116,10 @@ class _Concurrent:
         client, began = PlainClient(*self._place), time.monotonic()
         try:
             answer = await client.send(_PATH, self._long_body, patience=600)
+        except (OSError, EOFError) as error:
+            # nobody waits for this task to say so
+            self._wrong.append(f"a long prompt: {error!r}")
+            return
         finally:
             client.close()
         assert answer is not None

@@ -53,7 +53,7 @@ async def _fair(
     async with probing(place, short) as alone:
         await asyncio.sleep(seconds)
     seen: list[Seen] = []
-    end = time.monotonic() + seconds
+    end = 0.0
 
     async def send_long_prompts() -> None:
         while time.monotonic() < end:
@@ -61,6 +61,7 @@ async def _fair(
             seen.append(await stream_once(place[1], prompt, _LONG_OUTPUT))
 
     async with probing(place, short) as beside:
+        end = time.monotonic() + seconds
         await asyncio.gather(*(send_long_prompts() for _ in range(num_streams)))
     usual, now = percentiles(alone.seconds), percentiles(beside.seconds)
     return {

@@ -62,7 +62,7 @@ class _Idle:
             await asyncio.sleep(seconds)
         growth = (sum(self._processes.memory().values()) - before) / 2**20
         self._is_over = True
-        _, open_still = await asyncio.wait(slow, timeout=MOST_LORIS_SECONDS + 1) if slow else ((), ())
+        ended, open_still = await asyncio.wait(slow, timeout=MOST_LORIS_SECONDS + 1) if slow else ((), ())
         for task in open_still:
             task.cancel()
         again = await self._ask_all(clients)
@@ -70,6 +70,7 @@ class _Idle:
             client.close()
         ratio = percentile(beside.seconds, 99) / percentile(alone.seconds, 99)
         failed = [*alone.wrong, *beside.wrong][:20]
+        failed += [f"a slow connection: {error!r}" for task in ended if (error := task.exception()) is not None][:20]
         failed += [f"{name}: {count} of {num_idle}" for name, count in answered_badly(num_idle, answered, again)]
         failed += [f"{len(open_still)} slow connections are open still"] if open_still else []
         failed += ["no slow connection was closed"] if num_loris and not self._lived else []
