@@ -226,6 +226,8 @@ def test_a_budget_of_thoughts_is_enforced_where_it_can_be(asked):
         renderer.output_formats = OutputFormats(reasoning=between_tags("marks", "<|user|>", "<|end|>"))
         for thinking in (enabled, {"type": "adaptive"}, {"type": "disabled"}):
             await client.messages.create(thinking=thinking, **ASK)
+        answer = await server.post("/v1/messages", {**ASK, "thinking": {"type": "enabled", "budget_tokens": 2**40}})
+        assert "thinking.budget_tokens=" in answer.json()["error"]["message"]
         return [request.sampling.thinking_token_budget for request in server.requests()]
 
     assert asked(test) == [None, 1024, None, None]

@@ -92,6 +92,7 @@ COUNT_RULES = FieldRules(CountTokensRequest, REFUSED, IGNORED_FIELDS)
 # What a chat calls its fields, and what they are called here. The system message is the chat's first.
 NAMES = {
     r"max_completion_tokens": "max_tokens",
+    r"thinking_token_budget": "thinking.budget_tokens",
     r"stop": "stop_sequences",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
     r"tools\[(\d+)\]\.function": r"tools[\1]",

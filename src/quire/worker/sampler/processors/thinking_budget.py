@@ -1,8 +1,8 @@
 """thinking_token_budget: after so many tokens of thoughts nothing but their closing mark may follow.
 
 What counts is all that stands between marks in the output. A thought may have begun in the prompt; if the model opens
-another one when the budget is used up, it is closed at once. What has been said is looked through in each step: drafts
-leave no trace, and a few thousand tokens take microseconds.
+another one when the budget is used up, it is closed at once. Once an output has so many tokens, it and its prompt are
+looked through in each step: drafts leave no trace, and a few thousand tokens take microseconds.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class ThinkingBudget:
 
     def _is_over(self, user: User[Budget]) -> bool:
         tokens, num_prompt = self._table.token_ids[user.row], int(self._table.num_prompt[user.row])
+        if user.length - num_prompt < user.state.num_tokens:
+            # not so many tokens at all
+            return False
         is_open = _is_open(tokens[:num_prompt], user.state.marks)
         num_thoughts = _num_thoughts(tokens[num_prompt : user.length], user.state.marks, is_open=is_open)
         return num_thoughts is not None and num_thoughts >= user.state.num_tokens
