@@ -46,7 +46,7 @@ def quire_server() -> Server:
     return Server("quire", [sys.executable, "-m", "quire.testing.null_server", "--port", "{port}"])
 
 
-def vllm_server(folder: Path, *, with_statistics: bool = False, options: tuple[str, ...] = ()) -> Server:
+def vllm_server(folder: Path, *, with_statistics: bool = False) -> Server:
     """From the environment `vllm` of `rivals.py --build FOLDER --install`: no log of accesses, a token an event.
 
     `with_statistics`: as `vllm serve` runs by itself; without them it is faster, and has no figures of its requests.
@@ -63,7 +63,6 @@ def vllm_server(folder: Path, *, with_statistics: bool = False, options: tuple[s
         "--disable-uvicorn-access-log",
         "--stream-interval",
         "1",
-        *options,
     ]
     if not with_statistics:
         command.append("--disable-log-stats")
