@@ -123,3 +123,24 @@ def test_a_streamed_chat_is_counted_beside_the_event_loop_while_others_go_on(run
             assert threading.main_thread() not in threads
 
     run(main())
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_does_not_wait_for_the_long_texts_of_others(run, served, monkeypatch, is_stream):
+    monkeypatch.setattr(reasoning_tokens, "LONG_ANSWER", 10)
+    go_on = threading.Event()
+
+    async def main():
+        async with served() as server:
+            server.engine.renderer.output_formats = OutputFormats.choose([], reasoning="think")
+            server.fake.reply_to = lambda request, index: ANSWER
+            texts = [asyncio.ensure_future(server.state.text_threads.call(go_on.wait, 20)) for _ in range(2)]
+            await asyncio.sleep(0)
+            options = {"stream": True, "stream_options": {"include_usage": True}} if is_stream else {}
+            answer = await server.chat(**options)
+            assert f'"reasoning_tokens":{len(THOUGHT.encode())}' in answer.text
+            assert not any(text.done() for text in texts)
+            go_on.set()
+            await asyncio.gather(*texts)
+
+    run(main())

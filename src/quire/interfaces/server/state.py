@@ -112,6 +112,8 @@ class ServerState:
         self.max_text_body_bytes = options.max_text_body_bytes
         self.body_seconds = options.first_byte_seconds
         self.text_threads = TextThreads()
+        # the end of an answer must not wait for the long texts of others
+        self.count_threads = TextThreads(1)
         self.strict = options.strict
         self.needs_key = False
         # /openapi.json, once somebody has asked for it

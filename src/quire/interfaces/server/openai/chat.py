@@ -170,7 +170,7 @@ class Chat:
     def __init__(self, body: ChatRequest, work: Work, formats: AnswerFormats | None, state: ServerState) -> None:
         self._engine = state.engine
         self._metrics = state.metrics
-        self._text_threads = state.text_threads
+        self._count_threads = state.count_threads
         self._model = body.model or state.model_name
         self._work = work
         self._formats = formats
@@ -214,7 +214,7 @@ class Chat:
 
     async def _num_reasoning_tokens(self, answers: Sequence[Thoughtful]) -> int:
         renderer, (prompt, *_) = self._engine.renderer, self._work.prompts
-        return await total_reasoning_tokens(self._text_threads, renderer, prompt, self._work.params, answers)
+        return await total_reasoning_tokens(self._count_threads, renderer, prompt, self._work.params, answers)
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[Stream[bytes]]:

@@ -114,7 +114,7 @@ class ChatRun:
         if self._parser is not None:
             work, renderer = self._work, self._state.engine.renderer
             self.counts.num_reasoning_tokens = await total_reasoning_tokens(
-                self._state.text_threads,
+                self._state.count_threads,
                 renderer,
                 work.prompts[0],
                 work.params,
