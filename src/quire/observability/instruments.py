@@ -16,11 +16,14 @@ Labels = tuple[str, ...]
 
 
 class Counter:
-    """Counts by the values of its labels."""
+    """Counts by the values of its labels. `known`: those of a single label, which stand at 0 from the beginning, so
+    that the first one counted shows as a rise."""
 
-    def __init__(self, name: str, help_text: str, label_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, help_text: str, label_names: Sequence[str] = (), *, known: Sequence[str] = ()
+    ) -> None:
         self.name, self.help_text, self.label_names = name, help_text, tuple(label_names)
-        self._values: dict[Labels, float] = {} if label_names else {(): 0.0}
+        self._values: dict[Labels, float] = {(value,): 0.0 for value in known} if label_names else {(): 0.0}
 
     def add(self, amount: float = 1.0, *labels: str) -> None:
         self._values[labels] = self._values.get(labels, 0.0) + amount

@@ -165,6 +165,14 @@ def engine_metrics(statistics: Mapping[str, float], model_name: str) -> Iterator
     yield from families.values()
 
 
+_ENDS = ("stop", "length", "abort", "error")
+_ABORTS = (
+    "client_gone", "slow_client", "cancelled", "administrator", "queue_time", "request_time", "mistake", "shutdown",
+    "engine_restarted",
+)  # fmt: skip
+_DEATHS = ("death", "stall")
+
+
 class ServerMetrics(Collector):
     """All instruments of one server, and their registry."""
 
@@ -181,8 +189,9 @@ class ServerMetrics(Collector):
         self.generation_tokens = Counter("quire:generation_tokens_total", "Tokens generated.")
         self.request_success = Counter(
             "quire:request_success_total",
-            "Requests by their end: stop, length, abort, error.",
+            f"Requests by their end: {', '.join(_ENDS)}.",
             ["finished_reason"],
+            known=_ENDS,
         )
         self.http_responses = Counter(
             "quire:http_responses_total", "Responses, by route and status.", ["route", "status"]
@@ -235,11 +244,13 @@ class ServerMetrics(Collector):
         )
         self.requests_aborted = Counter(
             "quire:requests_aborted_total",
-            "Requests ended before their end: client_gone, slow_client, cancelled, administrator, queue_time, "
-            "request_time, mistake, shutdown, engine_restarted.",
+            f"Requests ended before their end: {', '.join(_ABORTS)}.",
             ["kind"],
+            known=_ABORTS,
         )
-        self.engine_deaths = Counter("quire:engine_deaths_total", "Engines that died: death, stall.", ["kind"])
+        self.engine_deaths = Counter(
+            "quire:engine_deaths_total", f"Engines that died: {', '.join(_DEATHS)}.", ["kind"], known=_DEATHS
+        )
         self.engine_stalls = Counter("quire:engine_stalls_total", "Engines that had work and made no progress.")
         self.engine_restarts = Counter("quire:engine_restarts_total", "Starts of an engine in the place of a dead one.")
         self.api_processes = Gauge("quire:api_processes", "Processes that answer HTTP in front of the engine.")

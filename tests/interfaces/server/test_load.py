@@ -60,7 +60,7 @@ def test_requests_follow_from_their_number_alone():
 
 
 def test_a_warm_up_has_every_kind_streamed_and_whole():
-    first = list(mix.warm_up())
+    first = list(mix.warm_up(1000))
     assert set(Counter((one.kind, one.fields["stream"]) for one in first).values()) == {5}
     assert {one.kind for one in first} == set(mix.KINDS)
 

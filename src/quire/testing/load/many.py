@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ _MOST_BYTES_A_REQUEST = 10.0
 _MOST_LOG_BYTES = 300.0
 _IDLE_SECONDS = 60.0
 _SAMPLES = 200
+# that a request may ask for, of each engine
+_MOST_TOKENS = {"null": 200_000, "embedded": 1000}
 # a server that is new still fills its caches
 _LEAST_FOR_A_SLOPE = 20_000
 _MOST_WRONG = 20
@@ -85,15 +88,15 @@ class ManyState:
 class ManyRequests:
     """One piece: a server, connections that ask in turn, and the answers that they must get."""
 
-    def __init__(
-        self, place: tuple[str, int], server: ServerProcess, state: ManyState, seed: int, *, follows_forms: bool
-    ) -> None:
+    def __init__(self, place: tuple[str, int], server: ServerProcess, state: ManyState, seed: int, engine: str) -> None:
         self._place = place
         self._server = server
         self._processes = Processes(server.pid)
         self._state = state
         self._seed = seed
-        self._follows_forms = follows_forms
+        # a core without a model follows no form
+        self._follows_forms = engine == "embedded"
+        self._most_tokens = _MOST_TOKENS[engine]
         self._kinds = Counter(state.kinds)
         self._statuses = Counter(state.statuses)
         self._right: dict[str, list[str]] = {}
@@ -105,7 +108,7 @@ class ManyRequests:
         """Up to so many requests in all, or for so long; then until nothing is left of them."""
         for fields in logprob_questions():
             [self._alone[fields["prompt"]]] = await self._said_alone(fields)
-        await self._ask_all(warm_up())
+        await self._ask_all(warm_up(self._most_tokens))
         before, said = await settled(self._place, self._processes), self._server.num_said
         began, first = time.monotonic(), self._state.num_requests
         await self._ask_all(self._load(num_requests, began + seconds), self._count)
@@ -121,12 +124,13 @@ class ManyRequests:
 
     def _load(self, num_requests: int, end: float) -> Iterator[Request]:
         """Samples are taken on the way."""
-        first = self._state.num_requests
+        first, began = self._state.num_requests, time.monotonic()
         every = max(100, (num_requests - first) // _SAMPLES)
         for number in range(first, num_requests):
             if time.monotonic() >= end:
                 return
             if (number - first) % every == 0:
+                _show(number, num_requests, (number - first) / (time.monotonic() - began + 1e-9))
                 for role, num_bytes in self._processes.memory().items():
                     self._growth.setdefault(role, Growth()).add(number - first, num_bytes)
             yield request(number, self._seed)
@@ -185,13 +189,19 @@ class ManyRequests:
         return answer.choices()
 
 
+def _show(number: int, num_requests: int, a_second: float) -> None:
+    """Over the last such line, where somebody looks."""
+    if sys.stderr.isatty():
+        text = f"{number / num_requests:6.1%}  {number:,} of {num_requests:,} requests, {a_second:,.0f} a second"
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 def many(engine: str, num_requests: int, seconds: float, seed: int, path: Path | None) -> ManyState:
     """A piece of the load; the sum of all pieces."""
     state = ManyState.read(path)
     if state.num_requests < num_requests:
         with LoadedServer(engine, *(["--log"] if engine == "null" else [])) as server:
-            # a core without a model follows no form
-            load = ManyRequests(server.place(), server, state, seed, follows_forms=engine == "embedded")
+            load = ManyRequests(server.place(), server, state, seed, engine)
             asyncio.run(load.run(num_requests, seconds))
         state.write(path)
     return state

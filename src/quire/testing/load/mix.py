@@ -119,8 +119,9 @@ def request(number: int, seed: int | str) -> Request:
     return Request("plain", fields)
 
 
-def warm_up() -> Iterator[Request]:
-    """Of every kind some streams and some whole answers; who leaves does so long before the end."""
+def warm_up(most_tokens: int) -> Iterator[Request]:
+    """Of every kind some streams and some whole answers. Who leaves does so long before the end, which `most_tokens`,
+    all that one may ask for, put off for long enough."""
     missing = Counter({(kind, is_stream): _EACH_FIRST for kind in KINDS for is_stream in (False, True)})
     numbers = itertools.count()
     while missing.total():
@@ -129,7 +130,7 @@ def warm_up() -> Iterator[Request]:
         if missing[what]:
             missing[what] -= 1
             is_left = asked.kind == "left"
-            yield Request("left", {**asked.fields, "max_tokens": 1000}, leave_after=0.05) if is_left else asked
+            yield Request("left", {**asked.fields, "max_tokens": most_tokens}, leave_after=0.05) if is_left else asked
 
 
 def logprob_questions() -> list[dict[str, Any]]:
