@@ -58,6 +58,7 @@ class InFlight:
         """`on_abort` hears of each request that ended before its end, and of what kind its end was."""
         self._on_abort = on_abort
         self._tickets: dict[int, Ticket] = {}
+        self._num_awaited = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -65,13 +66,14 @@ class InFlight:
         return len(self._tickets)
 
     @contextmanager
-    def enter(self) -> Iterator[Ticket]:
-        """Registers the running task; an interrupt inside the body leaves it as its cause."""
+    def enter(self, *, is_awaited: bool = True) -> Iterator[Ticket]:
+        """Registers the running task; an interrupt inside the body leaves it as its cause. `is_awaited`: `wait_empty`
+        waits for it."""
         task = asyncio.current_task()
         assert task is not None
         ticket = Ticket(task, current_visit().request_id)
         self._tickets[id(ticket)] = ticket
-        self._empty.clear()
+        self._count(is_awaited)
         token = _TICKET.set(ticket)
         try:
             yield ticket
@@ -87,8 +89,14 @@ class InFlight:
         finally:
             _TICKET.reset(token)
             del self._tickets[id(ticket)]
-            if not self._tickets:
-                self._empty.set()
+            self._count(-is_awaited)
+
+    def _count(self, difference: int) -> None:
+        self._num_awaited += difference
+        if self._num_awaited:
+            self._empty.clear()
+        else:
+            self._empty.set()
 
     def interrupt_all(self, cause: Exception) -> None:
         for ticket in list(self._tickets.values()):

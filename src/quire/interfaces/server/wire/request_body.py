@@ -46,7 +46,9 @@ async def read_request(request: Request, request_type: type[_T], rules: FieldRul
     """The body as `request_type`, or ApiError."""
     _check_media_type(request)
     state = state_of(request)
-    data = await _read_body(request, state.max_text_body_bytes, state.body_seconds, state.room.request_seconds)
+    # a server that ends tells it so, and does not wait for a request that it does not know yet
+    with state.in_flight.enter(is_awaited=False):
+        data = await _read_body(request, state.max_text_body_bytes, state.body_seconds, state.room.request_seconds)
     return parse_request(data, request_type, rules, strict=strict)
 
 
