@@ -159,6 +159,41 @@ def test_an_interrupt_at_the_very_end_still_closes_the_stream(run, scope):
     run(main())
 
 
+class StuckAtTheEnd(Wire):
+    """Whose reader takes everything but the last bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_come = asyncio.Event()
+
+    async def send(self, message) -> None:
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            self.has_come.set()
+            await asyncio.Event().wait()
+        await super().send(message)
+
+
+def test_a_stream_is_in_flight_until_its_end_was_taken(run, scope):
+    async def main():
+        wire, in_flight = StuckAtTheEnd(), InFlight()
+
+        async def events():
+            yield b"data: 1\n\n"
+
+        task = asyncio.create_task(EventStream(in_flight, pumped(events()))(scope, wire.receive, wire.send))
+        await asyncio.sleep(0)
+        empty = asyncio.create_task(in_flight.wait_empty())
+        await wire.has_come.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (len(in_flight), empty.done()) == (1, False)
+        in_flight.interrupt_all(unavailable("Good bye."))
+        await asyncio.gather(task, empty)
+        assert scope["client_gone"]
+
+    run(main())
+
+
 class SlowWire(Wire):
     """Sends the keep-alive only when told to, and counts how many send at once."""
 

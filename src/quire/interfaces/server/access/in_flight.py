@@ -110,7 +110,9 @@ class InFlight:
         return len(found)
 
     async def wait_empty(self) -> None:
-        await self._empty.wait()
+        # a stream leaves, and enters again for its end, before anybody is woken
+        while self._tickets:
+            await self._empty.wait()
 
 
 async def until_disconnect(in_flight: InFlight, receive: Receive, answer: Awaitable[_T]) -> _T:

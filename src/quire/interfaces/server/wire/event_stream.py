@@ -201,9 +201,11 @@ class EventStream(Response):
                 raise
             ending = self._dialect.error_event(api_error_of(error)) + ending
         try:
-            async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
-                await writer.write(ending, is_last=True)
-        except TimeoutError:
+            # the engine is done, and a server that ends still waits
+            with self._in_flight.enter():
+                async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
+                    await writer.write(ending, is_last=True)
+        except (TimeoutError, ApiError, ClientGoneError):
             scope["client_gone"] = True
             await give_up(scope)
 
