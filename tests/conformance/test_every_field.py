@@ -96,6 +96,7 @@ def dialect(limit: str, stop: str) -> list[tuple[str, dict, object]]:
         ("frequency_penalty", goes_on, 2.0),
         ("repetition_penalty", goes_on, 2.0),
         ("min_tokens", stops, 20),
+        ("thinking_token_budget", {}, 5),
         ("ignore_eos", {limit: 60}, True),
         ("priority", {}, 10**30),
         ("cache_salt", {"cached": True}, "mine"),

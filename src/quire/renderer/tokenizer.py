@@ -147,9 +147,9 @@ class Tokenizer:
         if num_characters <= max_tokens * self._most_characters_of_token:
             return
         raise ContextLengthError(
-            f"This model's maximum context length is {max_tokens} tokens. However, your {param} has {num_characters} "
-            f"characters, and {max_tokens} tokens hold at most {max_tokens * self._most_characters_of_token}. "
-            f"Please reduce the length of the {param}.",
+            f"This model's maximum context length is {max_tokens} tokens, which hold at most "
+            f"{max_tokens * self._most_characters_of_token} characters. However, {num_characters} characters were "
+            f"given in your {param}. Please reduce the length of the {param}.",
             param=param,
         )
 

@@ -361,7 +361,7 @@ def test_a_request_that_the_engine_has_no_room_for(run, served):
                 assert error_of(response)["message"] == server.fake.core.refusal
             metrics = (await server.http.get("/metrics")).text
             assert 'quire:request_success_total{finished_reason="error",model_name="byte-model"} 2.0' in metrics
-            assert 'finished_reason="abort"' not in metrics
+            assert 'quire:request_success_total{finished_reason="abort",model_name="byte-model"} 0.0' in metrics
 
     run(main())
 

@@ -242,7 +242,8 @@ def test_a_budget_of_no_thoughts_ends_them_where_they_begin():
 def test_answers_may_always_begin_inside_a_thought():
     bench = Bench(THOUGHTS)
     marks = ThoughtMarks(opening=OPEN, closing=CLOSE, is_always_open=True)
-    bench.admit(5, [1, 2, 3], num_prompt=1, thinking_token_budget=2, marks=marks)
+    # a thought of the conversation has nothing to do with it
+    bench.admit(5, [CLOSE, 2, 3], num_prompt=1, thinking_token_budget=2, marks=marks)
     assert bench.excluded() == OTHERS
     bench.append(5, CLOSE)
     assert bench.excluded() == []

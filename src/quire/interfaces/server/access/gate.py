@@ -77,7 +77,7 @@ class Gate:
         headers = scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             raise headers_too_large()
-        if scope["http_version"] == "1.1":
+        if scope["http_version"] != "1.0":
             _check_host(headers)
         if scope["type"] == "websocket":
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])

@@ -28,7 +28,7 @@ from quire.observability.instruments import Counter
 
 # sequences and prompt tokens of one prompt
 Size = tuple[int, int]
-_ADVICE = "It was not started. Send it again after the time in Retry-After."
+_ADVICE = "The request was not started. Send it again after the time in Retry-After."
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from quire.interfaces.server.anthropic_messages.fields import (
     MessagesRequest,
     chat_of,
     hides_thinking,
+    thinking_budget,
 )
 from quire.interfaces.server.anthropic_messages.objects import FailureAnswer, MessageEvent, MessageObject, TokenCount
 from quire.interfaces.server.openai.dialect import ChatRun
@@ -59,7 +60,12 @@ async def create_message(request: Request) -> Response:
     body = await read_request(request, MessagesRequest, RULES, strict=state.strict)
     state.check_model(body.model)
     with in_words_of(NAMES):
-        run = await _run_of(chat_of(body), state)
+        chat = chat_of(body)
+        budget = thinking_budget(body)
+        # clients of this API send one to every model, also to one whose thoughts cannot be counted
+        if chat.thinking_token_budget is None and budget is not None and state.engine.renderer.can_count_thoughts:
+            chat.thinking_token_budget = budget
+        run = await _run_of(chat, state)
     model = body.model or state.model_name
     answer = MessageInTheMaking(model, run, max_tokens=body.max_tokens, hides_thinking=hides_thinking(body))
     if body.stream:
@@ -82,10 +88,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _run_of(chat: ChatRequest, state: ServerState) -> ChatRun:
-    """Clients of this API ask for as many tokens as a large model writes; a smaller one writes what it can. So they do
-    for thoughts, also of a model that has none."""
-    if not state.engine.renderer.can_count_thoughts:
-        chat = msgspec.structs.replace(chat, thinking_token_budget=None)
+    """Clients of this API ask for as many tokens as a large model writes; a smaller one writes what it can."""
     try:
         return await ChatRun.prepare(chat, state)
     except ContextLengthError as error:

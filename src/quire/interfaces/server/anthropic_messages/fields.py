@@ -14,6 +14,8 @@ from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import IGNORED, FieldRules, Refused
 
 _MIN_BUDGET = 1024
+# more than any model writes
+_MOST_BUDGET = 2**31 - 1
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,7 +94,6 @@ COUNT_RULES = FieldRules(CountTokensRequest, REFUSED, IGNORED_FIELDS)
 # What a chat calls its fields, and what they are called here. The system message is the chat's first.
 NAMES = {
     r"max_completion_tokens": "max_tokens",
-    r"thinking_token_budget": "thinking.budget_tokens",
     r"stop": "stop_sequences",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
     r"tools\[(\d+)\]\.function": r"tools[\1]",
@@ -117,7 +118,6 @@ def chat_of(body: MessagesRequest | CountTokensRequest) -> ChatRequest:
     )
     if isinstance(body, MessagesRequest):
         chat.max_completion_tokens = body.max_tokens
-        chat.thinking_token_budget = _thinking_budget(body)
         chat.stop = body.stop_sequences
     return chat
 
@@ -126,9 +126,10 @@ def hides_thinking(body: PromptFields) -> bool:
     return (body.thinking or {}).get("display") == "omitted"
 
 
-def _thinking_budget(body: MessagesRequest) -> int | None:
+def thinking_budget(body: MessagesRequest) -> int | None:
+    """Tokens that its thoughts may have by `thinking`, which cannot be wrong any more."""
     thinking = body.thinking or {}
-    return thinking.get("budget_tokens") if thinking.get("type") == "enabled" else None
+    return min(thinking["budget_tokens"], _MOST_BUDGET) if thinking.get("type") == "enabled" else None
 
 
 def _template_kwargs(body: PromptFields) -> dict[str, Any]:
@@ -138,6 +139,8 @@ def _template_kwargs(body: PromptFields) -> dict[str, Any]:
     if kind not in ("enabled", "adaptive", "disabled"):
         raise invalid(f"thinking.type={str(kind)[:40]!r}: must be enabled, adaptive or disabled.", "thinking.type")
     budget = thinking.get("budget_tokens")
+    if kind == "enabled" and budget is None:
+        raise invalid("thinking.budget_tokens: this field is required.", "thinking.budget_tokens")
     if kind == "enabled" and not (type(budget) is int and budget >= _MIN_BUDGET):
         text = f"must be a whole number of at least {_MIN_BUDGET}"
         raise invalid(f"thinking.budget_tokens={str(budget)[:40]}: {text}.", "thinking.budget_tokens")

@@ -41,6 +41,9 @@ class DialectFields(msgspec.Struct, kw_only=True):
     frequency_penalty: Annotated[float | None, Meta(description="as in a chat")] = None
     repetition_penalty: Annotated[float | None, Meta(description="vLLM's: above 1 discourages repetition")] = None
     min_tokens: Annotated[int | None, Meta(description="vLLM's: no end before so many tokens")] = None
+    thinking_token_budget: Annotated[
+        int | None, Meta(description="vLLM's: after so many tokens of thoughts the model is made to end them")
+    ] = None
     ignore_eos: Annotated[bool | None, Meta(description="vLLM's: do not end at the end-of-text token")] = None
     priority: Annotated[int | None, Meta(description="vLLM's: the greatest number is preempted first")] = None
     cache_salt: Annotated[

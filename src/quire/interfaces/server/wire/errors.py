@@ -115,11 +115,14 @@ def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _rename(error: ApiError | RequestError, param: str, shown: str) -> None:
+    """Wherever the sentence speaks of it."""
     error.param = shown
+    text = error.message if isinstance(error, ApiError) else str(error)
+    text = re.sub(rf"(?<!\w){re.escape(param)}(?!\w)", lambda _: shown, text)
     if isinstance(error, ApiError):
-        error.message = error.message.replace(param, shown, 1)
+        error.message = text
     else:
-        error.args = (str(error).replace(param, shown, 1),)
+        error.args = (text,)
 
 
 def forbidden(message: str) -> ApiError:

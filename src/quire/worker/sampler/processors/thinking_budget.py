@@ -22,12 +22,19 @@ from quire.worker.sampler.processors.processor import TokenPlaces, User
 _CERTAIN = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Budget:
     """Of one sequence."""
 
     num_tokens: int
     marks: ThoughtMarks
+    # prompts are long and change seldom: how long one was when it was looked through, and whether it ends in a thought
+    _seen: tuple[int, bool] = (-1, False)
+
+    def is_open_after(self, prompt: IntArray) -> bool:
+        if self._seen[0] != len(prompt):
+            self._seen = len(prompt), _is_open(prompt, self.marks)
+        return self._seen[1]
 
 
 class ThinkingBudget:
@@ -57,7 +64,7 @@ class ThinkingBudget:
         if user.length - num_prompt < user.state.num_tokens:
             # not so many tokens at all
             return False
-        is_open = _is_open(tokens[:num_prompt], user.state.marks)
+        is_open = user.state.is_open_after(tokens[:num_prompt])
         num_thoughts = _num_thoughts(tokens[num_prompt : user.length], user.state.marks, is_open=is_open)
         return num_thoughts is not None and num_thoughts >= user.state.num_tokens
 
@@ -65,7 +72,7 @@ class ThinkingBudget:
 def _is_open(prompt: IntArray, marks: ThoughtMarks) -> bool:
     """Whether the prompt ends inside a thought."""
     last = np.flatnonzero((prompt == marks.opening) | (prompt == marks.closing))[-1:]
-    return marks.is_always_open if not len(last) else bool(prompt[last[0]] == marks.opening)
+    return marks.is_always_open or bool((prompt[last] == marks.opening).any())
 
 
 def _num_thoughts(output: IntArray, marks: ThoughtMarks, *, is_open: bool) -> int | None:
