@@ -179,8 +179,11 @@ def _streams(files: Files) -> tuple[str, str] | None:
         return None
     rates = files.streams["rates"]
     lowest, highest = min(rates, key=int), max(rates, key=int)
+    seen = [figures for figures in rates[highest]["quire"] if figures]
+    if not seen:
+        return None
     rate, share, events, whole = (
-        median(figures[name] for figures in rates[highest]["quire"] if figures)
+        median(figures[name] for figures in seen)
         for name in ("tokens/s", "share of a core", "events/token", "tokens/s of a whole core")
     )
     measured = f"{rate:,.0f} in {share:.2f} of a core, {events:.2f} events a token; {whole:,.0f} of a whole core"

@@ -86,8 +86,12 @@ class Comparison:
         return figures_of(json.loads(line), answer, rate, spent) if line else None
 
 
-def figures_of(counted: dict, answer: Answer, rate: int, spent: float) -> Figures:
+def figures_of(counted: dict, answer: Answer, rate: int, spent: float) -> Figures | None:
+    """None: not one token came. Processor time is counted in ticks; less than one counts as one."""
     tokens = sum(answer.num_tokens(after) - answer.num_tokens(before) for before, after in counted["text"])
+    if not tokens:
+        return None
+    spent = max(spent, 1 / os.sysconf("SC_CLK_TCK"))
     return {
         _ASKED: rate,
         "tokens/s": round(tokens / counted["seconds"]),

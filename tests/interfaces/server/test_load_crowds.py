@@ -83,7 +83,7 @@ def test_a_long_prompt_without_an_answer_is_wrong(unused_place):
 
 
 def test_idle_and_slow_connections():
-    figures = idle("null", 20, 5, 1.0, first_byte_seconds=0.3)
+    figures = idle("null", 20, 5, 1.0, first_byte_seconds=1.0)
     assert figures["loris_closed_after"]["count"] >= 5
     assert figures["seconds_alone"]["count"] > 0 < figures["seconds_beside"]["count"]
     assert set(figures["failed"]) <= TIMES

@@ -20,7 +20,7 @@ from quire.interfaces.server.wire.event_stream import OUTLET, Outlet
 
 # A client that is still sending is listened to for so long after an error.
 _LISTEN_SECONDS = 1.0
-# Requests of one connection that are read while one before them is answered.
+# Requests of one connection that wait behind the one that is answered: while there are more, nothing is read.
 _MOST_WAITING = 4
 
 
