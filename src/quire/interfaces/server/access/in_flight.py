@@ -111,7 +111,7 @@ class InFlight:
 
     async def wait_empty(self) -> None:
         # a stream leaves, and enters again for its end, before anybody is woken
-        while self._tickets:
+        while self._num_awaited:
             await self._empty.wait()
 
 
