@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -17,10 +18,10 @@ from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.processes import fleet
-from quire.interfaces.server.processes.answers import reports_of_all
+from quire.interfaces.server.processes.answers import TENANT_COUNTS, reports_of_all
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
-from quire.interfaces.server.processes.memory_of_the_dead import MemoryOfTheDead
+from quire.interfaces.server.processes.kept_counts import KeptCounts
 from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.server.wire.errors import ApiError
@@ -170,14 +171,16 @@ def test_a_tenants_quota_is_one_for_all():
 
 
 def test_what_a_dead_process_had_in_use_is_free():
-    tenant = Tenant("a", Quota(max_requests=1))
+    tenant = Tenant("a", Quota(max_requests=1, tokens_per_minute=1000))
     ledgers = two_ledgers(["a"])
-    rooms = [WaitingRoom([tenant], max_requests=5, ledger=ledger) for ledger in ledgers]
+    rooms = [WaitingRoom([tenant], max_requests=5, ledger=ledger, clock=lambda: 5.0) for ledger in ledgers]
     lost = rooms[1].admit(tenant, [(1, 290)])
     with pytest.raises(ApiError):
         rooms[0].check(tenant, 1)
     ledgers[0].wipe(1)
     assert (rooms[0].num_requests, rooms[0].num_tokens) == (0, 0)
+    # of the tokens per minute it has used what it has used
+    assert rooms[0].report()[0].tokens_left == 710
     rooms[0].admit(tenant, [(1, 1)])
     del lost
 
@@ -225,13 +228,13 @@ def test_counts_are_summed_also_those_of_the_dead():
         metrics.http_responses.add(1, f"/{number % 2}", "200")
         metrics.inter_token_latency.observe(0.01)
         metrics.queued_requests.read = lambda number=number: float(number)
-    dead = MemoryOfTheDead()
-    dead.saw(7, {"instruments": second.snapshot(), "statistics": {"a_total": 2.0, "requests_open": 1.0}})
-    dead.buried(7)
-    dead.buried(7)
-    dead.saw(8, {"instruments": second.snapshot(), "statistics": {"a_total": 3.0}})
-    dead.buried(8)
-    [buried] = dead.answers
+    kept = KeptCounts()
+    kept.saw(7, "metrics", {"instruments": second.snapshot(), "statistics": {"a_total": 2.0, "requests_open": 1.0}})
+    kept.buried(7)
+    kept.buried(7)
+    kept.saw(8, "metrics", {"instruments": second.snapshot(), "statistics": {"a_total": 3.0}})
+    kept.buried(8)
+    [buried] = kept.answers("metrics", (), None)
     assert buried["statistics"] == {"a_total": 5.0}
     text = first.exposition({}, [third.snapshot(), buried["instruments"]]).decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("quire:"))
@@ -254,14 +257,112 @@ def test_reports_of_tenants_are_put_together():
     tenants = [Tenant("a"), Tenant("b")]
     rooms = [WaitingRoom(tenants, ledger=ledger) for ledger in two_ledgers(["a", "b"])]
     stays = [rooms[0].admit(tenants[0], [(2, 5)]), rooms[1].admit(tenants[0], [(1, 7)])]
-    from dataclasses import asdict
-
     [a, b] = reports_of_all(rooms[0].report(), [[asdict(one) for one in rooms[1].report()]])
     assert (a.name, a.num_requests, a.num_accepted, a.num_prompt_tokens) == ("a", 3, 2, 12)
     assert (a.num_queued_requests, a.num_queued_tokens) == (3, 12)
     assert (b.name, b.num_requests) == ("b", 0)
+    # two that are gone: what they had in use is not counted, what they had counted is
+    kept = KeptCounts()
+    for number in (1, 2):
+        kept.saw(number, "tenants", [asdict(one) for one in rooms[1].report()])
+        kept.buried(number)
+    [a, b] = reports_of_all(rooms[0].report(), kept.answers("tenants", (), None))
+    assert (a.num_requests, a.num_accepted, a.num_prompt_tokens) == (2, 3, 19)
     for stay in stays:
         stay.close()
+
+
+class Counting:
+    """A further process that has accepted so many requests, of which one is in flight."""
+
+    seat, is_loaded = 1, True
+
+    def __init__(self, number: int, count: int = 0) -> None:
+        self.number, self.count, self.is_silent = number, count, False
+        self.channel = self
+        self.num_looks = 0
+        self.child = SimpleNamespace(pid=4711)
+
+    async def ask(self, name: str):
+        self.num_looks += name == "is_alive"
+        if self.is_silent or self.num_looks > 1:
+            raise ChannelClosedError
+        counts = dict.fromkeys(TENANT_COUNTS, self.count)
+        return {"is_alive": True, "metrics": {"instruments": {}, "statistics": {"a_total": self.count}}}.get(
+            name, [{"name": "", "num_requests": 1, **counts}]
+        )
+
+
+def a_fleet_of(*processes: Counting) -> fleet.Fleet:
+    those = fleet.Fleet(lambda seat: None, None, SimpleNamespace(num_processes=2))
+    those._processes = {process.number: process for process in processes}
+    return those
+
+
+def seen(reports: list) -> tuple[int, int]:
+    """Accepted, in flight."""
+    reports = [report for [report] in reports]
+    return sum(one["num_accepted"] for one in reports), sum(one["num_requests"] for one in reports)
+
+
+def test_one_that_does_not_answer_keeps_its_counts():
+    async def main():
+        one, other = Counting(1, 5), Counting(2, 7)
+        those = a_fleet_of(one, other)
+        assert seen(await those.ask("tenants")) == (12, 2)
+        one.is_silent = True
+        assert seen(await those.ask("tenants")) == (12, 1)
+        one.is_silent, one.count = False, 6
+        assert seen(await those.ask("tenants")) == (13, 2)
+
+    asyncio.run(main())
+
+
+def test_what_a_process_showed_itself_is_kept():
+    async def main():
+        asker, other = Counting(1, 5), Counting(2, 7)
+        those = a_fleet_of(asker, other)
+        assert seen(await those._ask_all_but(asker, "tenants", {})) == (7, 1)
+        del those._processes[1]
+        those._counts.buried(1)
+        assert seen(await those.ask("tenants")) == (12, 1)
+
+    asyncio.run(main())
+
+
+def test_one_that_dies_while_all_are_asked_is_counted_once():
+    async def main():
+        one, slow = Counting(1, 5), Counting(2, 7)
+        those = a_fleet_of(one, slow)
+
+        async def die_meanwhile(name: str):
+            while not those._counts.answers(name, (), None):
+                await asyncio.sleep(0)
+            del those._processes[1]
+            those._counts.buried(1)
+            return await Counting(2, 7).ask(name)
+
+        slow.ask = die_meanwhile
+        assert seen(await those.ask("tenants")) == (12, 1)
+
+    asyncio.run(main())
+
+
+def test_what_is_counted_is_looked_at(monkeypatch):
+    monkeypatch.setattr(fleet, "_LOOK_SECONDS", 0.001)
+
+    async def main():
+        process = Counting(1, 5)
+        those = a_fleet_of(process)
+        # until it is gone
+        await asyncio.wait_for(those._kill_if_it_stands_still(process), 30)
+        those._counts.buried(1)
+        del those._processes[1]
+        assert seen(await those.ask("tenants")) == (5, 0)
+        [metrics] = await those.ask("metrics")
+        assert metrics["statistics"] == {"a_total": 5}
+
+    asyncio.run(main())
 
 
 # ---------------------------------------------------------------------------------------------- who answers what

@@ -98,6 +98,13 @@ class Server:
         found = re.findall(rf"^quire:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
+    def tenant(self) -> dict[str, int]:
+        """The report of the only one."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        [report] = json.loads(ask(connection, "GET", "/v1/admin/tenants")[1])["data"]
+        connection.close()
+        return report
+
     def hold(self) -> None:
         self.process.signal(signal.SIGUSR1)
 
@@ -272,8 +279,13 @@ def test_one_that_is_killed_takes_only_its_own_with_it(server):
     until(lambda: server.metric("num_requests_running") == 0)
     mine, theirs = on_each(server)
     until(lambda: server.metric("num_requests_running") == 2)
+    seen = server.tenant()
+    assert (seen["num_requests"], seen["num_accepted"] > 1) == (2, True)
     os.kill(other, signal.SIGKILL)
     until(lambda: server.metric("num_requests_running") == 1)  # its request was aborted in the core
+    # what it had in use is free, what it had counted stays
+    until(lambda: server.tenant()["num_requests"] == 1)
+    assert server.tenant()["num_accepted"] == seen["num_accepted"]
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
         theirs.rest()
     server.release()
@@ -293,6 +305,7 @@ def test_one_that_is_asked_to_end_ends_its_requests_first_and_takes_no_new_ones(
     set_log_level(server, "debug")
     server.hold()
     until(lambda: server.metric("num_requests_running") == 0)
+    tokens, accepted = server.metric("generation_tokens_total"), server.tenant()["num_accepted"]
     streams = on_each(server)
     os.kill(other, signal.SIGTERM)
     until(lambda: not listens(other, server.port))
@@ -305,6 +318,9 @@ def test_one_that_is_asked_to_end_ends_its_requests_first_and_takes_no_new_ones(
     until(lambda: server.others not in ([], [other]))
     until_two_serve(server)
     assert server.metric("api_process_deaths_total") == deaths
+    # nobody had asked it since: it has told itself what it had counted
+    assert server.metric("generation_tokens_total") == tokens + 60
+    assert server.tenant()["num_accepted"] == accepted + 2
     # the new one logs what the others log
     [new] = server.others
     ask(server.connect(new), "GET", "/health/live", **{"x-request-id": "at-the-new-one"})

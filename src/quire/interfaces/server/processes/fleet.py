@@ -24,7 +24,7 @@ from quire.interfaces.server.processes.answers import answers_of
 from quire.interfaces.server.processes.channel import Answers, Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.document import ProcessDocument
 from quire.interfaces.server.processes.handing_on import HandedOn
-from quire.interfaces.server.processes.memory_of_the_dead import MemoryOfTheDead
+from quire.interfaces.server.processes.kept_counts import Answer, KeptCounts
 from quire.interfaces.server.processes.process import Process
 from quire.interfaces.server.processes.shared_ledger import SharedLedger
 from quire.interfaces.server.state import ServerState
@@ -90,7 +90,7 @@ class Fleet:
         self._adopt: Adopt = _adopt_nothing
         self._on_death: Callable[[], None] = _count_nothing
         self._processes: dict[int, Process] = {}
-        self._dead = MemoryOfTheDead()
+        self._counts = KeptCounts()
         self._seats: list[asyncio.Task[None]] = []
         # by seat: its first process serves, or has ended
         self._settled = [asyncio.Event() for _ in range(1, ledger.num_processes)]
@@ -144,10 +144,14 @@ class Fleet:
         return await self._ask_all_but(None, name, arguments)
 
     async def _ask_all_but(self, asker: Process | None, name: str, arguments: dict[str, Any]) -> list[Any]:
-        asked = [one for one in self._processes.values() if one is not asker and one.is_loaded]
+        is_counted = name in self._counts.names
+        # who asks for counts shows its own with the answers, so that they are kept as well
+        asked = [one for one in self._processes.values() if one.is_loaded and (is_counted or one is not asker)]
         answers = await asyncio.gather(*(self._ask(process, name, arguments) for process in asked))
-        given = [answer for answer in answers if answer is not None]
-        return given + self._dead.answers if name == "metrics" else given
+        answer_of = {one.number: answer for one, answer in zip(asked, answers, strict=True) if answer is not None}
+        if is_counted:
+            return self._counts.answers(name, answer_of, None if asker is None else asker.number)
+        return list(answer_of.values())
 
     async def _ask(self, process: Process, name: str, arguments: dict[str, Any]) -> Any:
         try:
@@ -158,9 +162,15 @@ class Fleet:
                 "process %d was asked for %s and gave no answer: %s", process.seat, name, str(error) or "no time"
             )
             return None
-        if name == "metrics":
-            self._dead.saw(process.number, answer)
+        if name in self._counts.names:
+            self._keep_counts(process, {name: answer})
         return answer
+
+    def _keep_counts(self, process: Process, answers: dict[str, Answer]) -> None:
+        # one that was buried meanwhile is counted as it was then
+        if process.number in self._processes:
+            for name, answer in answers.items():
+                self._counts.saw(process.number, name, answer)
 
     # ------------------------------------------------------------------------------------------ ending
 
@@ -250,6 +260,8 @@ class Fleet:
                     async with asyncio.timeout(_LOOK_SECONDS):
                         await process.channel.ask("is_alive")
                     num_misses = 0
+                    for name in self._counts.names:
+                        await self._ask(process, name, {})
                 except (TimeoutError, ChannelError):
                     num_misses += 1
                 except ChannelClosedError:
@@ -286,7 +298,11 @@ class Fleet:
             if self._has_engine:
                 self._begin_to_attach(process)
 
-        process.channel = await Channel.over(ours, {"loaded": loaded, "ask_others": ask_others})
+        def last_counts(answers: dict[str, Answer]) -> None:
+            self._keep_counts(process, answers)
+
+        heard: Answers = {"loaded": loaded, "ask_others": ask_others, "last_counts": last_counts}
+        process.channel = await Channel.over(ours, heard)
         return process, from_other
 
     async def _bury(self, process: Process) -> None:
@@ -295,7 +311,7 @@ class Fleet:
         if process.folder is not None:
             shutil.rmtree(process.folder, ignore_errors=True)
         self._ledger.wipe(process.seat)
-        self._dead.buried(process.number)
+        self._counts.buried(process.number)
         # it has ended, so this does not wait
         await asyncio.to_thread(process.child.close)
         if self._has_engine:

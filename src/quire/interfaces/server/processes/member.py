@@ -8,6 +8,7 @@ so that a client never meets one that is still loading. It ends with the first p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -23,7 +24,7 @@ from quire.errors import EngineDeadError, QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.life.start_objects import set_aside
-from quire.interfaces.server.processes.answers import answers_of
+from quire.interfaces.server.processes.answers import answers_of, counts_of
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.document import ProcessDocument
 from quire.interfaces.server.processes.handing_on import hander_on
@@ -37,6 +38,8 @@ logger = logging.getLogger("quire.server")
 
 # for streams that were interrupted, to send their last event
 LAST_WORDS_SECONDS = 0.5
+# for the first process to take what this one has counted
+_HAND_OVER_SECONDS = 1.0
 
 
 class _OverChannel:
@@ -95,6 +98,7 @@ class Member:
             if self._starting is not None:
                 self._starting.cancel()
             await self._http.close()
+            await self._hand_over_counts(channel)
             self._engine.shutdown()
             listening.cancel()
 
@@ -160,6 +164,12 @@ class Member:
             self._has_begun = True
             self._http.start()
         return True
+
+    async def _hand_over_counts(self, channel: Channel) -> None:
+        """They outlive this process. Nothing is counted any more."""
+        with contextlib.suppress(TimeoutError, ChannelClosedError, ChannelError):
+            async with asyncio.timeout(_HAND_OVER_SECONDS):
+                await channel.ask("last_counts", answers=counts_of(self._http.state))
 
     async def _wait_drained(self) -> None:
         idle, hurry = self._http.wait_idle(self._seconds_to_end), self._hurry.wait()
