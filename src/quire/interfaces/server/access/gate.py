@@ -7,6 +7,7 @@ routing uses too; a path that is rebuilt from the Host header can be forged.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -22,8 +23,8 @@ from quire.interfaces.server.access.visit import Visit, new_request_id, visiting
 from quire.interfaces.server.anthropic_messages.failures import is_anthropic
 from quire.interfaces.server.observing.health import PUBLIC_PATHS
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
-from quire.interfaces.server.state import ServerState
-from quire.interfaces.server.wire.errors import ApiError, api_error_of, forbidden
+from quire.interfaces.server.state import Readiness, ServerState
+from quire.interfaces.server.wire.errors import ApiError, api_error_of, forbidden, unavailable
 
 logger = logging.getLogger("quire.server.access")
 
@@ -69,6 +70,11 @@ class Gate:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
             scope.setdefault("route", _route_of(scope))
             await response.end_with(api_error_of(error), scope, receive)
+        except asyncio.CancelledError:
+            # a server that ends cuts off what nothing could interrupt, such as a text that is still being tokenised
+            if response.status or self._state.readiness not in (Readiness.STOPPING, Readiness.DEAD):
+                raise
+            await response.end_with(unavailable("The server is shutting down."), scope, receive)
         finally:
             self._account(scope, response, request_id, time.monotonic() - began)
 
