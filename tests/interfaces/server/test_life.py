@@ -166,7 +166,9 @@ def test_a_text_that_is_tokenised_holds_neither_the_server_nor_its_end(start):
             assert httpx.get(url + "/health/live").status_code == 200
             server.signal()
             assert server.wait() == 0
+            assert connection.recv(9999).startswith(b"HTTP/1.1 503 ")
         assert is_free(url)
+        assert "Traceback" not in server.output
 
 
 def until_ready(client: httpx.Client, url: str) -> None:
@@ -253,6 +255,15 @@ def test_health_while_it_loads(start):
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
         server.signal()
         assert server.wait() == 0
+
+
+def test_a_folder_for_files_that_takes_none_ends_the_start(start, tmp_path):
+    (tmp_path / "taken").touch()
+    with start("never ready", files_folder=str(tmp_path / "taken" / "below")) as server:
+        assert server.wait() != 0
+        last = server.output.strip().splitlines()[-1]
+        assert "below: nothing can be stored there (Not a directory). Give a folder" in last
+        assert "starting" not in server.output
 
 
 def test_a_port_in_use_is_found_at_once(start):

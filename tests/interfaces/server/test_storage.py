@@ -264,8 +264,9 @@ def test_a_file_of_a_newer_program_is_left_alone(run, storage, path):
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("nothing", "must be a URL"),
-        ("magic://host/name", "must be a URL"),
+        ("nothing", r"storage_url=nothing: this is no URL .* Give one such as sqlite:"),
+        ("magic://user:secret@host/name", r"storage_url=magic://user:\*\*\*@host/name: this is no URL"),
+        ("postgresql://user:secret@host:port/name", r"storage_url=postgresql\.\.\.: this is no URL"),
         ("oracle+cx_oracle://user:secret@host/name", "cx_Oracle is needed"),
         ("sqlite:////proc/none/server.db", "storage_url=sqlite:////proc/none"),
     ],

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.option import checked
 from quire.errors import EngineDeadError
+from quire.interfaces.server.files.disk import check_folder
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.life.welcome import welcome
@@ -58,6 +59,8 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
     try:
         # a key file that cannot be read is found before anything loads
         doors_of(options)
+        if options.files_folder:
+            check_folder(options.files_folder)
         options = with_shared_secret(options)
         with listen(host, port) as listener, _admin_listener(options) as admin_listener:
             with phases.measure("import"):

@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quire.errors import OptionError
 from quire.interfaces.server.wire.errors import RETRY_SOON, ApiError
 
 logger = logging.getLogger("quire.server")
@@ -32,15 +34,32 @@ def is_file_id(text: str) -> bool:
     return bool(_ID.fullmatch(text))
 
 
+def check_folder(name: str) -> None:
+    """Makes the folder that an option names, and writes there. Raises OptionError where nothing can be stored."""
+    path = Path(name).expanduser()
+    try:
+        _make_private(path)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise OptionError(
+            f"files_folder={name}: nothing can be stored there ({error.strerror}). Give a folder that this user may "
+            "write to, or leave it out: then files lie beside the database of storage_url."
+        ) from None
+
+
+def _make_private(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    # it may have been made by somebody else, with other rights
+    path.chmod(0o700)
+
+
 class FileFolder:
     """Owns the folder. Methods block: call them in a thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with storing():
-            path.mkdir(parents=True, exist_ok=True)
-            # it may have been made by somebody else, with other rights
-            path.chmod(0o700)
+            _make_private(path)
 
     def path_of(self, file_id: str) -> Path:
         """Where its bytes are, whether or not they are there."""

@@ -47,9 +47,12 @@ def connect(url: str) -> sa.Engine:
     except ModuleNotFoundError as error:
         extra = ' (pip install "quire[postgresql]")' if error.name in ("psycopg", "psycopg2") else ""
         raise storage_error(url, f"the Python package {error.name} is needed for it and not installed{extra}") from None
-    except exc.ArgumentError as error:
-        text = "it must be a URL such as sqlite:////srv/quire/server.db or postgresql+psycopg://user@host/name"
-        raise storage_error(url, f"{text} ({error})") from None
+    except (exc.ArgumentError, ValueError):
+        raise StorageError(
+            f"storage_url={shown(url)}: this is no URL of a database that can be used here. Give one such as "
+            "sqlite:////srv/quire/server.db or postgresql+psycopg://user@host/name, or leave it out: then a file in "
+            "the user's data folder is used."
+        ) from None
     except OSError as error:
         raise storage_error(url, error) from None
 
@@ -97,6 +100,7 @@ def storage_error(url: str, cause: BaseException | str) -> StorageError:
 def shown(url: str) -> str:
     try:
         return sa.make_url(url).render_as_string(hide_password=True)
-    except exc.ArgumentError:
-        # whatever it is, a password may be in it
-        return f"{url.partition(':')[0][:20]}:..."
+    except (exc.ArgumentError, ValueError):
+        # whatever it is, a password may be in it, behind a colon
+        beginning = url.partition(":")[0][:20]
+        return beginning if beginning == url else f"{beginning}..."
