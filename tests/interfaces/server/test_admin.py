@@ -147,6 +147,8 @@ def test_without_keys_only_the_machine_itself_administrates(run):
                 assert await statuses(http, host=host) == {200}, host
             for host in ("rebound.example", "localhost.example", "", "127.0.0.1@evil", "localhost:8000/x"):
                 assert await statuses(http, host=host) == {401}, host
+            refused = await http.get("/v1/admin/log_level", headers={"host": "rebound.example"})
+            assert "ask it as localhost" in refused.json()["error"]["message"]
             # a proxy on this machine calls it localhost, too
             for name in ("x-forwarded-for", "forwarded", "via", "x-real-ip"):
                 assert await statuses(http, host="localhost", **{name: "for=192.0.2.1"}) == {401}, name

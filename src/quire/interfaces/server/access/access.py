@@ -88,7 +88,10 @@ class Access:
 async def admins_only() -> None:
     """For the routers of whoever runs the server: `APIRouter(dependencies=[Depends(admins_only)])`."""
     if not current_visit().is_admin:
-        text = "Only with the administrator's key (option admin_api_key): Authorization: Bearer KEY."
+        text = (
+            "Only with the administrator's key (option admin_api_key): Authorization: Bearer KEY. Where no key is set, "
+            "only from the machine itself: ask it as localhost or 127.0.0.1, and not through a proxy."
+        )
         raise ApiError(401, text, code="invalid_api_key", headers=_CHALLENGE)
 
 
