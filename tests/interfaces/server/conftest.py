@@ -13,6 +13,7 @@ import uvicorn
 
 from quire.interfaces.server import create_app
 from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
+from quire.interfaces.server.transport.web_sockets import WebSockets
 from quire.testing.fake_engine import FakeAsyncLLM, fake_engine
 
 
@@ -85,7 +86,12 @@ def served(tmp_path: Path):
 async def on_a_socket(server: Server):
     """Serves the application with uvicorn; yields the base URL."""
     config = uvicorn.Config(
-        server.app, http=OpenAIProtocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1
+        server.app,
+        http=OpenAIProtocol,
+        ws=WebSockets,
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=1,
     )
     uv = uvicorn.Server(config)
     uv.capture_signals = contextlib.nullcontext  # the test runner's signals stay as they are

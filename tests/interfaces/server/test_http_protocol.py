@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,31 @@ def test_what_cannot_be_read_is_an_error_object(on_http, data):
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, None)
 
     on_http(main)
+
+
+_HANDSHAKE = b"GET /v1/completions/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (BROKEN[0], "This is no valid HTTP/1.1 request."),
+        (_HANDSHAKE + b"\r\n", "Failed to open a WebSocket connection: missing Sec-WebSocket-Key header."),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_of_the_log(on_http, caplog, data, text):
+    caplog.set_level("INFO", "quire.server.access")
+    answers = []
+
+    async def main(port):
+        answers.append(await exchange(port, data))
+        assert error_in(answers[0], 400)["message"] == text
+
+    on_http(main)
+    [request_id] = re.findall(r"x-request-id: (req_\w+)", answers[0].decode())
+    said = [one for one in caplog.records if one.levelname == "WARNING" or one.name == "quire.server.access"]
+    [line] = [one.getMessage() for one in said]
+    assert re.fullmatch(rf"unreadable request from 127\.0\.0\.1:\d+: 400 {re.escape(text)} {request_id}", line)
 
 
 def test_headers_that_do_not_end_are_not_collected(on_http):

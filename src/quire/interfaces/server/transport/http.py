@@ -10,7 +10,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.app import create_app
@@ -24,6 +23,7 @@ from quire.interfaces.server.transport.connections import connections_of
 from quire.interfaces.server.transport.doors import is_loopback
 from quire.interfaces.server.transport.handing_connections import handing_connections_of
 from quire.interfaces.server.transport.loop_lag import measure_loop_lag
+from quire.interfaces.server.transport.web_sockets import WebSockets
 from quire.interfaces.server.wire.errors import unavailable
 from quire.interfaces.server.wire.prompt_pieces import MAX_PIECE_BYTES
 from quire.observability.metrics import ServerMetrics
@@ -46,14 +46,6 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the caller's: uvicorn would raise them again at the end, and the exit status would be theirs."""
         yield
-
-
-class _WebSockets(WebSocketsSansIOProtocol):
-    async def send(self, message: Any) -> None:
-        """An HTTP answer ends the handshake as well: else uvicorn logs an error for each client that was refused."""
-        await super().send(message)
-        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            self.handshake_complete = True
 
 
 class HttpServer:
@@ -93,10 +85,8 @@ class HttpServer:
                 http=connections_of(seconds)
                 if hand_on is None
                 else handing_connections_of(seconds, hand_on, is_for_any),
-                ws=_WebSockets,
+                ws=WebSockets,
                 ws_max_size=MAX_PIECE_BYTES,
-                # a compressed message could be a thousand times its size
-                ws_per_message_deflate=False,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

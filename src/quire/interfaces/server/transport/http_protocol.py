@@ -1,10 +1,12 @@
 """uvicorn's HTTP, with errors that are OpenAI's also where no request could be read, and heads that end.
 
-uvicorn answers what it cannot parse with a line of text, and collects headers for as long as they come.
+uvicorn answers what it cannot parse with a line of text, and collects headers for as long as they come. Its log says
+neither whom it answered nor what.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from http import HTTPStatus
 from typing import Any
@@ -17,6 +19,10 @@ from quire.interfaces.server.access.visit import new_request_id
 from quire.interfaces.server.transport.old_clients import without_chunks
 from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.event_stream import OUTLET, Outlet
+
+logger = logging.getLogger("quire.server.access")
+# uvicorn's own line for what `refused` logs with an id and an address
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
 
 # A client that is still sending is listened to for so long after an error.
 _LISTEN_SECONDS = 1.0
@@ -48,9 +54,16 @@ def _outlet_of(cycle: RequestResponseCycle) -> Outlet:
     return write
 
 
+def refused(error: ApiError, client: tuple[str, int] | None) -> ApiError:
+    """The answer to what is no request: with an id, and a line in the log."""
+    request_id = error.headers["x-request-id"] = new_request_id()
+    address = "{}:{}".format(*client) if client else "somebody"
+    logger.info("unreadable request from %s: %d %s %s", address, error.status, error.message, request_id)
+    return error
+
+
 def _answering(error: ApiError) -> ASGI3Application:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        error.headers["x-request-id"] = new_request_id()
         await error.response(scope["path"])(scope, receive, send)
 
     return answer
@@ -111,6 +124,7 @@ class OpenAIProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         self._is_refused = True
+        refused(error, self.client)
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if not cycle.more_body:
@@ -136,7 +150,7 @@ class OpenAIProtocol(HttpToolsProtocol):
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", new_request_id().encode()),
+            (b"x-request-id", error.headers["x-request-id"].encode()),
             (b"connection", b"close"),
         ]
         first = b"HTTP/1.1 %d %b\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
