@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.errors import OptionError, QuireError
+from quire.errors import EngineDeadError, OptionError, QuireError
 from quire.interfaces.server import create_app
 from quire.interfaces.server.access.shared_bound import SharedBound
 from quire.interfaces.server.access.tenants import Quota, Tenant
@@ -18,12 +18,13 @@ from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.processes import fleet
-from quire.interfaces.server.processes.answers import TENANT_COUNTS, reports_of_all
+from quire.interfaces.server.processes.answers import TENANT_COUNTS, own_statistics, reports_of_all
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
 from quire.interfaces.server.processes.kept_counts import KeptCounts
 from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
+from quire.interfaces.server.state import Readiness, ServerState
 from quire.interfaces.server.wire.errors import ApiError
 from quire.observability.latest import Latest
 from quire.observability.metrics import ServerMetrics
@@ -346,6 +347,24 @@ def test_one_that_dies_while_all_are_asked_is_counted_once():
         assert seen(await those.ask("tenants")) == (12, 1)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("readiness", "is_shown"),
+    [(Readiness.READY, True), (Readiness.STOPPING, True), (Readiness.RESTARTING, False), (Readiness.DEAD, False)],
+)
+def test_one_that_drains_still_shows_what_its_client_counts(readiness: Readiness, is_shown: bool):
+    state = ServerState()
+    state.readiness = readiness
+    assert own_statistics(state) == {}  # it has had no engine
+    state.has_started, state._engine = True, SimpleNamespace(client_statistics=lambda: {"a_total": 1.0})
+    assert own_statistics(state) == ({"a_total": 1.0} if is_shown else {})
+
+    def gone() -> None:
+        raise EngineDeadError("gone")
+
+    state._engine = SimpleNamespace(client_statistics=gone)
+    assert own_statistics(state) == {}
 
 
 def test_what_is_counted_is_looked_at(monkeypatch):
