@@ -449,7 +449,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(run, served, m
                 assert response.status_code == 400
                 error = error_of(response)
                 assert error["code"] == "context_length_exceeded"
-                assert error["message"].startswith("This model's maximum context length is 512 tokens. However, ")
+                assert "is 512 tokens, which hold at most 6656 characters. However, 300" in error["message"]
 
     run(main())
 
