@@ -207,7 +207,7 @@ ROWS = {
 NOT_COUNTED = {
     "stream": True, "temperature": 1.0, "top_p": 0.5, "top_k": 1, "min_p": 0.5, "seed": 1, "presence_penalty": 1.0,
     "frequency_penalty": 1.0, "repetition_penalty": 1.5, "min_tokens": 1, "ignore_eos": True, "priority": 1,
-    "cache_salt": "mine",
+    "cache_salt": "mine", "thinking_token_budget": 5,
 }  # fmt: skip
 # What cannot be seen in one answer, and the test that sees it.
 ELSEWHERE = {

@@ -121,9 +121,7 @@ def test_beams_that_look_through_too_much_are_refused():
     requests.make([1], most.replace(stop_token_ids=list(range(4, 388)), ignore_eos=True))
     # nobody looks through more than there is
     small = Limits(vocab_size=500, max_model_len=32, max_logprobs=5, max_num_seqs=128)
-    RequestMaker(small, bad_words_token_ids=lambda words: [], thought_marks=lambda: MARKS).make(
-        [1], most.replace(stop_token_ids=list(range(500)))
-    )
+    RequestMaker(small, bad_words_token_ids=lambda words: []).make([1], most.replace(stop_token_ids=list(range(500))))
 
 
 def test_no_salt_is_none():
@@ -178,6 +176,8 @@ def test_what_ends_a_sequence():
 def test_marks_are_looked_for_where_thoughts_are_counted():
     assert maker().make([1], SamplingParams(thinking_token_budget=0)).thought_marks == MARKS
     assert maker().make([1], SamplingParams()).thought_marks is None
+    with pytest.raises(RequestError, match="thinking_token_budget"):
+        RequestMaker(LIMITS, bad_words_token_ids=lambda words: []).make([1], SamplingParams(thinking_token_budget=0))
 
 
 def test_seeds_follow_from_the_engines_seed_and_the_number():

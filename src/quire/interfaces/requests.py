@@ -19,7 +19,7 @@ from quire.errors import ContextLengthError, RequestError
 from quire.messages import EngineRequest, Tenancy
 from quire.parameter_checks import check_encodable, plain
 from quire.sampling_params import SamplingParams
-from quire.thought_marks import ThoughtMarks
+from quire.thought_marks import ThoughtMarks, no_marks
 
 if TYPE_CHECKING:
     from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
@@ -279,7 +279,7 @@ class RequestMaker:
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
         bad_words_token_ids: Callable[[list[str]], list[list[int]]],
-        thought_marks: Callable[[], ThoughtMarks],
+        thought_marks: Callable[[], ThoughtMarks] = no_marks,
         first_id: int = 0,
     ) -> None:
         self.limits = limits

@@ -119,6 +119,9 @@ def chat_of(body: MessagesRequest | CountTokensRequest) -> ChatRequest:
     if isinstance(body, MessagesRequest):
         chat.max_completion_tokens = body.max_tokens
         chat.stop = body.stop_sequences
+    else:
+        # it has nothing to do with the prompt
+        chat.thinking_token_budget = None
     return chat
 
 
