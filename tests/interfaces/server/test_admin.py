@@ -1,11 +1,14 @@
 """What whoever runs the server may ask and change: pinned prefixes, and where memory is."""
 
+import asyncio
 import contextlib
+import logging
 
 import httpx2 as httpx
 import pytest
 
 from quire.interfaces.server import create_app
+from quire.interfaces.server.state import Readiness
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm, fake_renderer
 
@@ -195,6 +198,57 @@ def test_other_administration(run):
             [use] = (await http.get("/v1/admin/tenants")).json()["data"]
             assert (use["name"], use["num_accepted"], use["num_requests"]) == ("", 1, 0)
             assert use["num_generated_tokens"] == 2
+
+    run(main())
+
+
+def test_the_log_level_waits_for_no_engine(run):
+    class Told:
+        """An engine that hears what it is told, and is too busy to answer."""
+
+        def __init__(self, engine):
+            self.engine, self.levels = engine, []
+
+        def __getattr__(self, name):
+            return getattr(self.engine, name)
+
+        async def control(self, name, args):
+            assert name == "set_log_level"
+            self.levels.append(args["level"])
+            await asyncio.Event().wait()
+
+    async def main():
+        async with fake_async_llm() as engine:
+            app, told = create_app(is_local=True, admin_api_key="root"), Told(engine)
+            state = app.state.server
+            transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+            key = {"authorization": "Bearer root"}
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=key) as http:
+                before = (await http.get("/v1/admin/log_level")).json()["level"]
+
+                async def change(level):
+                    answer = await http.put("/v1/admin/log_level", json={"level": level})
+                    assert (answer.status_code, answer.json()) == (200, {"object": "log_level", "level": level})
+                    await asyncio.sleep(0)
+
+                try:
+                    await change("debug")
+                    refused = await http.put("/v1/admin/log_level", headers={"authorization": "Bearer x"}, json={})
+                    assert refused.status_code == 401
+                    assert (await http.get("/v1/admin/memory")).status_code == 503
+                    state.attach(told)
+                    await asyncio.sleep(0)
+                    assert told.levels == [logging.DEBUG]
+                    await change("error")
+                    assert told.levels == [logging.DEBUG, logging.ERROR]
+                    state.readiness = Readiness.RESTARTING
+                    await change("warning")
+                    assert told.levels == [logging.DEBUG, logging.ERROR]
+                    state.attach(told)
+                    await asyncio.sleep(0)
+                    assert told.levels == [logging.DEBUG, logging.ERROR, logging.WARNING]
+                finally:
+                    await http.put("/v1/admin/log_level", json={"level": before})
 
     run(main())
 

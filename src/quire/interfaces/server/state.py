@@ -15,6 +15,7 @@ from quire.interfaces.server.access.tenants import Tenants
 from quire.interfaces.server.access.visit import Visit, current_visit
 from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.life.log_level import LogLevelOfEngine
 from quire.interfaces.server.observing.observed import Observed
 from quire.interfaces.server.openai.sampling import generation_defaults
 from quire.interfaces.server.options import ServerOptions
@@ -91,6 +92,7 @@ class ServerState:
         self.readiness = Readiness.STARTING
         self.metrics = ServerMetrics(options.metrics_prefix)
         self.in_flight = InFlight(lambda kind: self.metrics.requests_aborted.add(1, kind))
+        self.log_level = LogLevelOfEngine()
         # it was ready once
         self.has_started = False
         self.observed = Observed(self.metrics, siblings=self.place.siblings)
@@ -154,6 +156,7 @@ class ServerState:
         self.room.set_capacity(engine.ready.num_blocks * engine.ready.block_size)
         self.readiness = Readiness.READY
         self.has_started = True
+        self.log_level.engine_serves(engine)
 
     def with_engine(self, engine: Any) -> ServerState:
         """The same server for one request, which sees the engine through something."""

@@ -39,6 +39,8 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _OPEN = PUBLIC_PATHS | PAGE_PATHS
 # Answered while the model loads, too.
 _ALWAYS = _OPEN | {"/metrics", "/openapi.json"}
+# So is this, to an administrator: why an engine does not come up is to be seen while it does not.
+_UNREADY = _ALWAYS | {"/v1/admin/log_level"}
 
 
 class Gate:
@@ -90,7 +92,7 @@ class Gate:
         elif scope["method"] == "POST":
             self._check_form(headers)
         visitor = self._access.visitor(headers, is_public=scope["path"] in _OPEN)
-        if scope["path"] not in _ALWAYS:
+        if scope["path"] not in _UNREADY:
             self._state.check_ready()
         return Visit(visitor.tenant, self._state.tenants, self._state.room, visitor.is_admin, request_id)
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
-from quire.errors import EngineDeadError
 from quire.interfaces.server.access.access import admins_only
 from quire.interfaces.server.access.waiting_room import TenantReport
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.processes.answers import ended_by_administrator, reports_of_all
-from quire.interfaces.server.state import state_of
+from quire.interfaces.server.state import Readiness, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
@@ -105,16 +103,14 @@ async def log_level(request: Request) -> Response:
 
 @router.put("/v1/admin/log_level", openapi_extra=described(request=LogLevelRequest, answer=LogLevel))
 async def set_log_level(request: Request) -> Response:
-    """Changes it until the server ends."""
+    """Changes it until the server ends. An engine that loads hears of it when it is there."""
     body = await read_request(request, LogLevelRequest, _LEVEL_RULES, strict=True)
     if body.level not in _LEVELS:
         raise invalid(f"level: {body.level[:40]!r} must be one of {', '.join(_LEVELS)}.", "level")
-    logging.getLogger(_ROOT).setLevel(body.level.upper())
-    state = state_of(request)
-    await state.place.siblings.ask("log_level", level=body.level.upper())
+    state, level = state_of(request), body.level.upper()
+    state.log_level.change(level, state.engine if state.readiness is Readiness.READY else None)
     # one that starts later takes the level of whoever starts it
-    with suppress(EngineDeadError):
-        await state.engine.control("set_log_level", {"level": logging.getLogger(_ROOT).level})
+    await state.place.siblings.ask("log_level", level=level)
     return json_answer(_shown_level())
 
 
