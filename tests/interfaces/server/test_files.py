@@ -471,6 +471,35 @@ def test_a_server_that_ends_waits_for_a_download(run, filing, on_a_socket, caplo
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+def test_a_download_that_its_client_gives_up_is_no_success(run, filing, on_a_socket, caplog):
+    caplog.set_level("INFO", "quire.server.access")
+    route, data = "/v1/files/{file_id}/content", bytes(16 * 2**20)
+
+    async def main():
+        async with filing() as server, on_a_socket(server) as url:
+            counts = server.state.metrics
+            file_id = (await upload(server, data)).json()["id"]
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(b"GET /v1/files/%b/content HTTP/1.1\r\nhost: x\r\n\r\n" % file_id.encode())
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.abort()
+            await server.state.in_flight.wait_empty()
+            while not counts.http_responses.value(route, "499"):
+                await asyncio.sleep(0)
+            assert counts.requests_aborted.value("client_gone") == 1
+            assert counts.http_responses.value(route, "200") == 0
+            # and whoever takes it all, or its head, or a part of it, has it
+            for method, headers, status in (("GET", {}, 200), ("HEAD", {}, 200), ("GET", {"range": "bytes=0-9"}, 206)):
+                answer = await server.http.request(method, f"/v1/files/{file_id}/content", headers=headers)
+                assert answer.status_code == status
+            assert counts.http_responses.value(route, "499") == 1
+
+    run(main())
+    [line] = [one.getMessage() for one in caplog.records if " 499 " in one.getMessage()]
+    assert line.startswith(f"GET {route} 499 ")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_nothing_that_a_database_cannot_take_reaches_it(run, filing):
     """PostgreSQL has no NUL in its texts, and would answer with a failure of ours."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from fastapi.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.wire.errors import ApiError
+from quire.interfaces.server.wire.errors import ApiError, ClientGoneError
 from quire.interfaces.server.wire.event_stream import give_up
 
 
@@ -20,18 +21,25 @@ class Download(FileResponse):
         self._in_flight = in_flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+        has_begun = is_whole = False
 
         async def send_and_note(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal has_begun, is_whole
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 raise _wrong_range(message)
             has_begun = True
             await send(message)
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            with self._in_flight.enter():
+            with self._in_flight.enter() as ticket:
                 await super().__call__(scope, receive, send_and_note)
+                if not is_whole:
+                    # it was told that the client is gone, and says so to nobody
+                    ticket.interrupt(ClientGoneError())
+                    await asyncio.sleep(0)
+        except ClientGoneError:
+            scope["client_gone"] = True
         except ApiError:
             if not has_begun:
                 raise
