@@ -4,11 +4,13 @@ import asyncio
 import dataclasses
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
 
 from quire.interfaces.server.files import upload
+from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
 from quire.interfaces.server.wire import prompt_pieces
@@ -249,10 +251,9 @@ def test_how_deep_a_body_may_be(run, served, depth, is_too_deep):
 # ---------------------------------------------------------------------------------------------- connections
 
 
-async def on_connections(server, seconds, main):
-    config = uvicorn.Config(
-        server.app, port=0, http=connections_of(seconds), lifespan="off", log_config=None, log_level=logging.CRITICAL
-    )
+async def on_connections(server, seconds, main, protocol=None):
+    http = protocol or connections_of(seconds)
+    config = uvicorn.Config(server.app, port=0, http=http, lifespan="off", log_config=None, log_level=logging.CRITICAL)
     served = uvicorn.Server(config)
     task = asyncio.create_task(served.serve())
     try:
@@ -301,6 +302,93 @@ def test_a_client_in_time_is_left_alone(run, served):
             await on_connections(server, 20, talk)
 
     run(main())
+
+
+class HandClock:
+    """A loop whose time stands still until a test says so."""
+
+    def __init__(self, loop):
+        self.loop, self.due = loop, []
+
+    def call_later(self, delay, callback, *args):
+        if callback.__name__ != "_look":
+            return self.loop.call_later(delay, callback, *args)
+        handle = SimpleNamespace(run=lambda: callback(*args), cancel=lambda: self.due.remove(handle))
+        self.due.append(handle)
+        return handle
+
+    def go_on(self):
+        self.due.pop().run()
+
+    def __getattr__(self, name):
+        return getattr(self.loop, name)
+
+
+# more than the system takes for a client that does not read
+SIZE = 16 * 2**20
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, loop_factory()])
+@pytest.mark.parametrize("kind", ["whole", "in pieces", "stream"])
+def test_a_client_that_takes_nothing_of_its_answer_is_given_up(caplog, make_loop, kind):
+    caplog.set_level("INFO", "quire.server.access")
+
+    async def app(scope, receive, send):
+        headers = [] if kind == "stream" else [(b"content-length", b"%d" % SIZE)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        num_pieces = 1 if kind == "whole" else 16
+        for number in range(num_pieces):
+            more = number < num_pieces - 1
+            await send({"type": "http.response.body", "body": bytes(SIZE // num_pieces), "more_body": more})
+
+    async def main():
+        clocks = []
+        protocol = connections_of(20)
+
+        class Watched(protocol):
+            def __init__(self, *args, **options):
+                super().__init__(*args, **options)
+                self.loop = HandClock(self.loop)
+                clocks.append((self, self.loop))
+
+        async def talk(port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            writer.write(REQUEST)
+            await until(lambda: clocks and clocks[0][1].due)
+            [(connection, clock)] = clocks
+            for _ in range(3):
+                clock.go_on()
+            if kind == "stream":
+                # whoever sends it has its own clock
+                for _ in range(10):
+                    clock.go_on()
+                assert not connection.transport.is_closing()
+                writer.transport.abort()
+                await until(lambda: not clock.due)
+                return
+            # it takes something after all, which starts the clock anew
+            unsent = connection.transport.get_write_buffer_size()
+            num_read = 0
+            while connection.transport.get_write_buffer_size() >= unsent:
+                num_read += len(await reader.read(2**16))
+            await until(lambda: clock.due)
+            num_looks = 0
+            while not connection.transport.is_closing():
+                clock.go_on()
+                num_looks += 1
+            # the first one may have seen what it took
+            assert num_looks in (4, 5)
+            rest = await reader.read()
+            assert num_read + len(rest) < SIZE
+            writer.close()
+
+        await on_connections(SimpleNamespace(app=app), 20, talk, Watched)
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(asyncio.wait_for(main(), 30))
+    lines = [one.getMessage() for one in caplog.records if "takes nothing" in one.getMessage()]
+    assert len(lines) == (kind != "stream")
+    assert all(line.endswith("takes nothing of its answer for 60 s and is given up") for line in lines)
 
 
 def test_a_body_that_stands_still(run, served):
