@@ -48,10 +48,12 @@ class RequestError(UserError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt and output together exceed what the model or the memory can hold."""
+    """Prompt and output together exceed what the model or the memory can hold. `num_prompt_tokens`: where they were
+    counted."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, num_prompt_tokens: int | None = None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+        self.num_prompt_tokens = num_prompt_tokens
 
 
 class EngineError(QuireError, RuntimeError):

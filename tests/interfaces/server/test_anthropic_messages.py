@@ -296,6 +296,14 @@ def test_tokens_are_counted(asked):
         assert server.requests() == []
         await client.messages.create(max_tokens=5, **fields)
         assert counted.input_tokens == len(server.requests()[0].prompt_token_ids)
+        # whoever counts wants to know how much too long it is
+        for size in (2044, 2045, 20_000):
+            counted = await client.messages.count_tokens(
+                model="byte-model", messages=[{"role": "user", "content": "x" * size}]
+            )
+            assert counted.input_tokens == size + 3
+        with pytest.raises(anthropic.BadRequestError, match="However, 30028 characters were given in your messages"):
+            await client.messages.count_tokens(model="byte-model", messages=[{"role": "user", "content": "x" * 30_000}])
 
     asked(test)
 

@@ -394,6 +394,19 @@ def test_input_tokens_are_counted(asked):
     asked(test)
 
 
+@pytest.mark.parametrize("fields", [{}, {"truncation": "auto"}, {"max_output_tokens": 500}])
+def test_those_of_an_input_that_is_too_long_are_counted_too(asked, fields):
+    async def test(server, client):
+        for size in (100, 4092, 4093, 5000, 50_000):
+            counted = await client.responses.input_tokens.count(input="x" * size, model="byte-model", extra_body=fields)
+            assert counted.input_tokens == size + 3
+        refused = await server.post("/v1/responses/input_tokens", {"input": "x" * 60_000, **fields})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert (await server.post("/v1/responses", {"input": "x" * 5000, **fields})).status_code == 400
+
+    asked(test)
+
+
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 
 MESSAGE = {"role": "user", "content": "Hi"}

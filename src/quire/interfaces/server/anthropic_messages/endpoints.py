@@ -83,8 +83,8 @@ async def count_tokens(request: Request) -> Response:
     body = await read_request(request, CountTokensRequest, COUNT_RULES, strict=state.strict)
     state.check_model(body.model)
     with in_words_of(NAMES):
-        run = await ChatRun.prepare(chat_of(body), state)
-    return json_answer(TokenCount(run.num_input_tokens))
+        num_tokens = await ChatRun.count_input(ChatRun.prepare(chat_of(body), state))
+    return json_answer(TokenCount(num_tokens))
 
 
 async def _run_of(chat: ChatRequest, state: ServerState) -> ChatRun:

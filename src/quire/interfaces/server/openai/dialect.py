@@ -4,7 +4,7 @@ ChatRequest, runs as every chat does, and comes back as pieces of one answer. Th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from quire.errors import ContextLengthError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.openai.chat import prepare_chat
 from quire.interfaces.server.openai.generation import deltas_of
@@ -99,6 +100,17 @@ class ChatRun:
     @property
     def num_input_tokens(self) -> int:
         return len(self._work.prompts[0])
+
+    @classmethod
+    async def count_input(cls, preparing: Awaitable[ChatRun]) -> int:
+        """Tokens of the prompt, also of one that is too long for the model. Raises what else is wrong with it, and what
+        is refused by its characters, before it becomes tokens."""
+        try:
+            return (await preparing).num_input_tokens
+        except ContextLengthError as error:
+            if error.num_prompt_tokens is None:
+                raise
+            return error.num_prompt_tokens
 
     @property
     def temperature(self) -> float:

@@ -80,12 +80,14 @@ def check_length(num_prompt: int, name: str, max_tokens: int | None, limit: int,
         raise ContextLengthError(
             f"{opening}your {what} resulted in {num_prompt} tokens. Please reduce the length of the {what}.",
             param=what,
+            num_prompt_tokens=num_prompt,
         )
     if max_tokens is not None and num_prompt + max_tokens > limit:
         raise ContextLengthError(
             f"{opening}you requested {num_prompt + max_tokens} tokens ({num_prompt} in the {what}, {max_tokens} in the "
             f"completion). Please reduce the length of the {what} or completion.",
             param=name,
+            num_prompt_tokens=num_prompt,
         )
 
 

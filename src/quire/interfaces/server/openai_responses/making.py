@@ -53,8 +53,12 @@ class Making:
     @classmethod
     async def count_input(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> int:
         """Tokens of the prompt that this request would have."""
-        making = await cls.prepare(msgspec.structs.replace(body, store=False, background=None), state, tenant)
-        return making.run.num_input_tokens
+        body = msgspec.structs.replace(body, store=False, background=None)
+
+        async def prepared() -> ChatRun:
+            return (await cls.prepare(body, state, tenant)).run
+
+        return await ChatRun.count_input(prepared())
 
     async def whole(self) -> dict[str, Any]:
         async with aclosing(self.events()) as events:
