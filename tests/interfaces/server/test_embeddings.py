@@ -7,6 +7,7 @@ import numpy as np
 import openai
 import pytest
 
+from quire.errors import RequestError
 from quire.testing.fake_core import vector_of
 
 
@@ -78,19 +79,20 @@ def test_dimensions_length_and_pooling(run, served):
     ("fields", "param", "words"),
     [
         ({"input": []}, "input", "empty list"),
-        ({"input": [""]}, "input", "holds no tokens"),
-        ({"input": ["a", ""]}, "input", "holds no tokens"),
-        ({"input": [[1], []]}, "input", "must be a text"),
+        ({"input": [""]}, "input[0]", "input[0]: a text holds no tokens"),
+        ({"input": ["a", ""]}, "input[1]", "input[1]: a text holds no tokens"),
+        ({"input": [[1], []]}, "input[1]", "input[1]: must be a text, a token id or"),
+        ({"input": ["a", [1, "b"]]}, "input[1]", "input[1]: must be a text, a token id or"),
         ({"input": ""}, "input", "holds no tokens"),
         ({"input": ["a", 1]}, "input", "must be a text"),
         ({"input": [[1], "a"]}, "input", "must be a text"),
-        ({"input": [True]}, "input", "must be a text"),
-        ({"input": [1.5]}, "input", "must be a text"),
+        ({"input": [True]}, "input[0]", "must be a text"),
+        ({"input": [1, 1.5]}, "input[1]", "must be a text"),
         ({"input": 5}, "input", "must be"),
         ({"input": {}}, "input", "must be"),
         ({}, "input", "required"),
         ({"input": [300]}, "input", "not in the vocabulary (0 to 260)"),
-        ({"input": [[1], [-1]]}, "input", "not in the vocabulary"),
+        ({"input": [[1], [-1]]}, "input[1]", "input[1]: token id -1 is not in the vocabulary"),
         ({"input": [10**30]}, "input", "vocabulary"),
         ({"input": ["a"] * 2049}, "input", "at most 2048"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "must be float or base64"),
@@ -133,11 +135,34 @@ def test_an_input_may_fill_the_model_and_no_more(run, served):
     async def main():
         async with served(max_model_len=16) as server:
             assert (await embed(server, "x" * 16)).status_code == 200
-            for given in ("x" * 17, [5] * 17):
+            long = "x" * 17, [5] * 17, "x" * 3000
+            cases = [(one, "input") for one in long] + [(["a", "b", one], "input[2]") for one in (long[0], long[2])]
+            for given, name in [*cases, ([[5], long[1]], "input[1]")]:
                 response = await embed(server, given)
-                assert response.status_code == 400
-                assert response.json()["error"]["code"] == "context_length_exceeded"
+                error = response.json()["error"]
+                assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+                assert error["param"] == name
+                assert f"your {name}" in error["message"]
+                assert error["message"].endswith(f"Please reduce the length of the {name}.")
             assert (await embed(server, "a", model="another")).status_code == 404
+
+    run(main())
+
+
+def test_what_the_engine_has_no_room_for_is_named(run, served):
+    async def main():
+        async with served() as server:
+            embed_one = server.engine.embed
+
+            async def refusing(prompt, *args, **options):
+                if len(prompt) == 3:
+                    raise RequestError("prompt: too much. Shorten the prompt.", param="prompt")
+                return await embed_one(prompt, *args, **options)
+
+            server.engine.embed = refusing
+            for given, name in ((["a", "bb", "ccc"], "input[2]"), ([[1, 2, 3], [4]], "input[0]"), ("ccc", "input")):
+                error = (await embed(server, given)).json()["error"]
+                assert (error["param"], error["message"]) == (name, f"{name}: too much. Shorten the {name}.")
 
     run(main())
 

@@ -125,11 +125,11 @@ COMPLETION_MISTAKES = {
     "no prompt": ({"prompt": None}, "prompt"),
     "empty list": ({"prompt": []}, "prompt"),
     "empty text": ({"prompt": ""}, "prompt"),
-    "list of empties": ({"prompt": [[]]}, "prompt"),
+    "list of empties": ({"prompt": [[]]}, "prompt[0]"),
     "mixed": ({"prompt": ["a", 1]}, "prompt"),
-    "bools": ({"prompt": [True]}, "prompt"),
+    "bools": ({"prompt": [True]}, "prompt[0]"),
     "token outside": ({"prompt": [10**6]}, "prompt"),
-    "token negative": ({"prompt": [[-1]]}, "prompt"),
+    "token negative": ({"prompt": [[1], [-1]]}, "prompt[1]"),
     "257 prompts": ({"prompt": ["a"] * 257}, "prompt"),
     "suffix": ({"suffix": "x"}, "suffix"),
     "best_of": ({"best_of": 2}, "best_of"),
@@ -294,6 +294,18 @@ def test_context_length(run, served):
                 (await server.chat("x", max_completion_tokens=61), "max_completion_tokens", "you requested 65 tokens"),
                 (await server.complete("x" * 64), "prompt", "your prompt resulted in 64 tokens"),
                 (await server.complete("x" * 60, max_tokens=5), "max_tokens", "you requested 65 tokens"),
+                (await server.complete(["x", "x" * 64]), "prompt[1]", "your prompt[1] resulted in 64 tokens"),
+                (await server.complete([[1] * 65, [1]]), "prompt[0]", "your prompt[0] resulted in 65 tokens"),
+                (
+                    await server.complete(["x", "x" * 60], max_tokens=5),
+                    "max_tokens",
+                    "(60 in the prompt[1], 5 in the completion)",
+                ),
+                (
+                    await server.complete(["x", "x" * 60], min_tokens=9, max_tokens=None),
+                    "prompt[1]",
+                    "prompt[1] has 60",
+                ),
             )
             for response, param, words in cases:
                 error = error_of(response)
@@ -301,6 +313,10 @@ def test_context_length(run, served):
                 assert error["param"] == param
                 assert error["message"].startswith(opening)
                 assert words in error["message"]
+            for given, name in (("x" * 3000, "prompt"), (["x", "x" * 3000], "prompt[1]")):
+                error = error_of(await server.complete(given))
+                assert (error["code"], error["param"]) == ("context_length_exceeded", name)
+                assert f"3000 characters were given in your {name}." in error["message"]
             # just fits; and a limit that nobody asked for is no mistake
             assert (await server.complete("x" * 59, max_tokens=5)).status_code == 200
             assert (await server.complete("x" * 60)).json()["usage"]["completion_tokens"] == 4

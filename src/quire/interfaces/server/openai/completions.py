@@ -17,11 +17,11 @@ from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.event_stream import EventStream
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, FieldRules
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.prompt_forms import split_prompts
+from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
 from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 
@@ -64,9 +64,10 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
     asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
     current_visit().check_room(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
-    for prompt in asked:
-        token_ids, text = await _tokens_and_text(state, prompt, body)
-        check_length(len(token_ids), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
+    names = names_of(body.prompt, asked, "prompt")
+    for prompt, name in zip(asked, names, strict=True):
+        token_ids, text = await _tokens_and_text(state, prompt, name, body)
+        check_length(len(token_ids), "max_tokens", body.max_tokens, state.max_model_len, what=name)
         prompts.append(token_ids)
         texts.append(text)
     work = await Work.prepare(
@@ -76,20 +77,22 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         names=form_names(body),
+        prompt_names=names,
     )
     return Continuations(body, work, texts, state)
 
 
 async def _tokens_and_text(
-    state: ServerState, prompt: str | list[int], body: CompletionRequest
+    state: ServerState, prompt: str | list[int], name: str, body: CompletionRequest
 ) -> tuple[list[int], str]:
     """The prompt as tokens, and as text if it is echoed."""
     renderer = state.engine.renderer
     if isinstance(prompt, str):
-        rendered = await render(state, prompt, add_special_tokens=body.add_special_tokens)
+        with in_words_of({"prompt": name}):
+            rendered = await render(state, prompt, add_special_tokens=body.add_special_tokens)
         if not rendered.token_ids:
-            raise invalid("prompt: holds no tokens. Give at least one character.", "prompt")
+            raise invalid(f"{name}: holds no tokens. Give at least one character.", name)
         return rendered.token_ids, prompt
-    check_token_ids(prompt, state.engine.config.facts.vocab_size, "prompt")
+    check_token_ids(prompt, state.engine.config.facts.vocab_size, name)
     text = renderer.decode(prompt, skip_special_tokens=body.skip_special_tokens is not False) if body.echo else ""
     return prompt, text

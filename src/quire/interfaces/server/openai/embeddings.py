@@ -24,7 +24,7 @@ from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules, Refused
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.prompt_forms import split_prompts
+from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
 from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 from quire.observability.tracing import current_trace
@@ -110,11 +110,14 @@ async def create_embeddings(request: Request) -> Response:
         pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
     )
     asked, visit = split_prompts(body.input, "input", MAX_INPUTS), current_visit()
+    names = names_of(body.input, asked, "input")
     visit.check_priority(body.priority or 0)
     with in_words_of({"prompt": "input"}):
         visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
-        inputs = [await _tokens(state, one, body.add_special_tokens) for one in asked]
-        work = _Work(inputs, params, body, visit)
+        inputs = [
+            await _tokens(state, one, name, body.add_special_tokens) for one, name in zip(asked, names, strict=True)
+        ]
+        work = _Work(inputs, names, params, body, visit)
         outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
     num_tokens = sum(map(len, inputs))
     data = [
@@ -124,18 +127,19 @@ async def create_embeddings(request: Request) -> Response:
     return json_answer(EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens)))
 
 
-async def _tokens(state: ServerState, one: str | list[int], add_special_tokens: bool | None) -> list[int]:
+async def _tokens(state: ServerState, one: str | list[int], name: str, add_special_tokens: bool | None) -> list[int]:
     if isinstance(one, str):
-        one = (await render(state, one, add_special_tokens=add_special_tokens)).token_ids
+        with in_words_of({"prompt": name}):
+            one = (await render(state, one, add_special_tokens=add_special_tokens)).token_ids
         if not one:
-            raise invalid("input: a text holds no tokens. Give at least one character.", "input")
+            raise invalid(f"{name}: a text holds no tokens. Give at least one character.", name)
     else:
-        check_token_ids(one, state.engine.config.facts.vocab_size, "input")
+        check_token_ids(one, state.engine.config.facts.vocab_size, name)
     if len(one) > state.max_model_len:
         raise ContextLengthError(
-            f"This model's maximum context length is {state.max_model_len} tokens. However, your input resulted in "
-            f"{len(one)} tokens. Please reduce the length of the input.",
-            param="input",
+            f"This model's maximum context length is {state.max_model_len} tokens. However, your {name} resulted in "
+            f"{len(one)} tokens. Please reduce the length of the {name}.",
+            param=name,
         )
     return one
 
@@ -150,8 +154,11 @@ def _window(visit: Visit, num_inputs: int) -> int:
 class _Work:
     """The inputs of one request on their way."""
 
-    def __init__(self, inputs: list[list[int]], params: PoolingParams, body: EmbeddingRequest, visit: Visit) -> None:
+    def __init__(
+        self, inputs: list[list[int]], names: list[str], params: PoolingParams, body: EmbeddingRequest, visit: Visit
+    ) -> None:
         self._inputs = inputs
+        self._names = names
         self._params = params
         self._visit = visit
         self._asked: dict[str, Any] = {
@@ -201,7 +208,8 @@ class _Work:
 
         reason = "abort"
         try:
-            output = await state.engine.embed(token_ids, self._params, on_start=started, **self._asked)
+            with in_words_of({"prompt": self._names[number]}):
+                output = await state.engine.embed(token_ids, self._params, on_start=started, **self._asked)
             reason = "stop"
             return output
         except Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,15 +41,20 @@ class Work:
         priority: int,
         cache_salt: str,
         names: Mapping[str, str] | None = None,
+        prompt_names: Sequence[str] = (),
     ) -> Work:
-        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's."""
+        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's, and
+        so are `prompt_names`, of each prompt where there are several."""
         visit = current_visit()
         visit.check_priority(priority)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": visit.tenancy}
+        prepared: list[Any] = []
         try:
-            prepared = [await engine.prepare(prompt, params, **whose) for prompt in prompts]
+            for prompt in prompts:
+                prepared.append(await engine.prepare(prompt, params, **whose))
         except RequestError as error:
-            raise _in_words_of_the_client(error, params, names) from None
+            its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
+            raise _in_words_of_the_client(error, params, {**(names or {}), **its}) from None
         return cls(prompts, params, prepared, visit, names=names or {})
 
     @classmethod

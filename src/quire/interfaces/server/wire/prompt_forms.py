@@ -7,7 +7,7 @@ from typing import Any
 from quire.interfaces.server.wire.errors import invalid
 
 
-def split_prompts(given: str | list[Any], name: str, most: int) -> list[str] | list[list[int]]:
+def split_prompts(given: str | list[Any], name: str, most: int) -> list[str | list[int]]:
     """As a list of texts or of token lists, at most so many; `name` is the field for messages."""
     if isinstance(given, str):
         return [given]
@@ -19,9 +19,24 @@ def split_prompts(given: str | list[Any], name: str, most: int) -> list[str] | l
         raise invalid(f"{name}: {len(given)} {name}s, at most {most} are allowed.", name)
     if all(isinstance(part, str) for part in given):
         return given
-    if all(isinstance(part, list) and part and all(_is_token(token) for token in part) for part in given):
+    if all(_is_tokens(part) for part in given):
         return given
+    for index, part in enumerate(given):
+        if not (isinstance(part, str) or _is_token(part) or _is_tokens(part)):
+            where = f"{name}[{index}]"
+            raise invalid(f"{where}: must be a text, a token id or a list of token ids that is not empty.", where)
     raise invalid(f"{name}: must be a text, a list of texts, a list of token ids or a list of such lists.", name)
+
+
+def names_of(given: str | list[Any], prompts: list[str | list[int]], name: str) -> list[str]:
+    """What errors call each of the prompts that `split_prompts` has found: in a list of them by its number."""
+    if prompts is not given:
+        return [name]
+    return [f"{name}[{index}]" for index in range(len(prompts))]
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_token, value))
 
 
 def _is_token(value: Any) -> bool:
