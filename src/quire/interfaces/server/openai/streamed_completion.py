@@ -147,14 +147,15 @@ async def _received(
         if first is None:
             raise invalid("The body is empty. Its first line holds the parameters as a JSON object.")
         _check_no_piece(first)
-        body = parse_request(first, StreamedCompletionRequest, _RULES, strict=state.strict)
+        what = "message" if is_socket else "line"
+        body = parse_request(first, StreamedCompletionRequest, _RULES, strict=state.strict, what=what)
         if is_socket:
             _check_socket_fields(body)
         state.check_model(body.model)
         check_stream_options(body)
         work = await Work.receive(
             state.engine,
-            pieces_of(checked, _first_piece(body)),
+            pieces_of(checked, _first_piece(body), what),
             completion_params(body, state.defaults),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",

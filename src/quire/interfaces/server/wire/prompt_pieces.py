@@ -29,13 +29,13 @@ _DISCARD_SECONDS = 1.0
 _RULES = FieldRules(PromptPiece, {})
 
 
-async def pieces_of(messages: Messages, first: str | list[int] | None) -> AsyncIterator[str | list[int]]:
-    """The pieces up to the final one; at least one."""
+async def pieces_of(messages: Messages, first: str | list[int] | None, what: str) -> AsyncIterator[str | list[int]]:
+    """The pieces up to the final one; at least one. `what`: what errors call a message that is not even JSON."""
     is_there = first is not None
     if first is not None:
         yield first
     async for data in messages:
-        piece = parse_request(data, PromptPiece, _RULES, strict=True)
+        piece = parse_request(data, PromptPiece, _RULES, strict=True, what=what)
         if piece.text is not None and piece.token_ids is not None:
             raise invalid("text, token_ids: a piece has one of them.", "token_ids")
         if piece.text is None and piece.token_ids is None and not piece.is_final:

@@ -52,28 +52,31 @@ async def read_request(request: Request, request_type: type[_T], rules: FieldRul
     return parse_request(data, request_type, rules, strict=strict)
 
 
-def parse_request(data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool = False) -> _T:
-    """JSON text to `request_type`, or ApiError."""
+def parse_request(
+    data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool = False, what: str = "body"
+) -> _T:
+    """JSON text to `request_type`, or ApiError. `what`: what errors call the text."""
     try:
         body = msgspec.json.decode(data)
     except RecursionError:
-        raise invalid("The body is nested too deeply.") from None
+        raise invalid(f"The {what} is nested too deeply.") from None
     except UnicodeDecodeError:
-        raise invalid("The body is not valid UTF-8.") from None
+        raise invalid(f"The {what} is not valid UTF-8.") from None
     except msgspec.MsgspecError as error:
         if found := _LONE_SURROGATE.match(data):
             escape = found[1].decode()
-            raise invalid(f"The body holds {escape}, a lone surrogate, which is no valid Unicode. Remove it.") from None
-        raise invalid(f"The body is not valid JSON: {error}.") from None
+            text = f"The {what} holds {escape}, a lone surrogate, which is no valid Unicode. Remove it."
+            raise invalid(text) from None
+        raise invalid(f"The {what} is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
-        raise invalid("The body must be a JSON object.")
+        raise invalid(f"The {what} must be a JSON object.")
     if _is_deeper(data, body, MAX_DEPTH):
-        raise invalid(f"The body is nested more than {MAX_DEPTH} levels deep.")
+        raise invalid(f"The {what} is nested more than {MAX_DEPTH} levels deep.")
     rules.check(body, strict=strict)
     try:
         return msgspec.convert(body, request_type, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise _bad_key(body) or _explained(str(error)) from None
+        raise _bad_key(body) or _explained(str(error), what) from None
 
 
 def _check_media_type(request: Request) -> None:
@@ -153,19 +156,19 @@ def _bad_key(body: dict[str, Any]) -> ApiError | None:
     return None
 
 
-def _explained(text: str) -> ApiError:
+def _explained(text: str, what: str) -> ApiError:
     """msgspec's words about Python types, in words about JSON."""
     if found := _MISMATCH.search(text):
         wanted = " or ".join(_WORDS.get(kind.strip(), kind) for kind in found[1].split("|"))
         where = found[3] or ""
-        return invalid(f"{where or 'body'}: must be {wanted}, not {_WORDS.get(found[2], found[2])}.", where or None)
+        return invalid(f"{where or what}: must be {wanted}, not {_WORDS.get(found[2], found[2])}.", where or None)
     if found := _MISSING.search(text):
         where = _joined(found[2], found[1])
         return invalid(f"{where}: this field is required.", where)
     if found := _UNKNOWN.search(text):
         where = _joined(found[2], found[1])
         return invalid(f"{where}: unknown field.", where)
-    return invalid(f"The body is not as expected: {text}.")
+    return invalid(f"The {what} is not as expected: {text}.")
 
 
 def _joined(path: str | None, name: str) -> str:
