@@ -7,6 +7,7 @@ import pytest
 
 from quire import BeamSearchParams, RequestError
 from quire.beam_search_params import _nearest_divisor
+from quire.engine_core.decoding import make_method
 from quire.message_encoding import decode_to_core, encode
 from quire.messages import DecodingSpec, EngineRequest
 
@@ -34,6 +35,26 @@ def test_a_misspelt_parameter_is_answered_with_the_one_that_was_meant():
         BeamSearchParams(beam_with=4)
     with pytest.raises(RequestError, match="top_k: there is no such parameter"):
         BeamSearchParams(beam_width=4, top_k=3)
+
+
+@pytest.mark.parametrize(
+    "extremes",
+    [
+        {"length_penalty": -10.0}, {"length_penalty": 10.0}, {"beam_width": 128},
+        {"num_beam_groups": 4, "diversity_penalty": 50.0},
+        {"beam_width": 128, "num_beam_groups": 128, "diversity_penalty": 50},
+    ],
+)  # fmt: skip
+def test_what_is_allowed_here_the_core_takes(extremes: dict[str, float]):
+    params = BeamSearchParams(**{"beam_width": 4, **extremes})
+    make_method(
+        EngineRequest(
+            request_id=1, prompt_token_ids=[1], sampling=params.sampling_params(), decoding=params.decoding_spec()
+        )
+    )
+    for name in {"length_penalty", "diversity_penalty"} & extremes.keys():
+        with pytest.raises(RequestError, match=name):
+            params.replace(**{name: 1.01 * extremes[name]})
 
 
 def test_groups_that_do_not_divide_the_width_are_answered_with_ones_that_do():

@@ -21,7 +21,7 @@ _BOUNDS: tuple[Bounds, ...] = (
     ("logprobs", 0, 1024),
     ("num_return_sequences", 1, MAX_N),
     ("num_beam_groups", 1, MAX_N),
-    ("diversity_penalty", 0.0, 100.0),
+    ("diversity_penalty", 0.0, 50.0),
 )
 _OPTIONAL = ("max_tokens", "logprobs", "num_return_sequences")
 _FLAGS = ("ignore_eos", "skip_special_tokens")
