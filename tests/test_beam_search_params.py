@@ -38,6 +38,15 @@ def test_a_misspelt_parameter_is_answered_with_the_one_that_was_meant():
 
 
 @pytest.mark.parametrize(
+    ("name", "advice"),
+    [("n", "num_return_sequences"), ("num_beams", "beam_width"), ("stop", "stop_token_ids"), ("cache_salt", "prompt")],
+)
+def test_what_is_looked_for_here_is_answered_with_its_place(name: str, advice: str):
+    with pytest.raises(RequestError, match=rf"{name}: there is no such parameter\. .*{advice}"):
+        BeamSearchParams(beam_width=4, **{name: "x"})
+
+
+@pytest.mark.parametrize(
     "extremes",
     [
         {"length_penalty": -10.0}, {"length_penalty": 10.0}, {"beam_width": 128},

@@ -37,6 +37,14 @@ def test_a_misspelt_parameter_is_answered_with_the_one_that_was_meant() -> None:
         SamplingParams(temprature=0)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [("best_of", "Give n"), ("use_beam_search", "BeamSearchParams"), ("cache_salt", "prompt")]
+)
+def test_what_is_looked_for_here_is_answered_with_its_place(name: str, advice: str) -> None:
+    with pytest.raises(RequestError, match=rf"{name}: there is no such parameter\. .*{advice}"):
+        SamplingParams(**{name: 2})
+
+
 def test_one_text_stands_for_a_list_of_one() -> None:
     assert SamplingParams(stop="ab", bad_words="cd").replace(n=2).bad_words == ["cd"]
 

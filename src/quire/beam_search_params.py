@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -39,6 +40,13 @@ class BeamSearchParams(
     `num_beam_groups` above 1 the groups search one after the other, and a token that an earlier group has chosen in the
     same step costs `diversity_penalty` (diverse beam search). `max_tokens=None` means up to the model's length.
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "n": "All beams are returned; num_return_sequences asks for fewer.",
+        "num_beams": "Its name is beam_width.",
+        "stop": "Beams end at tokens: give stop_token_ids.",
+        "cache_salt": 'It belongs to the prompt: {"prompt": text, "cache_salt": salt}.',
+    }
 
     beam_width: int
     max_tokens: int | None = 16

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -16,13 +16,17 @@ _PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 class Suggesting(msgspec.StructMeta):
-    """A misspelt parameter is answered with the one that was meant."""
+    """A misspelt parameter is answered with the one that was meant, one that belongs elsewhere with its place."""
+
+    # what to do instead, by the name of a parameter that people look for here
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __call__(self, *args: Any, **values: Any) -> Any:
         known = self.__struct_fields__
         for name in values:
             if name not in known:
-                raise RequestError(f"{name}: there is no such parameter.{suggestion(name, known)}", param=name)
+                hint = f" {self._elsewhere[name]}" if name in self._elsewhere else suggestion(name, known)
+                raise RequestError(f"{name}: there is no such parameter.{hint}", param=name)
         return super().__call__(*args, **values)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -51,6 +52,12 @@ class SamplingParams(
     form of the output: to a JSON schema, a regular expression, a choice or a grammar. `thinking_token_budget`: after so
     many tokens of thoughts the model is made to end them; where a form is asked for there are none.
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "best_of": "Give n, ask for logprobs, and take the output with the greatest cumulative_logprob.",
+        "use_beam_search": "Give BeamSearchParams(beam_width=4) in place of SamplingParams.",
+        "cache_salt": 'It belongs to the prompt: {"prompt": text, "cache_salt": salt}.',
+    }
 
     n: int = 1
     presence_penalty: float = 0.0
