@@ -40,6 +40,7 @@ def test_three_forms(tmp_path):
         ([{"name": "a", "txt": "x"}], "entry 0: 'txt' is not one of.*Did you mean \"text\""),
         ([{"name": "a"}], "entry 0: text or messages or token_ids: 0 of them"),
         ([{"name": "a", "text": "x", "token_ids": [1]}], "entry 0: .*2 of them"),
+        ([{"name": "a", "messages": []}], "entry 0: messages: there are none"),
         ([{"name": "a b", "text": "x"}], "entry 0: name='a b'"),
         ([{"name": "a", "text": "x"}, {"name": "a", "text": "y"}], "entry 1: name='a' is the name of an earlier entry"),
     ],

@@ -41,6 +41,8 @@ def prompt_of(text: str | None, messages: list[dict[str, Any]] | None, token_ids
         raise RequestError(
             f"{' or '.join(FORMS)}: {len(given)} of them are given, exactly one is needed.", param="text"
         )
+    if messages == []:
+        raise RequestError("messages: there are none. Give at least one.", param="messages")
     return given[0]
 
 
