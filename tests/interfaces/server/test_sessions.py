@@ -264,7 +264,9 @@ def test_one_turn_at_a_time(run, keeping):
                     ("fork", {}),
                     ("rewind", {"num_turns": 0}),
                 ):
-                    assert code_of(await server.ask("POST", f"/{name}/{path}", 409, **body)) == "session_busy", path
+                    answer = await server.ask("POST", f"/{name}/{path}", 409, **body)
+                    assert code_of(answer) == "session_busy", path
+                    assert "Wait for its end" in answer["error"]["message"]
             answers = await asyncio.gather(*(
                 server.http.post(
                     f"/v1/sessions/{name}/messages", json={"messages": [{"role": "user", "content": "x"}], **GREEDY}

@@ -63,7 +63,9 @@ class KeptSession:
     def check_free(self) -> None:
         if self.is_busy:
             raise ApiError(
-                409, f"Session {self.id} is in the middle of a turn, and has one at a time.", code="session_busy"
+                409,
+                f"Session {self.id} is in the middle of a turn, and has one at a time. Wait for its end.",
+                code="session_busy",
             )
 
     @contextlib.contextmanager
