@@ -67,6 +67,28 @@ def test_only_prompts_of_the_same_salt_use_it():
     asyncio.run(main())
 
 
+def test_a_prompt_may_bring_its_salt(llm):
+    llm.pin_prefix(PREFIX, cache_salt="mine")
+    text = PREFIX + "Go."
+    prompts = [text, {"prompt": text, "cache_salt": "mine"}, {"prompt_token_ids": tokens(text), "cache_salt": "mine"}]
+    outputs = llm.generate([*prompts, {"prompt": text, "cache_salt": "other"}], GREEDY, use_tqdm=False)
+    assert [output.num_cached_tokens for output in outputs] == [0, *[len(tokens(PREFIX))] * 2, 0]
+    with pytest.raises(RequestError, match="cache_salt=5: must be a text"):
+        llm.generate({"prompt": text, "cache_salt": 5}, GREEDY)
+
+
+def test_a_request_has_one_salt():
+    async def main() -> None:
+        async with fake_async_llm(core=KEEPING_CORE) as engine:
+            prompt = {"prompt": PREFIX, "cache_salt": "mine"}
+            for beside in (None, "mine"):
+                assert (await engine.prepare(prompt, GREEDY, cache_salt=beside)).request.cache_salt == "mine"
+            with pytest.raises(RequestError, match="cache_salt='other': the prompt has cache_salt='mine'"):
+                await engine.prepare(prompt, GREEDY, cache_salt="other")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("prompt", "name", "text"),
     [
@@ -81,6 +103,9 @@ def test_only_prompts_of_the_same_salt_use_it():
         ([], "new", "^token_ids: it has no tokens"),
         ([-1], "new", r"^token_ids\[0\]=-1"),
         ([[{"role": "user"}]], "new", "prompt"),
+        ({"token_ids": [1]}, "new", "'token_ids' is not supported, only prompt, prompt_token_ids and cache_salt are"),
+        (5, "new", '{"prompt_token_ids": \\[ids\\]}'),
+        ({"prompt": PREFIX, "cache_salt": "x"}, "new", "cache_salt='x': it belongs to the prefix"),
     ],
 )
 def test_what_cannot_be_pinned(llm, prompt, name, text):

@@ -97,6 +97,14 @@ def test_prompts_may_be_tokens_and_empty(llm, session):
     assert session.num_tokens == size + 4
 
 
+def test_a_later_turn_knows_the_keys_of_a_prompt_too(session):
+    session.generate("one", GREEDY)
+    with pytest.raises(RequestError, match="'media' is not supported"):
+        session.generate({"prompt": " two", "media": 1}, GREEDY)
+    with pytest.raises(RequestError, match="cache_salt='mine': it belongs to the session"):
+        session.generate({"prompt": " two", "cache_salt": "mine"}, GREEDY)
+
+
 def test_an_empty_beginning_is_refused(session):
     with pytest.raises(RequestError, match="it has no tokens"):
         session.generate("", GREEDY)

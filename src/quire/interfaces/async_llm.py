@@ -28,10 +28,10 @@ from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.output_stream import OutputStream
 from quire.interfaces.pinned_prefixes import PinnedPrefix
-from quire.interfaces.prompts import Prompt, render, text_of
+from quire.interfaces.prompts import Prompt, checked_cache_salt, render, salt_of, text_of
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
-from quire.interfaces.requests import PreparedRequest, checked_cache_salt
+from quire.interfaces.requests import PreparedRequest
 from quire.interfaces.setup import configured, default_sampling_params
 from quire.interfaces.steps import Call, Control, Step, Steps, perform_async
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
@@ -175,7 +175,7 @@ class AsyncLLM:
         text, token_ids, media = await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
         await self.perform(parts.structured.check(params))
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
         request = parts.maker.make(token_ids, params, media=media, **whose)
         return PreparedRequest(request, text, params.logprobs is not None)
 
@@ -297,7 +297,7 @@ class AsyncLLM:
         """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request."""
         parts = await self._started()
         rendered = await self._rendered(prompt, parts)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
         asked = parts.embeddings.prepare(*rendered, pooling_params, **whose)
         client = self._held.running
         with self._labels.borne(request_id, partial(client.abort, asked.request.request_id)):

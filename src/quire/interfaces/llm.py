@@ -27,9 +27,9 @@ from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.progress import Progress, UseTqdm
-from quire.interfaces.prompts import Prompt, as_list, render
+from quire.interfaces.prompts import Prompt, as_list, checked_cache_salt, render, salt_of
 from quire.interfaces.recording import read_recording
-from quire.interfaces.requests import PreparedRequest, checked_cache_salt
+from quire.interfaces.requests import PreparedRequest
 from quire.interfaces.session import Session
 from quire.interfaces.setup import configured, default_sampling_params, log_report
 from quire.interfaces.steps import Call, Control, Step, Steps, perform
@@ -149,7 +149,9 @@ class LLM:
         for prompt, params in zip(given, each, strict=True):
             with _numbered(len(jobs)):
                 text, token_ids, media = render(prompt, self.renderer, self._parts.maker.limits.max_model_len)
-                jobs.append(EmbeddingJob(self._parts.embeddings.prepare(text, token_ids, media, params)))
+                salt = salt_of(prompt)
+                asked = self._parts.embeddings.prepare(text, token_ids, media, params, cache_salt=salt)
+                jobs.append(EmbeddingJob(asked))
         return self._run(jobs, use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -280,7 +282,7 @@ class LLM:
         with _numbered(position):
             text, token_ids, media = render(prompt, self.renderer, self._parts.maker.limits.max_model_len)
             self.perform(self._parts.structured.check(params))
-            request = self._parts.maker.make(token_ids, params, media=media)
+            request = self._parts.maker.make(token_ids, params, media=media, cache_salt=salt_of(prompt))
             return _Job(PreparedRequest(request, text, params.logprobs is not None), self.renderer)
 
     def _run(self, jobs: Sequence[Job[_T]], use_tqdm: UseTqdm) -> list[_T]:

@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.errors import OptionError, RequestError, suggestion
 from quire.interfaces.handles import PINNED, checked_name, free_name
 from quire.interfaces.prefix_file import read_prefix_file
-from quire.interfaces.prompts import Prompt, render
+from quire.interfaces.prompts import Prompt, check_unsalted, render
 from quire.interfaces.requests import RequestMaker
 from quire.interfaces.steps import Compute, Steps, control, release_if_kept
 from quire.sampling_params import SamplingParams
@@ -82,13 +82,16 @@ class PinnedPrefixes:
             self._maker.make(token_ids, _ONE_TOKEN)
         except RequestError as error:
             if error.param == "prompt":
-                text = str(error).replace("prompt_token_ids", "token_ids").replace("Shorten the prompt", "Shorten it")
+                text = str(error).replace("Shorten the prompt", "Shorten it")
+                if field == "token_ids" and text.startswith("prompt_token_ids["):
+                    text = text.removeprefix("prompt_")
                 error.args = (field + text.removeprefix("prompt") if text.startswith("prompt:") else text,)
                 error.param = field
             raise
         return token_ids
 
     def _rendered(self, prompt: Any) -> list[int]:
+        check_unsalted(prompt, "it belongs to the prefix, not to its text. Give it to pin_prefix.")
         length = self._maker.limits.max_model_len
         if _is_chat(prompt):
             return self._renderer.render_prompt(prompt, add_generation_prompt=False, max_tokens=length).token_ids

@@ -7,26 +7,29 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quire.errors import RequestError, suggestion
+from quire.parameter_checks import check_encodable, plain
 
 if TYPE_CHECKING:
     from quire.renderer import RenderedPrompt, Renderer
 
-# a text, {"prompt": text}, {"prompt_token_ids": ids}, or the ids themselves
+# a text, {"prompt": text}, {"prompt_token_ids": ids}, or the ids themselves; a mapping may also hold "cache_salt"
 Prompt: TypeAlias = "str | Mapping[str, Any] | Sequence[int]"
 _FORMS = 'a text, {"prompt": text}, {"prompt_token_ids": [ids]} or a list of token ids'
 _ITERATOR_HINT = (
     " A prompt that arrives in pieces is an asynchronous iterator, and given to AsyncLLM's generate, stream or receive."
 )
 _KEYS = ("prompt", "prompt_token_ids")
+_SALT = "cache_salt"
 
 
 def text_of(prompt: object) -> str | None:
-    """The text that must be tokenised, or None where the prompt is tokens already."""
+    """The text that must be tokenised, or None where the prompt is tokens already. Keys of a mapping are checked."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt and isinstance(prompt.get("prompt"), str):
-        return str(prompt["prompt"])
-    return None
+    if not isinstance(prompt, Mapping):
+        return None
+    _check_keys(prompt)
+    return str(prompt["prompt"]) if isinstance(prompt.get("prompt"), str) else None
 
 
 def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None, list[int], list[Any]]:
@@ -36,13 +39,10 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
     """
     text = text_of(prompt)
     if text is not None:
-        if isinstance(prompt, Mapping):
-            _check_keys(prompt)
         rendered: RenderedPrompt = renderer.render_prompt(text, max_tokens=max_tokens)
         return text, rendered.token_ids, rendered.media
     prompt = _as_plain(prompt)
     if isinstance(prompt, Mapping):
-        _check_keys(prompt)
         if "prompt_token_ids" in prompt:
             return None, _ids(prompt["prompt_token_ids"]), []
     elif hasattr(prompt, "token_ids"):
@@ -51,6 +51,38 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
         return None, list(prompt), []
     hint = _ITERATOR_HINT if isinstance(prompt, AsyncIterable | Iterator) else ""
     raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.{hint}", param="prompt")
+
+
+def salt_of(prompt: object, asked: str | None = None) -> Any:
+    """The cache_salt that comes with a prompt, or else the one that was asked for beside it."""
+    salt = prompt.get(_SALT) if isinstance(prompt, Mapping) else None
+    if salt is None:
+        return asked
+    if asked not in (None, salt):
+        raise RequestError(
+            f"{_SALT}={asked!r}: the prompt has {_SALT}={_short(salt)}, and a request has one. Give one of them.",
+            param=_SALT,
+        )
+    return salt
+
+
+def checked_cache_salt(cache_salt: Any) -> str:
+    """As a plain text; None means none. A session asks before its first request."""
+    cache_salt = "" if cache_salt is None else plain(cache_salt)
+    if not isinstance(cache_salt, str):
+        raise RequestError(
+            f"cache_salt={cache_salt!r}: must be a text; only requests of the same one share the prefix cache. Leave "
+            "it out to share with all that have none.",
+            param="cache_salt",
+        )
+    check_encodable("cache_salt", cache_salt)
+    return cache_salt
+
+
+def check_unsalted(prompt: object, why: str) -> None:
+    """For prompts that belong to something that has a salt of its own."""
+    if isinstance(prompt, Mapping) and _SALT in prompt:
+        raise RequestError(f"{_SALT}={_short(prompt[_SALT])}: {why}", param=_SALT)
 
 
 def as_list(prompts: object) -> list[object]:
@@ -78,13 +110,15 @@ def _ids(value: object) -> list[int]:
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:
+    known = (*_KEYS, _SALT)
     for key in prompt:
-        if key not in _KEYS:
+        if key not in known:
             raise RequestError(
-                f"prompt: {key!r} is not supported, only {' and '.join(_KEYS)} are.{suggestion(str(key), _KEYS)}",
+                f"prompt: {key!r} is not supported, only {', '.join(_KEYS)} and {_SALT} are."
+                f"{suggestion(str(key), known)}",
                 param="prompt",
             )
-    if len(prompt) == len(_KEYS):
+    if all(key in prompt for key in _KEYS):
         raise RequestError(f"prompt: both {' and '.join(_KEYS)} are given. Give one of them.", param="prompt")
 
 

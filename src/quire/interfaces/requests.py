@@ -16,8 +16,9 @@ import msgspec
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import ContextLengthError, RequestError
+from quire.interfaces.prompts import checked_cache_salt
 from quire.messages import EngineRequest, Tenancy
-from quire.parameter_checks import check_encodable, plain
+from quire.parameter_checks import plain
 from quire.sampling_params import SamplingParams
 from quire.thought_marks import ThoughtMarks, no_marks
 
@@ -215,19 +216,6 @@ def _check_priority(asked: Asked, limits: Limits) -> None:
 
 def _check_cache_salt(asked: Asked, limits: Limits) -> None:
     checked_cache_salt(asked.cache_salt)
-
-
-def checked_cache_salt(cache_salt: Any) -> str:
-    """As a plain text; None means none. A session asks before its first request."""
-    cache_salt = "" if cache_salt is None else plain(cache_salt)
-    if not isinstance(cache_salt, str):
-        raise RequestError(
-            f"cache_salt={cache_salt!r}: must be a text; only requests of the same one share the prefix cache. Leave "
-            "it out to share with all that have none.",
-            param="cache_salt",
-        )
-    check_encodable("cache_salt", cache_salt)
-    return cache_salt
 
 
 def _check_media(asked: Asked, limits: Limits) -> None:

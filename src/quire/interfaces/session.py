@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quire.errors import RequestError
 from quire.interfaces.handles import KEPT, checked_name, free_name
-from quire.interfaces.prompts import Prompt, render, text_of
+from quire.interfaces.prompts import Prompt, check_unsalted, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
 from quire.interfaces.steps import Steps, control, release_if_kept
 from quire.interfaces.structured_outputs import StructuredOutputs
@@ -99,6 +99,7 @@ class Conversation:
 
     def rendered(self, prompt: Any) -> tuple[str | None, list[int]]:
         """Text and tokens that a turn adds. A text in the middle gets no special tokens, such as BOS, around it."""
+        check_unsalted(prompt, "it belongs to the session. Give it to open_session.")
         text, length = text_of(prompt), self._house.maker.limits.max_model_len
         if text is not None and self.token_ids:
             return text, self._house.renderer.render_continuation(text, max_tokens=length)
