@@ -245,7 +245,7 @@ def test_turns_with_more_than_one_line_are_refused(llm, session, params, text):
 
 def test_the_whole_session_must_fit_the_model(llm, session):
     session.generate([1] * 200, GREEDY)
-    with pytest.raises(ContextLengthError, match="the prompt has 264 tokens"):
+    with pytest.raises(ContextLengthError, match=r"session and prompt have 264 tokens together.* Rewind the session"):
         session.generate([1] * 60, GREEDY)
     output = session.generate([1] * 50, GREEDY.replace(max_tokens=100)).outputs[0]
     assert (len(output.token_ids), output.finish_reason) == (2, "length")

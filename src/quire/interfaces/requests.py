@@ -135,9 +135,12 @@ def _check_context_length(asked: Asked, limits: Limits) -> None:
         )
     room = "no room for an output" if num_prompt >= length else f"room for {length - num_prompt} of {least_output}"
     wanted = f"min_tokens={least_output}" if least_output > 1 else "at least one token"
+    kept = asked.num_kept_tokens
+    what = f"session and prompt have {num_prompt} tokens together" if kept else f"the prompt has {num_prompt} tokens"
+    remedy = "Rewind the session, or open another one" if kept else "Shorten the prompt"
     raise ContextLengthError(
-        f"This model's maximum context length is {length} tokens. However, the prompt has {num_prompt} tokens and the "
-        f"output needs {wanted}, so there is {room}. Shorten the prompt.",
+        f"This model's maximum context length is {length} tokens. However, {what} and the output needs {wanted}, so "
+        f"there is {room}. {remedy}.",
         param="prompt",
     )
 
