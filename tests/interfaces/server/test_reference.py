@@ -1,5 +1,6 @@
-"""The tables in docs/server.md and docs/metrics.md are those that the code makes."""
+"""The tables in docs/server.md and its neighbours are those that the code makes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
-from quire.interfaces.server.reference import page_of, tables
+from quire.interfaces.server.reference import page_of, tables, write
 from quire.interfaces.server.wire.field_rules import IGNORED, REFUSED_BY_BOTH, REFUSED_BY_CHAT, REFUSED_BY_COMPLETIONS
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -17,8 +18,50 @@ DOCS = Path(__file__).parents[3] / "docs"
 def test_a_table_is_in_the_documentation(title):
     page = DOCS / page_of(title)
     assert f"## {title}\n\n{tables()[title]}\n" in page.read_text(encoding="utf-8"), (
-        f"{page.name}: run `python -m quire.interfaces.server.reference` and put its tables there"
+        f"{page.name}: run `python -m quire.interfaces.server.reference --write docs`"
     )
+
+
+@pytest.fixture
+def docs(tmp_path):
+    """A copy of the pages that have tables."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for page in {page_of(title) for title in tables()}:
+        shutil.copy(DOCS / page, folder)
+    return folder
+
+
+def texts_of(folder):
+    return {page.name: page.read_text(encoding="utf-8") for page in folder.iterdir()}
+
+
+@pytest.mark.parametrize("stale", ["a row less", "no table", "another table"])
+def test_tables_are_written_in_place(docs, stale):
+    right = texts_of(docs)
+    assert write(docs) == []
+    for title, table in tables().items():
+        lines = table.splitlines(keepends=True)
+        instead = {"a row less": lines[:-1], "no table": [], "another table": ["| x | y |\n", *lines[1:2]]}[stale]
+        page = docs / page_of(title)
+        text = page.read_text("utf-8")
+        page.write_text(text.replace(f"## {title}\n\n{table}\n", f"## {title}\n\n{''.join(instead)}"), "utf-8")
+        assert page.read_text("utf-8") != text
+    assert set(write(docs)) == set(right)
+    assert texts_of(docs) == right
+
+
+def test_a_page_without_the_heading_is_left_alone(docs):
+    page = docs / "metrics.md"
+    page.write_text(
+        page.read_text("utf-8").replace("## Of the engine", "## Of an engine").replace("| `", "| `x"), "utf-8"
+    )
+    stale = docs / "server.md"
+    stale.write_text(stale.read_text("utf-8").replace("| `prompt` |", "| `prompts` |"), "utf-8")
+    before = texts_of(docs)
+    with pytest.raises(ValueError, match=r"metrics\.md: has 0 headings 'Of the engine'"):
+        write(docs)
+    assert texts_of(docs) == before
 
 
 # openai-python 3.54: every parameter of chat.completions.create and completions.create

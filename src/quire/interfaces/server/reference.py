@@ -1,13 +1,19 @@
-"""The tables of docs/server.md, responses.md, messages.md and metrics.md, made from the code:
-`python -m quire.interfaces.server.reference`.
+"""The tables of docs/server.md, responses.md, messages.md, batches.md, sessions.md and metrics.md, made from the code.
+
+    python -m quire.interfaces.server.reference                 prints them
+    python -m quire.interfaces.server.reference --write docs    puts them into the pages, in place of the old ones
 
 A test compares them with the pages, so a field or a metric that is added here cannot be missing there.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
+import sys
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -139,6 +145,47 @@ def _table(head: tuple[str, ...], rows: typing.Iterable[tuple[str, ...]]) -> str
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def write(docs: Path) -> list[str]:
+    """Puts each table under its heading; names of the pages that changed. Raises ValueError for a heading that no page
+    has, and has written nothing then."""
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
     for title, table in tables().items():
-        print(f"{title}\n\n{table}\n")
+        name = page_of(title)
+        if name not in before:
+            before[name] = after[name] = (docs / name).read_text(encoding="utf-8")
+        after[name] = _with_table(after[name], title, table, name)
+    changed = [name for name, text in after.items() if text != before[name]]
+    for name in changed:
+        (docs / name).write_text(after[name], encoding="utf-8")
+    return changed
+
+
+def _with_table(page: str, title: str, table: str, name: str) -> str:
+    places = list(re.finditer(rf"^#+ {re.escape(title)}\n\n((?:\|.*\n)*)", page, re.MULTILINE))
+    if len(places) != 1:
+        raise ValueError(f"{name}: has {len(places)} headings {title!r}. Write one, with an empty line behind it.")
+    start, end = places[0].span(1)
+    return f"{page[:start]}{table}\n{page[end:]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="The tables of the documentation that are made from the server's code."
+    )
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="puts them into the pages of this folder (docs)")
+    folder = parser.parse_args().write
+    if folder is None:
+        for title, table in tables().items():
+            print(f"{title}\n\n{table}\n")
+        return 0
+    try:
+        print(f"changed: {', '.join(write(folder)) or 'nothing'}")
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
