@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from quire import AsyncLLM, EngineDeadError, EngineError, RequestError, RequestFailedError, SamplingParams
+from quire import (
+    AsyncLLM,
+    BeamSearchParams,
+    EngineDeadError,
+    EngineError,
+    RequestError,
+    RequestFailedError,
+    SamplingParams,
+)
 from quire.testing.fake_llm import fake_async_llm, fake_renderer
 
 LINKS = pytest.mark.parametrize("own_process", [False, True], ids=["thread", "socket"])
@@ -187,6 +195,26 @@ def test_a_prepared_request_runs_once_at_a_time():
         await engine.control("hold")
         assert [output async for output in first][-1].finished
         assert [output async for output in engine.generate(prepared)][-1].finished
+
+    run(scenario)
+
+
+def test_a_prepared_request_has_its_parameters_already():
+    async def scenario(engine: AsyncLLM) -> None:
+        prepared = await engine.prepare("one two", greedy())
+        beams = BeamSearchParams(beam_width=2)
+        for call, name in (
+            (engine.generate(prepared, greedy(max_tokens=9)), "sampling_params"),
+            (engine.stream(prepared, priority=3), "priority"),
+        ):
+            with pytest.raises(RequestError, match=f"{name}: given for a request that was prepared"):
+                await anext(call)
+        with pytest.raises(RequestError, match="prepared or received already"):
+            await engine.beam_search(prepared, beams)
+        searching = await engine.prepare("one two", beams)
+        assert searching.as_it_is(beams, 0) is searching
+        with pytest.raises(RequestError, match="sampling_params"):
+            searching.as_it_is(beams.replace(beam_width=3), 0)
 
     run(scenario)
 

@@ -394,7 +394,7 @@ class AsyncLLM:
         self, prompt: AnyPrompt, sampling_params: GenerationParams | None, request_id: str | None, priority: int
     ) -> PreparedRequest:
         if isinstance(prompt, PreparedRequest):
-            return prompt
+            return prompt.as_it_is(sampling_params, priority)
         if isinstance(prompt, AsyncIterable):
             return await self.receive(prompt, sampling_params, request_id, priority=priority)
         return await self.prepare(prompt, sampling_params, priority=priority)

@@ -84,6 +84,16 @@ class PreparedRequest:
         """What its outputs are called, and what ends it by name."""
         return asked if asked is not None else str(self.request.request_id)
 
+    def as_it_is(self, params: GenerationParams | None, priority: int) -> PreparedRequest:
+        """Itself. It was prepared with its parameters; others that came now would be lost without a word."""
+        is_same = isinstance(params, BeamSearchParams) and self.request.decoding == params.decoding_spec()
+        name = "sampling_params" if params is not None and not is_same else "priority" if priority else None
+        if name is not None:
+            raise RequestError(
+                f"{name}: given for a request that was prepared or received already. Give it there instead.", param=name
+            )
+        return self
+
     def start(self, client: AsyncEngineClient) -> Stream[TokenDelta]:
         """Sends it. What comes back must be closed, which aborts the request."""
         if client.is_open(self.request.request_id):
