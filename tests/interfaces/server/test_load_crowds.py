@@ -9,10 +9,11 @@ import pytest
 from quire.errors import UserError
 from quire.testing.load import concurrent as streams_load
 from quire.testing.load import fair as fair_load
+from quire.testing.load import overload as overload_load
 from quire.testing.load import servers
 from quire.testing.load.concurrent import concurrent
 from quire.testing.load.fair import fair
-from quire.testing.load.figures import bucket_of, percentile, percentiles
+from quire.testing.load.figures import bucket_of, buckets, percentile, percentiles
 from quire.testing.load.idle import answered_badly, idle
 from quire.testing.load.probe import Probe
 from quire.testing.load.streams import Seen
@@ -35,7 +36,21 @@ def unused_place():
 def test_percentiles():
     assert [percentile(range(1000), percent) for percent in (0, 50, 99, 100)] == [0, 500, 990, 999]
     assert percentile([], 99) == 0
-    assert percentiles([3.0, 1.0]) == {"count": 2, "p50": 3.0, "p99": 3.0, "p100": 3.0}
+    assert percentiles([]) == {"count": 0, "p50": 0, "p99": 0, "p100": 0}
+    assert percentiles([float(value) for value in range(101)]) == {"count": 101, "p50": 50, "p99": 99, "p100": 100}
+
+
+def test_a_p99_of_few_is_said_to_be_the_maximum():
+    few = {"count": 2, "p50": 3.0, "p99": 3.0, "p100": 3.0, "p99_is": "the maximum of 2"}
+    assert percentiles([3.0, 1.0]) == few
+    assert percentiles([float(value) for value in range(100)])["p99_is"] == "the maximum of 100"
+    seen = [Seen(status, None, 0.5, 1, is_done=True, silence=0.0) for status in [200] * 101 + [429] * 3]
+    summary = overload_load._summary(4, seen, *[{"ended": 0.0, "rejected": 0.0, "mib": 1.0}] * 2)
+    assert summary["refusal_p99_is"] == "the maximum of 3"
+    assert "first_token_p99_is" not in summary
+    for count, said in ((7, {"p99_is": "the maximum of 7"}), (100, {})):
+        lags = buckets({}, {f'lag_bucket{{le="{bound}"}}': float(count) for bound in ("0.1", "+Inf")}, "lag")
+        assert lags == {"count": count, "p50": 0.1, "p99": 0.1, "p100": 0.1, **said}
 
 
 def test_a_bucket_is_found_of_what_came_between_two_looks():

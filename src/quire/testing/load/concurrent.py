@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from quire.testing.load.figures import bucket_of, metrics_of, percentiles
+from quire.testing.load.figures import buckets, metrics_of, percentiles
 from quire.testing.load.plain_client import PlainClient
 from quire.testing.load.probe import Probe, probing
 from quire.testing.load.servers import LoadedServer, allow_connections
@@ -66,7 +66,7 @@ class _Concurrent:
                 await self._wave(num_streams, num_long)
         after = await metrics_of(self._place)
         num_left = await self._leave()
-        lags = {f"p{percent}": bucket_of(before, after, _LAG, percent) for percent in (50, 99, 100)}
+        lags = buckets(before, after, _LAG)
         tokens_a_second = num_waves * num_streams * NUM_TOKENS / sum(self._wave_seconds)
         return {
             "streams": num_streams,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from quire.testing.load.plain_client import PlainClient
 
@@ -14,11 +15,23 @@ _BUCKET = re.compile(r'_bucket\{.*le="([^"]+)"')
 def percentile(values: Iterable[float], percent: int) -> float:
     """0 of nothing; the 100th is the greatest."""
     ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 4) if ordered else 0.0
+    return round(ordered[_rank(len(ordered), percent)], 4) if ordered else 0.0
 
 
-def percentiles(values: list[float]) -> dict[str, float]:
-    return {"count": len(values), **{f"p{percent}": percentile(values, percent) for percent in (50, 99, 100)}}
+def _rank(count: int, percent: int) -> int:
+    return min(count - 1, count * percent // 100)
+
+
+def percentiles(values: list[float]) -> dict[str, Any]:
+    found: dict[str, Any] = {"count": len(values)}
+    found |= {f"p{percent}": percentile(values, percent) for percent in (50, 99, 100)}
+    return found | note("p99", len(values))
+
+
+def note(name: str, count: int) -> dict[str, str]:
+    """What stands beside a 99th percentile: of few samples it is the greatest one, and as much a matter of luck."""
+    is_greatest = count > 0 and _rank(count, 99) == count - 1
+    return {f"{name}_is": f"the maximum of {count}"} if is_greatest else {}
 
 
 async def metrics_of(place: tuple[str, int]) -> dict[str, float]:
@@ -31,10 +44,24 @@ async def metrics_of(place: tuple[str, int]) -> dict[str, float]:
 
 def bucket_of(before: dict[str, float], after: dict[str, float], name: str, percent: int) -> float:
     """Upper end of the histogram's bucket that holds this percentile of what was observed between two looks."""
+    grown = _grown(before, after, name)
+    total = grown.get(float("inf"), 0.0)
+    return next((bound for bound in sorted(grown) if total and grown[bound] >= total * percent / 100), 0.0)
+
+
+def buckets(before: dict[str, float], after: dict[str, float], name: str) -> dict[str, Any]:
+    """As `percentiles`."""
+    count = int(_grown(before, after, name).get(float("inf"), 0.0))
+    found: dict[str, Any] = {"count": count}
+    found |= {f"p{percent}": bucket_of(before, after, name, percent) for percent in (50, 99, 100)}
+    # of a hundred, 99 are enough for a bucket
+    return found | (note("p99", count) if count < 100 else {})
+
+
+def _grown(before: dict[str, float], after: dict[str, float], name: str) -> dict[float, float]:
     grown = {}
     for series, value in after.items():
         found = _BUCKET.search(series) if series.startswith(name + "_bucket") else None
         if found is not None:
             grown[float(found[1])] = value - before.get(series, 0.0)
-    total = grown.get(float("inf"), 0.0)
-    return next((bound for bound in sorted(grown) if total and grown[bound] >= total * percent / 100), 0.0)
+    return grown

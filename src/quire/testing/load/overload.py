@@ -18,7 +18,7 @@ import urllib.request
 from collections import Counter
 from typing import Any
 
-from quire.testing.load.figures import percentile
+from quire.testing.load.figures import note, percentile
 from quire.testing.load.streams import Seen, stream_once
 from quire.testing.null_core import PACE
 
@@ -88,7 +88,9 @@ def _summary(factor: int, seen: list[Seen], before: dict[str, float], after: dic
         "not_ended_well": sum(not (one.is_done and one.num_events) for one in accepted),
         "first_token_p50": percentile([one.first for one in accepted], 50),
         "first_token_p99": percentile([one.first for one in accepted], 99),
+        **note("first_token_p99", len(accepted)),
         "refusal_p99": percentile([one.first for one in rejected], 99),
+        **note("refusal_p99", len(rejected)),
         "growth_mib": round(after["mib"] - before["mib"], 1),
     }
 
