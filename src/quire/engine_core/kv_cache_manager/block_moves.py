@@ -75,16 +75,25 @@ class BlockMoves:
             self._pool.release(blocks)
             return
         for block in blocks.tolist():
-            is_last = self._pool.count(block) == 1
-            if is_last and self._num_reads[block]:
+            self._release_one(block)
+
+    def _release_one(self, block: int) -> None:
+        source = None
+        if self._pool.count(block) == 1:
+            if self._num_reads[block]:
                 self.late_releases.append(block)
-                continue
-            if is_last:
-                # nobody will read it, so what would be copied or swapped into it is not needed any more
-                self._host_block_by_block.pop(block, None)
-                if block in self._source_by_copy:
-                    self._num_reads[self._source_by_copy.pop(block)] -= 1
-            self._pool.release(int_array([block]))
+                return
+            # nobody will read it, so what would be copied or swapped into it is not needed any more
+            self._host_block_by_block.pop(block, None)
+            source = self._source_by_copy.pop(block, None)
+        self._pool.release(int_array([block]))
+        if source is None:
+            return
+        self._num_reads[source] -= 1
+        if not self._num_reads[source] and source in self.late_releases:
+            # It must not wait for the step: if all have given way, the one that is to go on may need this block.
+            self.late_releases.remove(source)
+            self._release_one(source)
 
     def take(self) -> TakenMoves:
         """Everything since the last call; it belongs to one step."""

@@ -1,0 +1,51 @@
+"""What a copy still reads is kept until it has run, and not a moment longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.messages import int_array
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(4)
+
+
+@pytest.fixture
+def moves(pool: BlockPool) -> BlockMoves:
+    return BlockMoves(pool)
+
+
+def test_a_source_is_kept_until_its_copy_has_run(pool: BlockPool, moves: BlockMoves) -> None:
+    source, target = pool.allocate(2)
+    moves.copy(source, target)
+    moves.release(int_array([source]))
+    assert pool.num_available == 2
+    assert moves.take().block_copies.T.tolist() == [[source, target]]
+    assert pool.num_available == 3
+
+
+def test_a_source_whose_copies_are_all_given_up_is_there_at_once(pool: BlockPool, moves: BlockMoves) -> None:
+    """No step may come that would give it back: the one that is to go on may need this very block."""
+    source, first, second = pool.allocate(3)
+    moves.copy(source, first)
+    moves.copy(first, second)  # nothing lies in `first` yet: this one reads the source as well
+    moves.release(int_array([source]))
+    moves.release(int_array([first]))
+    assert pool.num_available == 2, "the second copy still reads it"
+    moves.release(int_array([second]))
+    assert pool.num_available == 4
+    assert moves.take().block_copies.size == 0
+
+
+def test_what_was_to_be_swapped_into_such_a_source_is_not_moved(pool: BlockPool, moves: BlockMoves) -> None:
+    source, target = pool.allocate(2)
+    moves.swap_in(host_block=0, block=source)
+    moves.copy(source, target)
+    moves.release(int_array([source, target]))
+    assert pool.num_available == 4
+    taken = moves.take()
+    assert taken.swapped_in.size == taken.block_copies.size == 0
