@@ -264,6 +264,7 @@ class ServerMetrics(Collector):
         self.event_loop_lag = Histogram(
             "quire:event_loop_lag_seconds", "How much later than asked the front end's event loop came to a task.", _LAG
         )
+        self.event_loop_tasks = Gauge("quire:event_loop_tasks", "Tasks that the front end's event loop has.")
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)

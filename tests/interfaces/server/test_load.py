@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import mmap
 import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from quire.testing.load import many as load
 from quire.testing.load import mix
 from quire.testing.load.leaks import Growth, Inventory, Processes
 from quire.testing.load.plain_client import Answer, Choice
+from quire.testing.shared_memory import shared_files
 
 
 def growth(slope, noise=(0,)):
@@ -129,6 +132,10 @@ def test_what_is_left_is_named():
         "processes, other: 1 and not 0",
         "series of metrics: 3 and not 2: ['c{user=\"1\"}']",
     ]
+    later = replace(before, shared=frozenset({"psm_1", "sem.2"}))
+    assert later.more_than(before) == ["files in /dev/shm: 2 and not 0: ['psm_1', 'sem.2']"]
+    # another one in the place of an old one
+    assert later.more_than(replace(before, shared=frozenset({"psm_1", "sem.3"}))) == []
 
 
 def test_processes_are_counted():
@@ -190,7 +197,32 @@ def test_a_short_load_on_a_model():
     assert state.kinds["form"] > 20 < state.kinds["logprobs"]
 
 
-def test_what_is_wrong_and_what_is_kept_is_found(monkeypatch):
+@pytest.fixture
+def forgotten():
+    """A file in /dev/shm that nobody has open."""
+    path = Path(f"/dev/shm/quire-test-{os.getpid()}")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_files_in_shared_memory_are_somebodys_or_nobodys(forgotten):
+    name = forgotten.name
+    with open(forgotten, "wb") as file:
+        file.write(b"x")
+        file.flush()
+        # whoever has it open knows why
+        assert name not in shared_files()
+        assert name in shared_files([os.getpid()])
+        assert name in Processes(os.getpid()).shared_files()
+    assert name in shared_files()
+    with open(forgotten, "r+b") as file, mmap.mmap(file.fileno(), 1):
+        file.close()
+        assert name not in shared_files()
+    forgotten.unlink()
+    assert name not in shared_files()
+
+
+def test_what_is_wrong_and_what_is_kept_is_found(monkeypatch, forgotten):
     monkeypatch.setattr(load, "_IDLE_SECONDS", 0.0)
     ask_all, choices = load.ManyRequests._ask_all, Answer.choices
     kept = []
@@ -198,13 +230,18 @@ def test_what_is_wrong_and_what_is_kept_is_found(monkeypatch):
     async def ask_all_and_stay(many, requests, *count):
         if count:
             kept.append(await asyncio.open_connection(*many._place))
+            # the server waits for its body
+            kind = b"content-type: application/json\r\ncontent-length: 9\r\n\r\n"
+            kept[-1][1].write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + kind)
+            forgotten.touch()
             monkeypatch.setattr(Answer, "choices", lambda one: [Choice("x")] if one.is_stream else choices(one))
         await ask_all(many, requests, *count)
 
     monkeypatch.setattr(load.ManyRequests, "_ask_all", ask_all_and_stay)
     state = load.many("null", 40, 60, 0, None)
     assert len(state.wrong) > 5
-    assert any(found.startswith("descriptors, server") for found in state.left)
+    for what in ("descriptors, server", "tasks of the event loop, server", "files in /dev/shm"):
+        assert any(found.startswith(what) for found in state.left), state.left
     assert {*state.wrong, *state.left} <= set(state.failures())
 
 

@@ -70,7 +70,7 @@ async def _ended(server: FaultedServer, number: signal.Signals | None = None) ->
     assert status == 0, f"exit status {status}: {server.output[-500:]}"
     assert "Traceback" not in server.output
     await until_gone(processes, 1.0)
-    assert not server.left_behind()
+    assert not server.left_behind(), server.left_behind()
     return {"exit": took}
 
 

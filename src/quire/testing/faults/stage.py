@@ -19,6 +19,7 @@ import psutil
 from quire.testing.faults.history import FINISHED, History
 from quire.testing.faults.streams import PROMPTS, LiveStreams
 from quire.testing.server_process import ServerProcess
+from quire.testing.shared_memory import shared_files
 
 _LOOK_SECONDS = 0.01
 # a look that the server has to answer
@@ -82,6 +83,7 @@ class FaultedServer(ServerProcess):
         self.folder = folder
         self.reports = folder / "reports"
         (folder / "tmp").mkdir(exist_ok=True)
+        self._shared_before = shared_files()
         module = "quire.testing.faults.paced_core" if setting.is_paced or core != "build" else "quire.interfaces.cli"
         command = ["-c", f"{prelude}\n{_RUN_MODULE}", module] if prelude else ["-m", module]
         command += ["serve", "--crash-reports", str(self.reports), "--port", "0"]
@@ -116,8 +118,8 @@ class FaultedServer(ServerProcess):
         return names
 
     def left_behind(self) -> list[str]:
-        """Files that a server which has ended left in its temporary folder."""
-        return left_in(self.folder / "tmp")
+        """Files that a server which has ended left in its temporary folder, and in /dev/shm."""
+        return [*left_in(self.folder / "tmp"), *sorted(shared_files() - self._shared_before)]
 
 
 def left_in(folder: Path) -> list[str]:

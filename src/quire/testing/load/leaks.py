@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from quire.testing.load.figures import metrics_of
+from quire.testing.shared_memory import shared_files
 
 _LOOK_SECONDS = 0.25
 # what must be 0 when nobody asks; a core without a cache has no blocks
@@ -23,6 +24,7 @@ _IDLE_GAUGES = (
     "quire:num_requests_open",
     "quire:queued_requests",
 )
+_TASKS = "quire:event_loop_tasks"
 _ROLES = {"engine_core.process": "engine", "structured_output.checking_process": "checker"}
 
 
@@ -71,6 +73,10 @@ class Processes:
             found[f"threads, {role}"] += process.num_threads()
         return found
 
+    def shared_files(self) -> frozenset[str]:
+        """Theirs in /dev/shm, and those that nobody has any more."""
+        return shared_files([process.pid for _, process in self._by_role()])
+
     def _by_role(self) -> Iterator[tuple[str, psutil.Process]]:
         yield "server", self._server
         for process in self._server.children(recursive=True):
@@ -93,13 +99,18 @@ class Inventory:
     series: set[str]
     # gauges that are not 0
     busy: dict[str, float]
+    # in /dev/shm
+    shared: frozenset[str] = frozenset()
 
     @classmethod
     async def take(cls, place: tuple[str, int], processes: Processes) -> Inventory:
         """Its own question is over before the processes are looked at; of the metrics it has its part each time."""
         values = await metrics_of(place)
         busy = {name: value for name, value in values.items() if value and name.partition("{")[0] in _IDLE_GAUGES}
-        return cls(processes.counts(), set(values), busy)
+        counts = processes.counts()
+        tasks = sum(value for name, value in values.items() if name.partition("{")[0] == _TASKS)
+        counts["tasks of the event loop, server"] = int(tasks)
+        return cls(counts, set(values), busy, processes.shared_files())
 
     def more_than(self, before: Inventory) -> list[str]:
         """By name, what is there that was not there before, or that should not be there at all."""
@@ -109,9 +120,12 @@ class Inventory:
             for name, count in self.counts.items()
             if count > before.counts[name]
         ]
-        new = sorted(self.series - before.series)
-        if len(self.series) > len(before.series):
-            found.append(f"series of metrics: {len(self.series)} and not {len(before.series)}: {new[:5]}")
+        for what, now, then in (
+            ("series of metrics", self.series, before.series),
+            ("files in /dev/shm", self.shared, before.shared),
+        ):
+            if len(now) > len(then):
+                found.append(f"{what}: {len(now)} and not {len(then)}: {sorted(now - then)[:5]}")
         return found
 
 

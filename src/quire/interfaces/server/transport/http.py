@@ -112,6 +112,8 @@ class HttpServer:
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(server.serve(sockets=_doors(listener))) for listener, server in self._ports]
+        loop = asyncio.get_running_loop()
+        self.metrics.event_loop_tasks.read = lambda: len(asyncio.all_tasks(loop))
         self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
 
     async def adopt(self, connection: socket.socket, data: bytes) -> None:
