@@ -285,6 +285,17 @@ def test_who_is_aborted_or_fails_stores_nothing(is_async: bool) -> None:
     pair.first.assert_empty()
 
 
+def test_who_fails_stores_nothing_in_the_step_that_was_decided_already() -> None:
+    pair = Pair(is_async=True, first={"budget": 4})
+    pair.first.add(1, prompt_of(1, 8), max_tokens=1, request={"transfer": KVTransfer(store="kv-1")})
+    pair.first.executor.failing_rows[0] = "a failure that was asked for"
+    pair.first.run()
+    assert pair.first.ends[1 << 10].finish_reason == "error"
+    assert pair.first.executor.work.num_steps == 2
+    assert pair.store.find("kv-1") is None
+    pair.first.assert_empty()
+
+
 # ---- refusals
 
 

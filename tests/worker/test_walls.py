@@ -340,3 +340,27 @@ def test_what_a_connector_cannot_bring_costs_one_request_and_what_it_cannot_take
     # row 0 had its blocks and could not store them; of row 1 there is nothing to store
     assert connector.moved == [0, 2, 2]
     assert output.counts == {"num_failed_stores": 1}
+
+
+def test_a_row_that_failed_in_an_earlier_step_stores_nothing(
+    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step, with the rest of its prompt, was decided before anybody knew."""
+    connector = UnreliableConnector()
+    runner_of(driver).transfers._connector = connector
+    prompt = [3, 33, 4, 1, 5, 9]
+    break_forward(monkeypatch, model, RuntimeError("no"), on=33)
+    driver.admit(0, prompt)
+    driver.admit(1, PROMPT)
+    assert list(driver.step({0: 4, 1: 5}).failures) == [0]
+    stores = [BlockStore(row=row, key="k", token_ids=int_array(prompt), blocks=[[0]]) for row in (0, 1)]
+    output: StepOutput = driver.worker.execute(
+        SchedulerOutput(
+            step=2,
+            rows=int_array([0, 1]),
+            num_tokens=int_array([2, 1]),
+            step_data={STEP_DATA: StepTransfers(stores=stores)},
+        )
+    )
+    assert not output.failures
+    assert connector.moved == [1]

@@ -84,7 +84,7 @@ class ModelRunner:
         else:
             output = StepOutput(step=scheduled.step, speculated=self.report(scheduled))
         output.failures |= failures
-        self.transfers.store(moves.stores, output)
+        self.transfers.store(moves.stores, output, self.walls)
         return output
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:

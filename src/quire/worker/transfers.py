@@ -33,11 +33,11 @@ class Transfers:
                 failures[load.row] = NOT_FETCHED
         return failures
 
-    def store(self, stores: list[BlockStore], output: StepOutput) -> None:
+    def store(self, stores: list[BlockStore], output: StepOutput, walls: Walls) -> None:
         """Of rows that were computed. What is lost on the way is computed by whoever looks for it."""
         num_lost = 0
         for store in stores:
-            if store.row not in output.failures:
+            if store.row not in output.failures and not walls.has_failed(store.row):
                 try:
                     self._connector.store([store])
                 except Exception:

@@ -78,6 +78,10 @@ class Walls:
         self._unwritten.add(blocks)
         self._failed[row] = int(self._table.num_computed[row])
 
+    def has_failed(self, row: int) -> bool:
+        """Perhaps in an earlier step than this one, which was decided before the core knew."""
+        return row in self._failed
+
     # ------------------------------------------------------------------------------------------ a step
 
     def run(self, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> StepOutput:

@@ -92,7 +92,7 @@ class SimulatedExecutor:
         else:
             answer = self._answer_with_drafts(output, rows, asked)
         if transfers is not None:
-            self.connector.store([store for store in transfers.stores if store.row not in answer.failures])
+            self.connector.store([store for store in transfers.stores if not self.rows.has_failed[store.row]])
         seconds = self._count(output, int(num_tokens.sum()), num_context_tokens)
         self._busy_until = max(self._busy_until, self.clock.now()) + seconds
         return SimulatedAnswer(answer, self.clock, self._busy_until)
