@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.executor.simulated import SimulatedDrafts
-from quire.engine_core.request import Status
+from quire.engine_core.request import Sequence, Status
 from quire.messages import AbortRequests, DecodingSpec, EngineRequest, SchedulerOutput, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
@@ -292,6 +293,31 @@ def test_a_step_begins_when_the_one_before_it_is_done() -> None:
         times.append(core.clock.now())
     assert times[0] > times[2] == 0
     assert times[1] == pytest.approx(times[3])
+
+
+# ---- a step that was not decided after all
+
+
+def test_a_fork_gets_no_table_entries_of_who_failed_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a prompt that is to fork is computed, the only other request fails behind its allocation: there is no step
+    that would take its table entries along."""
+    core = CoreUnderTest(is_async=True)
+    allocate_slots = core.manager.allocate_slots
+
+    def fails_for_second(sequence: Sequence, *args: Any) -> bool:
+        is_done = allocate_slots(sequence, *args)
+        if sequence.request.request_id == 2:
+            raise MemoryError
+        return is_done
+
+    monkeypatch.setattr(core.manager, "allocate_slots", fails_for_second)
+    core.add(1, PROMPT, n=2, max_tokens=5)
+    core.step()
+    core.add(2, [30] * 14, max_tokens=3)
+    core.run()
+    assert core.ends[sequence_id_of(2, 0)].finish_reason == "error"
+    assert [core.tokens[sequence_id_of(1, index)] for index in range(2)] == [EXPECTED[:5]] * 2
+    core.assert_empty()
 
 
 # ---- the same tokens

@@ -1,4 +1,4 @@
-"""What a copy still reads is kept until it has run, and not a moment longer."""
+"""What a copy still reads is kept until it has run, and no longer; of a row that is let go no entry is left."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ def test_what_was_to_be_swapped_into_such_a_source_is_not_moved(pool: BlockPool,
     assert pool.num_available == 4
     taken = moves.take()
     assert taken.swapped_in.size == taken.block_copies.size == 0
+
+
+def test_of_a_row_that_is_let_go_no_entry_is_left(moves: BlockMoves) -> None:
+    moves.write_one_each(int_array([0, 1, 2]), [5, 5, 6], [10, 11, 12])
+    moves.write(0, 1, 6, [13, 14])
+    moves.write(0, 2, 7, [15])
+    moves.drop_writes(1)
+    moves.drop_writes(3)
+    moves.write(0, 1, 0, [16])
+    assert moves.take().block_writes.T.tolist() == [[0, 0, 5, 10], [0, 2, 6, 12], [0, 2, 7, 15], [0, 1, 0, 16]]
+    moves.drop_writes(1)
+    assert moves.take().block_writes.shape == (4, 0)

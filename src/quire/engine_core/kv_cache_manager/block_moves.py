@@ -52,6 +52,13 @@ class BlockMoves:
         """One entry for each of many rows, in group 0; before whatever `write` says of the same rows."""
         self._write_columns.append(np.array([np.zeros(len(rows), dtype=np.int64), rows, indices, blocks]))
 
+    def drop_writes(self, row: int) -> None:
+        """Whose entries these were holds nothing any more, and a fork, which the worker does first, may get the row."""
+        if self._writes:  # seldom: what a step has decided is taken before anybody ends
+            self._writes = [write for write in self._writes if write[1] != row]
+        if self._write_columns:
+            self._write_columns = [columns[:, columns[1] != row] for columns in self._write_columns]
+
     def copy(self, source: int, target: int) -> None:
         # A block that is itself copied in this step is not yet filled: copy from where its content comes.
         origin = self.content_of(source)

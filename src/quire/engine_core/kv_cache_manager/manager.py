@@ -233,6 +233,7 @@ class KVCacheManager:
             table.clear()
         self.swap.free(sequence)
         if sequence.row >= 0:
+            self.moves.drop_writes(sequence.row)
             self._set_named(sequence, 0)
             self._rows.writable_until[sequence.row] = 0
 
