@@ -10,6 +10,7 @@ import pytest
 
 from quire.engine_core import decoding
 from quire.engine_core.decoding.method import Verbs
+from quire.engine_core.decoding.parallel_sampling import ParallelSampling
 from quire.engine_core.request import Request, Sequence
 from quire.messages import Candidates, DecodingSpec, EngineRequest, TokenLogprobs, sequence_id_of
 from quire.testing.core import CoreUnderTest
@@ -81,6 +82,26 @@ def test_a_method_survives_preemption() -> None:
         core.scheduler._preempt(core.scheduler.lifecycle.requests[1], "a test")
         core.run()
         assert core.tokens == wanted.tokens, mode
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_a_method_that_raises_ends_its_request_also_at_the_last_token(
+    max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(self: ParallelSampling, sequence: Sequence, verbs: Verbs) -> bool:
+        raise KeyError("a method of somebody")
+
+    core = CoreUnderTest()
+    core.add(1, [1, 2], max_tokens=1)
+    monkeypatch.setattr(ParallelSampling, "after_token", raises)
+    core.add(2, [5, 6, 7], n=3, max_tokens=max_tokens)
+    core.run()
+    ends = [core.ends[sequence_id_of(2, index)] for index in range(3)]
+    assert [(end.finish_reason, end.error) for end in ends] == [
+        ("error", "its decoding method failed: KeyError: 'a method of somebody'")
+    ] * 3
+    assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"
+    core.assert_empty()
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ class Results:
         )
         self._lifecycle.show_tokens(rows)
         self._lifecycle.show_candidates(answers)
+        self._lifecycle.end_blamed()  # before a stop rule ends them as if all were well
         for row, token, is_stop in ends:
             self._end(row, token, is_stop)
         self._lifecycle.end_blamed()
