@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 
-from quire.engine_client import AsyncEngineClient, SyncEngineClient
+from quire.engine_client import AsyncEngineClient, SyncEngineClient, items_of
 from quire.errors import EngineDeadError, EngineError, ModelError
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
@@ -282,6 +282,27 @@ def test_an_engine_may_outlive_its_event_loop(own_process: bool):
         assert asyncio.run(once()) == asyncio.run(once()) == [5, 6, 7, 5, 6, 7, 5, 6]
     finally:
         client.close()
+
+
+def test_what_is_sent_in_one_turn_looks_for_answers_once(monkeypatch):
+    async def scenario(client: AsyncEngineClient, link) -> None:
+        looks = []
+        receive = link.receive
+        monkeypatch.setattr(link, "receive", lambda timeout: looks.append(timeout) or receive(timeout))
+        streams = [client.open(request(number)) for number in range(1, 9)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        # once for all that was sent, and once if an answer came meanwhile
+        assert 1 <= len(looks) <= 2
+        for stream in streams:
+            assert [token async for delta in items_of(stream) for token in delta.token_ids] == [5, 6, 7, 5, 6, 7, 5, 6]
+            await stream.aclose()
+        # and again for the next turn
+        looks.clear()
+        await client.control("statistics")
+        assert looks
+
+    run_async(True, scenario)
 
 
 def open_files() -> int:
