@@ -30,3 +30,11 @@ def test_garbage_is_not_set_aside():
             assert garbage() is None
     finally:
         gc.enable()
+
+
+def test_what_living_requests_have_made_is_seldom_looked_through_as_a_whole():
+    before = gc.get_threshold()
+    with set_aside():
+        assert gc.get_threshold()[:2] == before[:2]
+        assert gc.get_threshold()[2] > before[2]
+    assert gc.get_threshold() == before

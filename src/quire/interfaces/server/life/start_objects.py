@@ -11,13 +11,20 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Passes through the newest thousands of objects, from one through all of them to the next; Python's own number is 10.
+# With 1,024 streams one through all takes 35 to 65 ms.
+_PASSES_APART = 100
+
 
 @contextmanager
 def set_aside() -> Iterator[None]:
     """From here to the end of the block, for the whole process."""
     gc.collect()
     gc.freeze()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], _PASSES_APART)
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
