@@ -1,9 +1,13 @@
-"""How many requests begin in a turn of the event loop."""
+"""How many requests begin in a turn of the event loop, and how much of long bodies is done in one."""
 
 import asyncio
 import itertools
+import json
+from collections import Counter
 
 from quire.interfaces.server.access.turnstile import Turnstile
+from quire.interfaces.server.wire import request_body
+from quire.interfaces.server.wire.request_body import parse_request
 
 
 def test_few_begin_in_a_turn_and_all_in_their_order(run):
@@ -36,5 +40,40 @@ def test_one_that_gave_up_takes_no_turn(run):
         assert [task.cancelled() for task in tasks] == [True, False, False]
         # nobody is owed a turn any more
         await asyncio.wait_for(turnstile.enter(), 5)
+
+    run(main())
+
+
+def test_long_bodies_leave_the_event_loop_free_between_them(run, served, monkeypatch):
+    """However many come together, one is parsed in a turn of it, and another one is put together in the next."""
+    text = json.dumps({"prompt": "a" * 2**20}).encode()
+    size = len(text) // 4 + 1
+    turn, parsed = 0, Counter()
+
+    async def turns():
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def body():
+        for start in range(0, len(text), size):
+            yield text[start : start + size]
+
+    def parse(*arguments, **options):
+        parsed[turn] += 1
+        return parse_request(*arguments, **options)
+
+    async def main():
+        monkeypatch.setattr(request_body, "parse_request", parse)
+        async with served() as server:
+            counting = asyncio.create_task(turns())
+            headers = {"content-type": "application/json"}
+            asked = (server.http.post("/v1/completions", content=body(), headers=headers) for _ in range(12))
+            answers = await asyncio.gather(*asked)
+            counting.cancel()
+            assert {answer.status_code for answer in answers} == {400}
+            assert {answer.json()["error"]["code"] for answer in answers} == {"context_length_exceeded"}
+            assert list(parsed.values()) == [1] * 12
 
     run(main())

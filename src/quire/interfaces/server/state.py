@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.access.tenants import Tenants
+from quire.interfaces.server.access.turnstile import Turnstile
 from quire.interfaces.server.access.visit import Visit, current_visit
 from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.engine import ServedEngine
@@ -113,6 +114,8 @@ class ServerState:
         self.max_body_bytes = options.max_body_bytes
         self.max_text_body_bytes = options.max_text_body_bytes
         self.body_seconds = options.first_byte_seconds
+        # one of them is put together or parsed in a turn of the event loop
+        self.long_bodies = Turnstile(1)
         self.text_threads = TextThreads()
         # the end of an answer must not wait for the long texts of others
         self.count_threads = TextThreads(1)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
-from quire.interfaces.server.state import state_of
+from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 
@@ -23,6 +23,10 @@ MAX_DEPTH = 64
 
 # And one that sends no more gets its answer.
 _DISCARD_SECONDS = 1.0
+
+# What is longer is put together in a turn of the event loop of its own and parsed in another one: 8 MiB take 5 to 10 ms
+# each time, and up to 40 where the process has to get the memory for it.
+_LONG_BYTES = 256 * 1024
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _CONTENT_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
@@ -36,6 +40,7 @@ _LONE_SURROGATE = re.compile(
     rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
     re.DOTALL,
 )
+_CONTAINERS = {dict, list}
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "a string", "bool": "true or false", "null": "null",
     "array": "a list", "object": "an object",
@@ -48,7 +53,7 @@ async def read_request(request: Request, request_type: type[_T], rules: FieldRul
     state = state_of(request)
     # a server that ends tells it so, and does not wait for a request that it does not know yet
     with state.in_flight.enter(is_awaited=False):
-        data = await _read_body(request, state.max_text_body_bytes, state.body_seconds, state.room.request_seconds)
+        data = await _read_body(request, state)
     return parse_request(data, request_type, rules, strict=strict)
 
 
@@ -96,19 +101,32 @@ def check_encoding(request: Request) -> None:
 
 def _is_deeper(data: bytes, body: dict[str, Any], most: int) -> bool:
     """Level by level, and only where there are brackets enough for it."""
-    if data.count(b"{") + data.count(b"[") <= most:
+    if _num_brackets(data, most) <= most:
         return False
     level: list[Any] = [body]
     for _ in range(most):
-        inside = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for one in inside if isinstance(one, dict | list)]
+        inside = chain.from_iterable(one.values() if type(one) is dict else one for one in level)
+        # there may be a million, and this takes half as long as isinstance
+        level = [one for one in inside if type(one) in _CONTAINERS]
         if not level:
             return False
     return True
 
 
-async def _read_body(request: Request, max_bytes: int, seconds: float, whole_seconds: float) -> bytes:
-    """Each part must come within so many seconds, and the last one within `whole_seconds`."""
+def _num_brackets(data: bytes, most: int) -> int:
+    """Counted until there are more. `find` is ten times as fast as `count`, which takes 5 ms for 8 MiB."""
+    count = 0
+    for bracket in (b"{", b"["):
+        at = data.find(bracket)
+        while at >= 0 and count <= most:
+            count += 1
+            at = data.find(bracket, at + 1)
+    return count
+
+
+async def _read_body(request: Request, state: ServerState) -> bytes:
+    """Each part must come within `body_seconds`, and the last one within the time that a request may take."""
+    max_bytes, seconds, whole_seconds = state.max_text_body_bytes, state.body_seconds, state.room.request_seconds
     clock = asyncio.get_running_loop().time
     end = clock() + whole_seconds
     length = request.headers.get("content-length", "")
@@ -140,7 +158,13 @@ async def _read_body(request: Request, max_bytes: int, seconds: float, whole_sec
     if is_too_large:
         text = f"The body is larger than {in_bytes(max_bytes)}, the most that is taken here."
         raise ApiError(413, text, headers={"connection": "close"})
-    return b"".join(chunks)
+    if size > _LONG_BYTES:
+        await state.long_bodies.enter()
+    data = b"".join(chunks)
+    if size > _LONG_BYTES:
+        # it is parsed in a turn of its own
+        await state.long_bodies.enter()
+    return data
 
 
 def in_bytes(count: int) -> str:
