@@ -14,7 +14,15 @@ _MAX_INLINE_CHARACTERS = 2_000
 def _size(chat: str | list[dict[str, Any]]) -> int:
     if isinstance(chat, str):
         return len(chat)
-    return sum(10 + len(str(message.get("content", ""))) for message in chat)
+    return sum(10 + _length(message.get("content")) for message in chat)
+
+
+def _length(content: Any) -> int:
+    """Of a text, or of the texts in its parts."""
+    if isinstance(content, str):
+        return len(content)
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return sum(10 + sum(len(value) for value in part.values() if isinstance(value, str)) for part in parts)
 
 
 async def render(state: ServerState, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:

@@ -13,7 +13,7 @@ def split_prompts(given: str | list[Any], name: str, most: int) -> list[str | li
         return [given]
     if not given:
         raise invalid(f"{name}: must not be an empty list.", name)
-    if all(_is_token(part) for part in given):
+    if _is_tokens(given):
         return [given]
     if len(given) > most:
         raise invalid(f"{name}: {len(given)} {name}s, at most {most} are allowed.", name)
@@ -22,7 +22,7 @@ def split_prompts(given: str | list[Any], name: str, most: int) -> list[str | li
     if all(_is_tokens(part) for part in given):
         return given
     for index, part in enumerate(given):
-        if not (isinstance(part, str) or _is_token(part) or _is_tokens(part)):
+        if not (type(part) in (str, int) or _is_tokens(part)):
             where = f"{name}[{index}]"
             raise invalid(f"{where}: must be a text, a token id or a list of token ids that is not empty.", where)
     raise invalid(f"{name}: must be a text, a list of texts, a list of token ids or a list of such lists.", name)
@@ -36,8 +36,5 @@ def names_of(given: str | list[Any], prompts: list[str | list[int]], name: str) 
 
 
 def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_token, value))
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """As JSON gives them: true and false are no numbers. There may be a million."""
+    return isinstance(value, list) and set(map(type, value)) == {int}

@@ -1,0 +1,25 @@
+"""What is rendered beside the event loop, and what within it."""
+
+import pytest
+
+LONG = "a" * 2500
+PART = {"type": "text", "text": "a" * 1300}
+
+
+@pytest.mark.parametrize(
+    ("content", "is_long"), [("a", False), (LONG, True), ([PART], False), ([PART, PART], True), (None, False)]
+)
+def test_long_texts_are_rendered_beside_the_event_loop(run, served, monkeypatch, content, is_long):
+    async def main():
+        async with served(max_model_len=4096) as server:
+            texts = server.state.text_threads
+            calls, call = [], texts.call
+            monkeypatch.setattr(texts, "call", lambda *args, **options: calls.append(args) or call(*args, **options))
+            role = "user" if content else "assistant"
+            extra = {} if content else {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
+            messages = [{"role": "user", "content": "Hi"}, {"role": role, "content": content, **extra}]
+            answer = await server.post("/v1/chat/completions", {"messages": messages})
+            assert answer.status_code == 200, answer.text
+            assert len(calls) == is_long
+
+    run(main())
