@@ -224,3 +224,25 @@ def test_what_a_tenant_keeps_only_it_continues():
     core.run()
     assert cached_of(core, 2, [1], B, continues="chat") == 0
     assert cached_of(core, 3, [1], A, continues="chat") >= len(PROMPT)
+
+
+@pytest.mark.parametrize("num_public", [0, 4, 6])
+@pytest.mark.parametrize("how", ["reset", "failure"])
+def test_what_a_tenant_pins_stays_its_own_whatever_is_forgotten(how, num_public):
+    """The names that are given anew are those that it had, also behind a prefix of everybody's."""
+    core = CoreUnderTest(block_size=4)
+    if num_public:
+        pinned(core, PROMPT[:num_public])
+    core.add(1, PROMPT, max_tokens=1, request={"tenant": A, "keep": "own"})
+    core.run()
+    core.scheduler.pin("own", 8)
+    if how == "reset":
+        core.core.control("reset_prefix_cache", {})
+    else:
+        core.add(2, PROMPT, max_tokens=3, request={"tenant": A})
+        core.executor.failing_rows[0] = "a failure that was asked for"
+        core.run()
+        assert core.ends[2 << 10].finish_reason == "error"
+    for number, tenant in ((3, None), (4, B)):
+        assert cached_of(core, number, PROMPT, tenant) == num_public
+    assert cached_of(core, 5, PROMPT, A) == 8

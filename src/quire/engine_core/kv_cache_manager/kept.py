@@ -180,11 +180,21 @@ class KeptSequences:
     def name_pinned(self) -> None:
         """Gives the full blocks of pinned prefixes their names, also after the cache was reset."""
         for kept in self._pinned:
-            hashes = self._cache.hasher.chain(self._cache.hasher.root(kept.user_key), kept.tokens)
+            names = self._names_of(kept)
             for number, table in enumerate(kept.block_tables):
-                for block, content in zip(table.blocks.tolist(), hashes, strict=False):
+                for block, content in zip(table.blocks.tolist(), names, strict=False):
                     if block != NO_BLOCK:
                         self._pool.claim(block, (number, content))
+
+    def _names_of(self, kept: KeptSequence) -> list[bytes]:
+        """Those under which a request of the same salt, adapter and tenant looks for its full blocks."""
+        hasher, tokens = self._cache.hasher, kept.tokens
+        root = hasher.root(kept.user_key)
+        if not kept.scope:
+            return hasher.chain(root, tokens)
+        public = self._num_public_blocks(kept.user_key, tokens) * self._block_size
+        names = hasher.chain(root, tokens[:public])
+        return names + hasher.chain(hasher.own(names[-1] if names else root, kept.scope), tokens[public:])
 
     # ------------------------------------------------------------------------------------------ for the manager
 
@@ -195,8 +205,11 @@ class KeptSequences:
         if not request.scope or sequence.block_hashes or sequence.is_begun:
             return
         tokens = sequence.token_ids(0, sequence.num_known_tokens)
-        most = max((_num_common(one.tokens, tokens) for one in self._pinned if _is_open_to(one, request)), default=0)
-        request.num_public_blocks = most // self._block_size
+        request.num_public_blocks = self._num_public_blocks(request.user_key, tokens)
+
+    def _num_public_blocks(self, user_key: bytes, tokens: Tokens) -> int:
+        most = max((_num_common(one.tokens, tokens) for one in self._pinned if _is_open_to(one, user_key)), default=0)
+        return most // self._block_size
 
     def continued(self, sequence: Sequence) -> ComputedBlocks | None:
         """What the handle that the request continues has at hand; None if it has lost its blocks or has changed."""
@@ -315,14 +328,14 @@ class KeptSequences:
 
     def _begins(self, kept: KeptSequence, sequence: Sequence) -> bool:
         """Whether the sequence begins with these tokens, under the same salt and adapter."""
-        if not _is_open_to(kept, sequence.request):
+        if not _is_open_to(kept, sequence.request.user_key):
             return False
         return np.array_equal(kept.tokens, sequence.token_ids(0, len(kept.tokens)))
 
 
-def _is_open_to(kept: KeptSequence, request: Request) -> bool:
+def _is_open_to(kept: KeptSequence, user_key: bytes) -> bool:
     """Of the same salt and adapter, and not a tenant's."""
-    return kept.user_key == request.user_key and not kept.scope
+    return kept.user_key == user_key and not kept.scope
 
 
 def _num_common(one: Tokens, other: Tokens) -> int:

@@ -68,9 +68,11 @@ class PrefixHasher:
         """What the next hash of this sequence is chained to."""
         known, request = sequence.block_hashes, sequence.request
         parent = known[-1] if known else self.root(request.content_key)
-        return (
-            self.digest(parent + request.scope) if request.scope and len(known) == request.num_public_blocks else parent
-        )
+        return self.own(parent, request.scope) if request.scope and len(known) == request.num_public_blocks else parent
+
+    def own(self, parent: bytes, scope: bytes) -> bytes:
+        """What a tenant's own part is chained to, behind `parent`."""
+        return self.digest(parent + scope)
 
     def root(self, content_key: bytes) -> bytes:
         """What the first block's hash is chained to."""
