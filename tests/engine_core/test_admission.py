@@ -121,3 +121,21 @@ def test_an_open_length_ends_where_pinned_prefixes_begin() -> None:
     assert core.ends[sequence_id_of(2, 0)].finish_reason == "length"
     assert len(core.tokens[sequence_id_of(2, 0)]) == 14 * 4 - 3
     assert "2 of them pinned" in (core.ends[sequence_id_of(3, 0)].error or "")
+
+
+def test_an_open_length_is_found_in_a_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest that fits in whole blocks less than the model's length, also where thousands of them are too much."""
+    core = CoreUnderTest(num_blocks=1000, block_size=4, max_num_seqs=8, max_model_len=32_770)
+    estimates = core.manager.estimates
+    asked: list[int] = []
+    most_blocks = estimates.most_blocks
+
+    def counted(num_tokens: int, *others: int) -> int:
+        asked.append(num_tokens)
+        return most_blocks(num_tokens, *others)
+
+    monkeypatch.setattr(estimates, "most_blocks", counted)
+    for n, longest in ((1, 3998), (8, 498)):  # each a whole number of blocks less than 32,770
+        core.add(n, PROMPT, n=n, max_tokens=None, temperature=1.0)
+        assert core.scheduler.lifecycle.requests[n].max_total == longest
+    assert len(asked) < 40

@@ -5,6 +5,7 @@ Pure questions about a request and the engine's limits; whether it fits now is t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -105,11 +106,13 @@ class Admission:
         most = request.max_total_tokens(self._max_model_len)
         if request.sampling.max_tokens is not None or request.message.pooling:
             return most
-        there = self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks())
+        there, size = self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks()), self._manager.block_size
         least = max(request.num_prompt_tokens + 1, request.num_prompt_tokens + request.sampling.min_tokens)
-        while most - self._manager.block_size >= least and self._most_blocks(request, most) > there:
-            most -= self._manager.block_size
-        return most
+        # by bisection: it may be shorter than the model's length by thousands of blocks
+        num_shorter = range(max(0, most - least) // size)
+        return most - size * bisect_left(
+            num_shorter, True, key=lambda number: self._most_blocks(request, most - number * size) <= there
+        )
 
     def message(self, sequence: Sequence, num_computed_tokens: int) -> AdmittedSequence:
         request = sequence.request
