@@ -85,12 +85,7 @@ class Estimates:
 
     def pinned_hits(self, sequence: Sequence) -> int:
         """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later."""
-        pinned = {
-            block
-            for kept in self._manager.kept.pinned
-            for table in kept.block_tables
-            for block in table.held().tolist()
-        }
+        pinned = self._manager.kept.pinned_blocks()
         computed = self._manager.get_computed_blocks(sequence)
         num_full = computed.num_tokens // self._block_size
         return sum(
