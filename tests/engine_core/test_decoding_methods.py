@@ -11,6 +11,7 @@ import pytest
 from quire.engine_core import decoding
 from quire.engine_core.decoding.method import Verbs
 from quire.engine_core.decoding.parallel_sampling import ParallelSampling
+from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.request import Request, Sequence
 from quire.messages import Candidates, DecodingSpec, EngineRequest, TokenLogprobs, sequence_id_of
 from quire.testing.core import CoreUnderTest
@@ -82,6 +83,43 @@ def test_a_method_survives_preemption() -> None:
         core.scheduler._preempt(core.scheduler.lifecycle.requests[1], "a test")
         core.run()
         assert core.tokens == wanted.tokens, mode
+
+
+class SeesTwo:
+    """Might fork, and does not: it has seen enough with the second token."""
+
+    num_sequences = 2
+    num_outputs = 1
+    num_candidates = 0
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def after_token(self, sequence: Sequence, verbs: Verbs) -> bool:
+        self.seen.append(sequence.num_known_tokens)
+        return len(self.seen) < 2
+
+    def after_candidates(self, request: Request, answers: Mapping[int, Candidates], verbs: Verbs) -> None:
+        raise AssertionError("the worker samples here")
+
+
+@pytest.mark.parametrize("after", [2, 4], ids=["while it looks", "when it has seen enough"])
+def test_a_method_that_has_seen_enough_is_asked_no_more_in_another_row(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = SeesTwo()
+    monkeypatch.setitem(decoding._BUILT_IN, "sees_two", lambda message: method)
+    core = CoreUnderTest(max_num_seqs=2, policy="priority")
+    spec = DecodingSpec(method="sees_two")
+    core.add(1, [5, 6, 7], max_tokens=12, request={"decoding": spec, "priority": 5})
+    for _ in range(after - 1):
+        core.step()
+    core.add(2, [8, 9], max_tokens=3, request={"priority": 0})
+    core.step()
+    assert not core.scheduler.lifecycle.requests[1].holds_rows
+    core.run()
+    assert method.seen == [4, 5]
+    assert core.tokens[sequence_id_of(1, 0)] == expected_tokens([5, 6, 7], 12, vocab_size=50)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])

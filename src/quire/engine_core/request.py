@@ -52,6 +52,8 @@ class Sequence:
         self.is_admitted = False
         # (drafts, accepted ones) in rows that it had to give up
         self.earlier_drafts = (0, 0)
+        # The decoding method wants to see its tokens, in whatever row: it may fork. It says when it has seen enough.
+        self.is_watched = request.num_sequences > 1 and not request.shape.num_candidates
         self._prompt = prompt
         self._rows: Rows | None = None
 

@@ -187,11 +187,11 @@ class Lifecycle:
         request, row = sequence.request, sequence.row
         self._rows.max_total[row] = request.max_total
         self._rows.min_total[row] = request.num_prompt_tokens + request.sampling.min_tokens
-        self._watch(sequence, request.num_reserved_rows > 0 and not request.shape.num_candidates)
+        self._watch(sequence, sequence.is_watched)
 
     def _watch(self, sequence: Sequence, is_watched: bool) -> None:
         request = sequence.request
-        self._rows.is_watched[sequence.row] = is_watched
+        self._rows.is_watched[sequence.row] = sequence.is_watched = is_watched
         stops = is_watched or request.shape.num_candidates or request.message.pooling
         self._rows.runs_on[sequence.row] = request.is_final and not stops
 
