@@ -150,6 +150,7 @@ def test_a_method_that_raises_ends_its_request_also_at_the_last_token(
         ("beam_search", {"width": 2, "depth": 3}, "depth"),
         ("beam_search", {"width": "two"}, "whole number"),
         ("beam_search", {"width": 2, "early_stopping": "sometimes"}, "early_stopping"),
+        ("beam_search", {"width": 2, "early_stopping": 1}, "early_stopping"),
         ("beam_search", {"width": 2, "length_penalty": "long"}, "length_penalty"),
         ("beam_search", {"width": 99}, "max_num_seqs"),
         ("diverse_beam_search", {"width": 4, "num_groups": 3, "diversity_penalty": 1.0}, "must divide"),

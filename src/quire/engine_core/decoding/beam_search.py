@@ -151,7 +151,7 @@ def _check(
     for name, value, least in (("length_penalty", length_penalty, -_MOST), ("diversity_penalty", diversity_penalty, 0)):
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= _MOST:
             raise RequestError(f"{name}={value!r}: must be a number between {least} and {_MOST}.", param=name)
-    if early_stopping not in (True, False, "never"):
+    if not (isinstance(early_stopping, bool) or early_stopping == "never"):
         raise RequestError(
             f'early_stopping={early_stopping!r}: must be True, False or "never".', param="early_stopping"
         )
