@@ -3,9 +3,12 @@
 import asyncio
 import json
 import socket
+import threading
 
+import httpx2 as httpx
 import pytest
 
+from quire.interfaces.server import create_app
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import Readiness
@@ -92,3 +95,93 @@ def test_a_body_that_is_still_on_its_way_is_told_that_the_server_ends(run, tmp_p
     assert error["error"]["message"] == "The server is shutting down."
     assert error.get("type") == ("error" if path == "/v1/messages" else None)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+LONG = "a" * 3000
+CHAT = [{"role": "user", "content": LONG}]
+WITH_TEXTS = {
+    "/v1/completions": {"prompt": LONG, "max_tokens": 2},
+    "/v1/chat/completions": {"messages": CHAT, "stream": True},
+    "/v1/messages": {"messages": CHAT, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": CHAT},
+    "/v1/responses": {"input": LONG},
+    "/v1/responses/input_tokens": {"input": LONG},
+    "/tokenize": {"prompt": LONG},
+    "/v1/embeddings": {"input": ["a", LONG]},
+}
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+@pytest.mark.parametrize("path", WITH_TEXTS)
+def test_a_server_that_ends_waits_for_what_becomes_tokens(run, tmp_path, caplog, path, is_in_time):
+    body = json.dumps(WITH_TEXTS[path]).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    has_begun, go_on = threading.Event(), threading.Event()
+
+    async def main():
+        engine = await fake_engine(tmp_path / "model", max_model_len=4096)
+        render = engine.renderer.render_prompt
+
+        def slowly(prompt, **options):
+            if prompt != "a":
+                has_begun.set()
+                assert go_on.wait(30)
+            return render(prompt, **options)
+
+        engine.renderer.render_prompt = slowly
+        with listen("127.0.0.1", 0) as listener:
+            server = HttpServer(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
+            server.attach(engine)
+            server.start()
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(head.encode() + body)
+            await asyncio.to_thread(has_begun.wait)
+            server.drain()
+            idle = asyncio.ensure_future(server.wait_idle(30))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not idle.done()
+            if is_in_time:
+                go_on.set()
+                await idle
+            await server.close()
+            answer = await reader.read()
+            go_on.set()
+            writer.close()
+        engine.shutdown()
+        return answer
+
+    answer = run(main())
+    assert answer.startswith(b"HTTP/1.1 200" if is_in_time else b"HTTP/1.1 503")
+    assert is_in_time or b"The server is shutting down." in answer
+    if "stream" in WITH_TEXTS[path] and is_in_time:
+        assert b"data: [DONE]" in answer
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_request_is_ended_while_it_becomes_tokens(run, tmp_path, path):
+    go_on = threading.Event()
+
+    async def main():
+        engine = await fake_engine(tmp_path / "model", max_model_len=4096)
+        engine.renderer.render_prompt = lambda prompt, **options: go_on.wait(30)
+        app = create_app(engine, is_local=True)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            one = {"x-request-id": "one"}
+            slow = asyncio.ensure_future(http.post(path, json=WITH_TEXTS[path], headers=one))
+            while not app.state.server.in_flight._num_awaited:
+                await asyncio.sleep(0)
+            # the one that asks has the same name
+            ended = await http.post("/v1/admin/requests/one/abort", headers=one)
+            assert (ended.status_code, ended.json()["num_aborted"]) == (200, 1)
+            answer = await slow
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "request_aborted")
+            assert app.state.server.metrics.requests_aborted.value("administrator") == 1
+            assert not len(app.state.server.in_flight)
+            await app.state.server.in_flight.wait_empty()
+        go_on.set()
+        engine.shutdown()
+
+    run(main())

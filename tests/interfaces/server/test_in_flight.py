@@ -61,6 +61,64 @@ def test_the_first_cause_counts(run):
     run(main())
 
 
+def test_a_task_is_interrupted_once(run):
+    """Its inner ticket counts, and the outer one is as before when it is back."""
+
+    async def is_ended_inside(in_flight: InFlight) -> None:
+        with in_flight.enter():
+            assert len(in_flight) == 1
+            in_flight.interrupt_all(ClientGoneError("slow_client"))
+            await asyncio.sleep(0)
+
+    async def is_ended_before(in_flight: InFlight) -> None:
+        with in_flight.enter() as outer:
+            outer.interrupt(ClientGoneError())
+            with in_flight.enter():
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        heard: list[str] = []
+        in_flight = InFlight(heard.append)
+        with in_flight.enter(is_awaited=False) as outer:
+            with pytest.raises(ClientGoneError):
+                await is_ended_inside(in_flight)
+            await asyncio.sleep(0)
+            assert (len(in_flight), outer.kind, heard) == (1, "", ["slow_client"])
+        with pytest.raises(ClientGoneError):
+            await is_ended_before(in_flight)
+        assert heard == ["slow_client", "client_gone"]
+        assert not len(in_flight)
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+
+    run(main())
+
+
+def test_a_request_is_not_waited_for_in_between(run):
+    async def main() -> None:
+        in_flight = InFlight()
+        with in_flight.enter():
+            with in_flight.enter(is_awaited=False):
+                await in_flight.wait_empty()
+                # a task that it has started has a ticket of its own
+                started = asyncio.create_task(in_flight_for_a_turn(in_flight))
+                await asyncio.sleep(0)
+                assert len(in_flight) == 2
+                await started
+            empty = asyncio.create_task(in_flight.wait_empty())
+            await asyncio.sleep(0)
+            assert (len(in_flight), empty.done()) == (1, False)
+        await empty
+        assert not len(in_flight)
+
+    async def in_flight_for_a_turn(in_flight: InFlight) -> None:
+        with in_flight.enter():
+            await asyncio.sleep(0)
+
+    run(main())
+
+
 def test_a_client_that_leaves_ends_its_request(run):
     async def main() -> None:
         async def receive() -> dict[str, str]:

@@ -169,6 +169,7 @@ def test_a_text_that_is_tokenised_holds_neither_the_server_nor_its_end(start):
             assert connection.recv(9999).startswith(b"HTTP/1.1 503 ")
         assert is_free(url)
         assert "Traceback" not in server.output
+        assert "running task" not in server.output
 
 
 def until_ready(client: httpx.Client, url: str) -> None:

@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from starlette.routing import BaseRoute, Match
@@ -65,15 +66,19 @@ class Gate:
         began = time.monotonic()
         try:
             with visiting(self._checked(scope, request_id.decode())):
-                if scope["path"] not in _ALWAYS:
+                if scope["path"] in _ALWAYS:
+                    await self._app(scope, receive, response.send)
+                else:
                     await self._turnstile.enter()
-                await self._app(scope, receive, response.send)
+                    # wherever it is, it can be ended, and a server that ends waits for it
+                    with nullcontext() if is_socket else self._state.in_flight.enter():
+                        await self._app(scope, receive, response.send)
         except Exception as error:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
             scope.setdefault("route", _route_of(scope))
             await response.end_with(api_error_of(error), scope, receive)
         except asyncio.CancelledError:
-            # a server that ends cuts off what nothing could interrupt, such as a text that is still being tokenised
+            # a server that ends cuts off what nothing could interrupt, such as one that had not had its turn
             if response.status or self._state.readiness not in (Readiness.STOPPING, Readiness.DEAD):
                 raise
             await response.end_with(unavailable("The server is shutting down."), scope, receive)

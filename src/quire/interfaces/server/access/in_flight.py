@@ -23,9 +23,10 @@ _T = TypeVar("_T")
 class Ticket:
     """One request that is being answered. `request_id`: that of its answer's header x-request-id."""
 
-    def __init__(self, task: asyncio.Task[Any], request_id: str = "") -> None:
+    def __init__(self, task: asyncio.Task[Any], request_id: str = "", *, is_awaited: bool = True) -> None:
         self.request_id = request_id
-        self._task = task
+        self.task = task
+        self.is_awaited = is_awaited
         self._cause: Exception | None = None
         self.kind = ""
 
@@ -34,7 +35,7 @@ class Ticket:
         if not self.kind:
             self._cause = cause
             self.kind = cause.kind if isinstance(cause, ClientGoneError) else kind
-            self._task.cancel()
+            self.task.cancel()
 
     def take_cause(self) -> Exception:
         """It is not kept: raised, it knows frames that know the ticket, and they would all wait for the collector."""
@@ -49,6 +50,12 @@ _TICKET: ContextVar[Ticket | None] = ContextVar("ticket", default=None)
 def current_ticket() -> Ticket | None:
     """Of the request that is being answered in this context."""
     return _TICKET.get()
+
+
+def _ticket_of(task: asyncio.Task[Any] | None) -> Ticket | None:
+    """Of this task itself: one that a request has started knows its ticket, too."""
+    ticket = _TICKET.get()
+    return ticket if ticket is not None and ticket.task is task else None
 
 
 class InFlight:
@@ -68,12 +75,14 @@ class InFlight:
     @contextmanager
     def enter(self, *, is_awaited: bool = True) -> Iterator[Ticket]:
         """Registers the running task; an interrupt inside the body leaves it as its cause. `is_awaited`: `wait_empty`
-        waits for it."""
+        waits for it. A ticket that the task has already is put aside meanwhile, for a task can be interrupted once."""
         task = asyncio.current_task()
         assert task is not None
-        ticket = Ticket(task, current_visit().request_id)
-        self._tickets[id(ticket)] = ticket
-        self._count(is_awaited)
+        ticket = Ticket(task, current_visit().request_id, is_awaited=is_awaited)
+        outer = _ticket_of(task)
+        if outer is not None:
+            self._remove(outer)
+        self._add(ticket)
         token = _TICKET.set(ticket)
         try:
             yield ticket
@@ -88,8 +97,17 @@ class InFlight:
             raise
         finally:
             _TICKET.reset(token)
-            del self._tickets[id(ticket)]
-            self._count(-is_awaited)
+            self._remove(ticket)
+            if outer is not None:
+                self._add(outer)
+
+    def _add(self, ticket: Ticket) -> None:
+        self._tickets[id(ticket)] = ticket
+        self._count(ticket.is_awaited)
+
+    def _remove(self, ticket: Ticket) -> None:
+        del self._tickets[id(ticket)]
+        self._count(-ticket.is_awaited)
 
     def _count(self, difference: int) -> None:
         self._num_awaited += difference
@@ -103,8 +121,9 @@ class InFlight:
             ticket.interrupt(cause)
 
     def interrupt(self, request_id: str, cause: Exception, kind: str) -> int:
-        """Ends all requests of this id; says how many there were."""
-        found = [ticket for ticket in self._tickets.values() if ticket.request_id == request_id]
+        """Ends all requests of this id, but not the one that asks for it; says how many there were."""
+        asking = asyncio.current_task()
+        found = [one for one in self._tickets.values() if one.request_id == request_id and one.task is not asking]
         for ticket in found:
             ticket.interrupt(cause, kind)
         return len(found)
