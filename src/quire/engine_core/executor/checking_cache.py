@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.engine_core.executor.checking_model import Hashes
 from quire.messages import IntArray
 
 # In a cell that nobody has written. No prefix has this hash, as far as chance goes.
 POISON = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
+# In one that a failed row was to write, and that holds whatever was there: this and the number of the step.
+_HOLE = 0xFA11_ED00_0000_0000
 
 
 class CheckingCache:
@@ -27,6 +30,8 @@ class CheckingCache:
         self._slots = np.full(num_blocks * block_size + 1, POISON, dtype=np.uint64)
         self._blocks = self._slots[:-1].reshape(num_blocks, block_size)
         self._host = np.full((num_host_blocks, block_size), POISON, dtype=np.uint64)
+        # the one that runs
+        self.step = 0
 
     def move(self, swapped_out: IntArray, swapped_in: IntArray, copies: IntArray) -> None:
         """What a step does to whole blocks, in its order: out, in, then all copies at once."""
@@ -51,6 +56,15 @@ class CheckingCache:
         if not offsets.all():
             self._blocks[slots[offsets == 0] // self._block_size] = POISON
         self._slots[slots] = hashes
+
+    def leave_holes(self, slots: IntArray) -> None:
+        """These were to be written, and are not."""
+        self._slots[slots] = _HOLE + self.step
+
+    def are_fresh_holes(self, cells: Hashes) -> npt.NDArray[np.bool_]:
+        """Left in this step, or in the one before: its failure was not known when this one was decided (4.6.1)."""
+        is_fresh: npt.NDArray[np.bool_] = (cells == _HOLE + self.step) | (cells == _HOLE + self.step - 1)
+        return is_fresh
 
     def read(self, slots: IntArray) -> Hashes:
         hashes: Hashes = self._slots[slots]

@@ -28,6 +28,8 @@ from quire.messages import NUM_DRAFTS, Candidates, IntArray, SchedulerOutput, St
 __all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor", "StepCosts"]
 
 _EVERYTHING = 1 << 62
+# Why a row failed that found, in this step or the one before, what a failed one was to write. Workers say so, too.
+READS_HOLE = "it reads what a row that failed did not write"
 Flags = npt.NDArray[np.bool_]
 
 
@@ -81,6 +83,8 @@ class SimulatedExecutor:
         for observe in self.observers:
             observe(output)
         self._apply(output)
+        for cache in self._caches:
+            cache.step = output.step
         transfers: StepTransfers | None = output.step_data.get(STEP_DATA)
         if transfers is not None:
             self.connector.load(transfers.loads)
@@ -167,26 +171,48 @@ class SimulatedExecutor:
         slots, hashes = state.slots[:, which, positions], state.hashes[which, positions + 1] ^ self._marks
         for cache in self._caches:
             cache.write(slots, hashes)
-        self._check(rows, starts, ends)
+        fails = self._fails(rows)
+        while True:
+            for cache in self._caches if fails.any() else ():
+                cache.leave_holes(slots[:, np.repeat(fails, num_tokens)])
+            readers = self._check(rows, starts, ends, fails)
+            if not readers.any():
+                break
+            self.failing_rows.update(dict.fromkeys(rows[readers].tolist(), READS_HOLE))
+            fails |= readers
         state.num_computed[rows] = ends
         state.see(rows, starts, ends)
         return int(ends.sum())
 
-    def _check(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
-        """Every cell that attention reads must hold the prefix that its position has in this row."""
+    def _fails(self, rows: IntArray) -> Flags:
+        """Those that write nothing: they fail now, or have failed and the core does not know yet."""
+        fails: Flags = self.rows.has_failed[rows]
+        return fails | np.isin(rows, list(self.failing_rows)) if self.failing_rows else fails
+
+    def _check(self, rows: IntArray, starts: IntArray, ends: IntArray, fails: Flags) -> Flags:
+        """Every cell that attention reads must hold the prefix that its position has in this row.
+
+        Returns who finds nothing wrong but fresh holes: a worker notices that for so long, and no longer.
+        """
         longest = int(ends.max())
         positions = np.arange(longest)
         slots, expected = self.rows.slots[:, rows, :longest], self.rows.hashes[rows, 1 : longest + 1]
-        is_wrong = self.cache.read(slots) != expected ^ self._marks[:, :, None]
-        for cache in self._caches[1:]:
-            is_wrong |= cache.read(slots) != expected ^ self._marks[:, :, None]
-        is_wrong &= positions < ends[:, None]
+        is_read = (positions < ends[:, None]) & ~fails[:, None]
         if self._has_windows:
-            is_wrong &= positions > (starts - self._reach[:, None])[:, :, None]
-        if is_wrong.any():
-            group, position_in_step, _ = np.argwhere(is_wrong)[0]
-            wrong = np.flatnonzero(is_wrong[group, position_in_step]).tolist()
-            raise AssertionError(f"row {rows[position_in_step]}, group {group}: wrong content at positions {wrong}")
+            is_read = is_read & (positions > (starts - self._reach[:, None])[:, :, None])
+        reads_hole = np.zeros(len(rows), dtype=np.bool_)
+        for cache in self._caches:
+            cells = cache.read(slots)
+            is_wrong = (cells != expected ^ self._marks[:, :, None]) & is_read
+            if not is_wrong.any():
+                continue
+            is_hole = is_wrong & cache.are_fresh_holes(cells)
+            if (is_wrong & ~is_hole).any():
+                group, position_in_step, _ = np.argwhere(is_wrong & ~is_hole)[0]
+                wrong = np.flatnonzero(is_wrong[group, position_in_step]).tolist()
+                raise AssertionError(f"row {rows[position_in_step]}, group {group}: wrong content at positions {wrong}")
+            reads_hole |= is_hole.any(axis=(0, 2))
+        return reads_hole
 
     def _answer(self, step: int, rows: IntArray) -> StepOutput:
         """A token, or candidates, of each row that has computed all it has."""

@@ -93,14 +93,15 @@ class KeptSequences:
 
     # ------------------------------------------------------------------------------------------ operations
 
-    def keep(self, handle: str, sequence: Sequence) -> None:
-        """Holds what a living sequence has computed; the handle's old content goes, unless it was pinned meanwhile."""
+    def keep(self, handle: str, sequence: Sequence, num_settled: int) -> None:
+        """Holds what a living sequence has computed for sure; what a step in flight computes may yet fail. The handle's
+        old content goes, unless it was pinned meanwhile."""
         old = self._by_handle.get(handle)
         if old is not None and old.is_pinned:
             return
         # one that gave way has its tokens, but no blocks here
         num_known = sequence.num_known_tokens
-        num_computed = min(sequence.num_computed_tokens, num_known) if sequence.is_begun else 0
+        num_computed = max(0, min(num_settled, num_known)) if sequence.is_begun else 0
         num_blocks = -(-num_computed // self._block_size)
         kept = KeptSequence(
             handle,

@@ -6,7 +6,7 @@ Pure questions about a request and the engine's limits; whether it fits now is t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
@@ -136,3 +136,12 @@ class Admission:
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:
         return SequenceStart(sequence.sequence_id, num_computed_tokens)
+
+
+def all_ids(message: EngineRequest) -> Iterator[int]:
+    """Every token id that a request names; each of them indexes a table somewhere."""
+    sampling = message.sampling
+    yield from message.prompt_token_ids
+    yield from (*sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()))
+    for word in message.bad_words_token_ids:
+        yield from word

@@ -17,8 +17,9 @@ from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence, Status, Tokens
 from quire.engine_core.rows import Rows
-from quire.engine_core.scheduler.admission import Admission
+from quire.engine_core.scheduler.admission import Admission, all_ids
 from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
+from quire.engine_core.scheduler.in_flight import StepsInFlight
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.running import Running
 from quire.engine_core.scheduler.speculation import Speculation
@@ -42,7 +43,14 @@ logger = logging.getLogger("quire.scheduler")
 class Lifecycle:
     """Requests by id, from arrival to end."""
 
-    def __init__(self, manager: KVCacheManager, rows: Rows, admission: Admission, speculation: Speculation) -> None:
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        rows: Rows,
+        admission: Admission,
+        speculation: Speculation,
+        in_flight: StepsInFlight,
+    ) -> None:
         self.requests: dict[int, Request] = {}
         # those whose input is still open
         self.streams: dict[int, Request] = {}
@@ -58,6 +66,7 @@ class Lifecycle:
         self._rows = rows
         self._admission = admission
         self._speculation = speculation
+        self._in_flight = in_flight
         self.recorder = manager.pool.recorder
         self.num_arrivals = 0
 
@@ -68,7 +77,7 @@ class Lifecycle:
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
         can = self._admission
-        refusal = can.bad_ids(_all_ids(message)) or can.bad_handle(message) or can.bad_pooling(message)
+        refusal = can.bad_ids(all_ids(message)) or can.bad_handle(message) or can.bad_pooling(message)
         if refusal is not None:
             self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return
@@ -103,8 +112,7 @@ class Lifecycle:
         request = self.requests.get(request_id)
         if request is None or request.is_final:
             return
-        refusal = self._admission.bad_ids(token_ids)
-        if refusal is not None:
+        if (refusal := self._admission.bad_ids(token_ids)) is not None:
             self.end_request(request, "error", refusal)
             return
         request.num_prompt_tokens += len(token_ids)
@@ -306,7 +314,8 @@ class Lifecycle:
             # its last blocks, whose tokens have only now become known
             self._manager.name_granted(sequence, sequence.num_sure_tokens)
         if sequence.index == 0 and request.message.keep is not None:
-            self._manager.kept.keep(request.message.keep, sequence)
+            num_settled = sequence.num_computed_tokens - self._in_flight.num_granted(sequence.row)
+            self._manager.kept.keep(request.message.keep, sequence, num_settled)
         drafts = self._drafts_of(sequence)
         self._remove(sequence)
         self.finish(request, sequence.index, finish_reason, stop_reason, drafts=drafts)
@@ -389,12 +398,3 @@ class Lifecycle:
         running = {request.request_id for request in self.running.requests}
         assert running == {number for number, request in self.requests.items() if request.status is Status.RUNNING}
         assert len(running) + len(self.queues) == len(self.requests), "a request is in no queue, or in two"
-
-
-def _all_ids(message: EngineRequest) -> Iterator[int]:
-    """Every token id that a request names; each of them indexes a table somewhere."""
-    sampling = message.sampling
-    yield from message.prompt_token_ids
-    yield from (*sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()))
-    for word in message.bad_words_token_ids:
-        yield from word

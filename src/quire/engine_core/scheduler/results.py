@@ -7,15 +7,16 @@ back to be computed again. Called by the scheduler alone.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+from quire.engine_core.request import Sequence
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.changes import ClientEvents
+from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.speculation import Speculation
 from quire.messages import (
@@ -31,23 +32,18 @@ from quire.messages import (
 )
 
 
-@dataclass(frozen=True)
-class StepInFlight:
-    """What the worker was told to do, and when in the life of the rows."""
-
-    step: int
-    rows: IntArray
-    num_tokens: IntArray
-    # by how much each row's total grew with what it was to sample and to propose
-    growth: IntArray
-    num_changes: int
-
-
 class Results:
     """Settles steps in the order in which they were decided."""
 
-    def __init__(self, manager: KVCacheManager, rows: Rows, lifecycle: Lifecycle, speculation: Speculation) -> None:
-        self.in_flight: deque[StepInFlight] = deque()
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        rows: Rows,
+        lifecycle: Lifecycle,
+        speculation: Speculation,
+        in_flight: StepsInFlight,
+    ) -> None:
+        self.in_flight = in_flight
         self.num_dropped_tokens = 0
         self.num_dropped_outputs = 0
         # outputs that came before it was their turn, by step
@@ -231,22 +227,23 @@ class Results:
     # ------------------------------------------------------------------------------------------ failures
 
     def _end_failed(self, failures: dict[int, str], decided: StepInFlight) -> None:
-        """A failed row ends its request. What the row has cached may be what failed it, so it is forgotten."""
-        failed = [
-            (self._running.sequence_at(row), reason)
-            for row, reason in failures.items()
-            if self._is_as_decided(row, decided)
-        ]
+        """A failed row ends its request. What the row has cached may be what failed it, or was never written, so it is
+        forgotten."""
+        failed = [self._running.sequence_at(row) for row in failures if self._is_as_decided(row, decided)]
+        if len(failed) < len(failures) or not all(map(self._has_what_it_was_to_write, failed)):
+            # Which blocks they were to write is not known any more.
+            self._manager.reset_prefix_cache()
         # before any of them ends, because several may be of one request
-        for sequence, _ in failed:
+        for sequence in failed:
             self._manager.forget(sequence)
-        for sequence, reason in failed:
+        for sequence in failed:
             if sequence.request.request_id in self._lifecycle.requests:
                 self._lifecycle.num_failed += 1
-                self._lifecycle.end_request(sequence.request, "error", reason)
-        if len(failed) < len(failures):
-            # It had ended before; which blocks it wrote last is not known any more.
-            self._manager.reset_prefix_cache()
+                self._lifecycle.end_request(sequence.request, "error", failures[sequence.row])
+
+    def _has_what_it_was_to_write(self, sequence: Sequence) -> bool:
+        """Not if it has given way since, or if a window has passed it, when a later step was decided."""
+        return sequence.is_begun and not (self._manager.has_windows and self.in_flight)
 
     # ------------------------------------------------------------------------------------------ vectors
 

@@ -24,10 +24,11 @@ from quire.engine_core.scheduler.budget import promised_to_earliest, share_out
 from quire.engine_core.scheduler.changes import WorkerChanges
 from quire.engine_core.scheduler.constraints import Constraint, ModelLength, RowLimit
 from quire.engine_core.scheduler.entrance import Entrance
+from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
-from quire.engine_core.scheduler.results import Results, StepInFlight
+from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.siblings import awaited_sibling
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
@@ -69,11 +70,12 @@ class Scheduler:
         reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
         always = (ModelLength(max_model_len), RowLimit(rows.num_rows), self._transfers)
         self._admission = Admission(manager, (*always, *constraints), reach, max_model_len, vocab_size)
-        self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation)
+        self._in_flight = StepsInFlight()
+        self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation, self._in_flight)
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues
         self.recorder = manager.pool.recorder
-        self._results = Results(manager, rows, self.lifecycle, self.speculation)
+        self._results = Results(manager, rows, self.lifecycle, self.speculation, self._in_flight)
         # tokens granted in the step that is being decided, by row
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
         self.entrance = Entrance(manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted)
@@ -101,7 +103,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """The budget goes to those who run and those who wait, in the policy's order."""
         self._granted[:] = 0
-        self.entrance.open(self._num_steps, has_results_to_come=bool(self._results.in_flight))
+        self.entrance.open(self._num_steps, has_results_to_come=bool(self._in_flight))
         while self._grant_running() and not self._granted.any():
             pass  # the budget was meant for somebody who gave way; every round there is one less
         if not self._gave_way or not self._granted.any():
@@ -125,7 +127,7 @@ class Scheduler:
         self.queues.shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
-        self._results.in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
+        self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
         changes, self.lifecycle.changes = self.lifecycle.changes, WorkerChanges()
         moves = self.manager.take_moves()
         decision = SchedulerOutput(
