@@ -13,12 +13,13 @@ from quire.messages import int_array
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """`held` is the model: a list of holders, each a block."""
+    """`held` is the model: a list of holders, each a block; `offered` are those of them that would give it up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(6)
         self.held: list[int] = []
+        self.offered: list[int] = []
         self.next_name = 0
 
     @rule(count=st.integers(1, 4))
@@ -36,12 +37,30 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.hold(int_array([block]))
         self.held.append(block)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.firm())
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(self.held))
+        block = data.draw(st.sampled_from(self.firm()))
         self.held.remove(block)
         self.pool.release(int_array([block]))
+
+    def firm(self) -> list[int]:
+        """Held by somebody who does not offer it."""
+        return [block for block in sorted(set(self.held)) if self.held.count(block) > self.offered.count(block)]
+
+    @precondition(lambda self: self.firm())
+    @rule(data=st.data())
+    def offer(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.firm()))
+        self.offered.append(block)
+        self.pool.offer(int_array([block]))
+
+    @precondition(lambda self: self.offered)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.offered))
+        self.offered.remove(block)
+        self.pool.withdraw(int_array([block]))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), same=st.booleans(), owner=st.sampled_from("abc"))
@@ -76,7 +95,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def partition(self) -> None:
-        self.pool.check_invariants(np.bincount(int_array(self.held), minlength=self.pool.num_blocks))
+        num_blocks = self.pool.num_blocks
+        held, offered = (np.bincount(int_array(some), minlength=num_blocks) for some in (self.held, self.offered))
+        self.pool.check_invariants(held, offered)
+        within_reach = [block for block in range(num_blocks) if self.pool.is_within_reach(block)]
+        assert within_reach == sorted(set(range(num_blocks)) - set(self.firm()))
+        assert self.pool.num_within_reach == len(within_reach)
         assert self.pool.num_held == len(set(self.held))
 
 

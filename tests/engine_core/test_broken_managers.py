@@ -242,7 +242,7 @@ def window_passes_early(first_needed: Method) -> Method:
 
 
 def pinned_gives_up_blocks(give_up: Method) -> Method:
-    def broken(self: KeptSequences) -> bool:
+    def broken(self: KeptSequences, sparing: str | None = None) -> bool:
         for kept in self._by_handle.values():
             if kept.num_computed_tokens:
                 self._drop_blocks(kept)

@@ -69,6 +69,10 @@ class BlockMoves:
         """Where the block's content lies until the copies of this step have run."""
         return self._source_by_copy.get(block, block)
 
+    def being_read(self) -> list[int]:
+        """Blocks that cannot be handed out before the copies of this step have run."""
+        return [block for block, num_reads in self._num_reads.items() if num_reads]
+
     def swap_out(self, block: int, host_block: int) -> None:
         # read before the copies, hence from the copy's source
         self._block_by_host_block[host_block] = self.content_of(block)

@@ -1,6 +1,7 @@
 """The pool of physical blocks: who holds each one, and which known contents can be revived.
 
-A block is free, held (count >= 1), or cached (count 0, content known by its key, revived until it is evicted). It
+A block is free, held (count >= 1), or cached (count 0, content known by its key, revived until it is evicted). A holder
+may *offer* what it holds to whoever needs it; a block is within reach if all its holders do so, or if it has none. It
 hands out numbers and knows neither sequences nor tokens. Called by the KV cache manager and its parts alone.
 """
 
@@ -35,6 +36,9 @@ class BlockPool:
         self.keeps_contents = keeps_contents
         self._free = list(reversed(range(num_blocks) if free_order is None else free_order))
         self.counts = np.zeros(num_blocks, dtype=np.int64)
+        # of these holders, those that offer the block; and how many blocks have another one
+        self._offers = np.zeros(num_blocks, dtype=np.int64)
+        self._num_out_of_reach = 0
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_by_key: dict[BlockKey, int] = {}
         # count 0 and content known
@@ -51,6 +55,11 @@ class BlockPool:
     @property
     def num_held(self) -> int:
         return self.num_blocks - self.num_available
+
+    @property
+    def num_within_reach(self) -> int:
+        """Blocks that could be handed out if everybody gave up what it offers."""
+        return self.num_blocks - self._num_out_of_reach
 
     @property
     def num_cached(self) -> int:
@@ -74,11 +83,15 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         return block in self._cached
 
+    def is_within_reach(self, block: int) -> bool:
+        return bool(self.counts[block] == self._offers[block])
+
     def allocate(self, num_blocks: int) -> list[int]:
         """New blocks with count 1; evicts cached ones when none is free. The caller asks `num_available` first."""
         num_evicted = max(0, num_blocks - len(self._free))
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         self.counts[blocks] = 1
+        self._num_out_of_reach += num_blocks
         self.recorder.allocated(blocks, num_evicted)
         return blocks
 
@@ -89,6 +102,7 @@ class BlockPool:
         for block in revived:
             del self._cached[block]
         self.counts[blocks] = counts + 1
+        self._num_out_of_reach += self._num_offered(blocks, counts)
         if revived:
             self.recorder.revived(revived)
 
@@ -96,6 +110,7 @@ class BlockPool:
         """One holder less for each, in this order: give the deepest block of a chain first, so it is evicted first."""
         counts = self.counts[blocks] - 1
         self.counts[blocks] = counts
+        self._num_out_of_reach -= self._num_offered(blocks, counts)
         released, num_free = blocks[counts == 0].tolist(), len(self._free)
         for block in released:
             key = self._keys[block]
@@ -108,6 +123,19 @@ class BlockPool:
                 self._free.append(block)
         if released:
             self.recorder.released(released, self._free[num_free:])
+
+    def offer(self, blocks: Blocks) -> None:
+        """One more holder of each of these, which are distinct, would give it up to whoever needs it."""
+        self._offers[blocks] += 1
+        self._num_out_of_reach -= self._num_offered(blocks, self.counts[blocks])
+
+    def withdraw(self, blocks: Blocks) -> None:
+        """One holder less offers each of these: before it releases them, say."""
+        self._num_out_of_reach += self._num_offered(blocks, self.counts[blocks])
+        self._offers[blocks] -= 1
+
+    def _num_offered(self, blocks: Blocks, counts: Blocks) -> int:
+        return int(np.count_nonzero(counts == self._offers[blocks]))
 
     def find(self, key: BlockKey) -> int | None:
         """A pure look-up: takes no reference."""
@@ -168,10 +196,13 @@ class BlockPool:
         self._block_by_key.clear()
         self._keys = [None] * self.num_blocks
 
-    def check_invariants(self, holders: Blocks) -> None:
-        """`holders` counts, for each block, the entries of all block tables."""
+    def check_invariants(self, holders: Blocks, offers: Blocks | None = None) -> None:
+        """`holders` counts, for each block, the entries of all block tables, `offers` those of who would give it up."""
+        offers = np.zeros(self.num_blocks, dtype=np.int64) if offers is None else offers
         wrong = np.flatnonzero(self.counts != holders).tolist()
         assert not wrong, f"blocks {wrong}: counts {self.counts[wrong]}, holders {holders[wrong]}"
+        assert (self._offers == offers).all(), "a block is offered by other holders than are known"
+        assert self._num_out_of_reach == np.count_nonzero(holders > offers), "blocks out of reach were counted wrongly"
         assert sorted([*self._free, *self._cached]) == np.flatnonzero(holders == 0).tolist(), (
             "free, cached and held blocks are not a partition of the pool"
         )

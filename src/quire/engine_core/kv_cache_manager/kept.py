@@ -10,7 +10,7 @@ control operations.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,7 +65,7 @@ class KeptSequence:
 
 
 class KeptSequences:
-    """By handle, least recently used first."""
+    """By handle. Whoever holds blocks and is not pinned offers them to all others."""
 
     def __init__(
         self, pool: BlockPool, moves: BlockMoves, groups: list[KVGroup], block_size: int, cache: PrefixCache
@@ -77,6 +77,8 @@ class KeptSequences:
         self._cache = cache
         self._by_handle: dict[str, KeptSequence] = {}
         self._pinned: list[KeptSequence] = []
+        # those that offer their blocks, least recently used first
+        self._offering: OrderedDict[str, KeptSequence] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -115,6 +117,7 @@ class KeptSequences:
         if old is not None:
             self.release(handle)
         self._by_handle[handle] = kept
+        self._offer(kept)
 
     def fork(self, handle: str, into: str) -> bool:
         source = self._get(handle)
@@ -124,6 +127,7 @@ class KeptSequences:
         copy = KeptSequence(into, source.tokens, tables, source.num_computed_tokens, source.user_key, source.scope)
         self._hold(copy)
         self._by_handle[into] = copy
+        self._offer(copy)
         return True
 
     def rewind(self, handle: str, num_tokens: int) -> bool:
@@ -135,7 +139,9 @@ class KeptSequences:
             )
         if kept.is_pinned:
             raise UserError(f"handle {handle!r}: a pinned prefix cannot be rewound. Release it and pin another one.")
+        self._withdraw(kept)
         self._rewind(kept, num_tokens)
+        self._offer(kept)
         return True
 
     def release(self, handle: str) -> bool:
@@ -168,6 +174,7 @@ class KeptSequences:
                 f"handle {handle!r}: its {num_blocks} blocks cannot be pinned; {most_blocks} more may be, because the "
                 "rest of the KV cache belongs to requests that were accepted. Pin less, or give the cache more memory."
             )
+        self._withdraw(kept)
         self._rewind(kept, num_tokens)
         self._free_passed(kept)
         if not kept.is_pinned:
@@ -248,26 +255,20 @@ class KeptSequences:
             return
         kept.num_hits += 1
         kept.num_hit_tokens += min(computed.num_tokens, len(kept.tokens))
-        if not kept.is_pinned:
-            # move to the end of the order in which blocks are given up
-            self._by_handle[kept.handle] = self._by_handle.pop(kept.handle)
+        if kept.handle in self._offering:
+            self._offering.move_to_end(kept.handle)
 
     def num_blocks_to_give_up(self) -> int:
-        """Blocks that nobody else holds."""
-        holders: Counter[int] = Counter()
-        for kept in self._by_handle.values():
-            if not kept.is_pinned:
-                for table in kept.block_tables:
-                    holders.update(table.held().tolist())
-        return sum(self._pool.count(block) == count for block, count in holders.items())
+        """Blocks that nobody else holds, and that no copy of this step still reads."""
+        offered = self._pool.num_within_reach - self._pool.num_available
+        return offered - sum(map(self._pool.is_within_reach, self._moves.being_read()))
 
     def give_up_blocks(self, sparing: str | None = None) -> bool:
         """The least recently used one that is not pinned loses its blocks; False if there is none."""
-        for kept in self._by_handle.values():
-            if not kept.is_pinned and kept.num_computed_tokens and kept.handle != sparing:
-                self._drop_blocks(kept)
-                return True
-        return False
+        kept = next((kept for handle, kept in self._offering.items() if handle != sparing), None)
+        if kept is not None:
+            self._drop_blocks(kept)
+        return kept is not None
 
     def pinned_blocks(self) -> set[int]:
         return {block for kept in self._pinned for table in kept.block_tables for block in table.held().tolist()}
@@ -284,7 +285,19 @@ class KeptSequences:
         for table in kept.block_tables:
             self._pool.hold(table.held())
 
+    def _offer(self, kept: KeptSequence) -> None:
+        if kept.num_computed_tokens:
+            self._offering[kept.handle] = kept
+            for table in kept.block_tables:
+                self._pool.offer(table.held())
+
+    def _withdraw(self, kept: KeptSequence) -> None:
+        if self._offering.pop(kept.handle, None) is not None:
+            for table in kept.block_tables:
+                self._pool.withdraw(table.held())
+
     def _drop_blocks(self, kept: KeptSequence) -> None:
+        self._withdraw(kept)
         for table in kept.block_tables:
             self._moves.release(table.held()[::-1])
             table.clear()

@@ -35,7 +35,7 @@ from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
 from quire.failpoints import failpoint
-from quire.messages import int_array
+from quire.messages import IntArray, int_array, no_ints
 
 
 class KVCacheManager:
@@ -347,8 +347,14 @@ class KVCacheManager:
             # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
             num_slots = max(map(len, sequence.block_tables)) * self.block_size
             assert num_slots - sequence.num_total_tokens <= most_slots_ahead, "more blocks than its tokens need"
-        held = [int_array(self.moves.late_releases)]
-        held += [table.blocks for holder in (*sequences, *self.kept) for table in holder.block_tables]
-        entries = np.concatenate(held)
-        self.pool.check_invariants(np.bincount(entries[entries != NO_BLOCK], minlength=self.pool.num_blocks))
+        offering = [one for one in self.kept if not one.is_pinned]
+        late = BlockTable(self.moves.late_releases)
+        self.pool.check_invariants(
+            self._num_entries([late, *(table for one in (*sequences, *self.kept) for table in one.block_tables)]),
+            self._num_entries(table for one in offering for table in one.block_tables),
+        )
         self.swap.check_invariants(sequences)
+
+    def _num_entries(self, tables: Iterable[BlockTable]) -> IntArray:
+        """By block."""
+        return np.bincount(np.concatenate([no_ints(), *(one.held() for one in tables)]), minlength=self.pool.num_blocks)
