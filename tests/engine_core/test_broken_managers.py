@@ -242,12 +242,10 @@ def window_passes_early(first_needed: Method) -> Method:
 
 
 def pinned_gives_up_blocks(give_up: Method) -> Method:
-    def broken(self: KeptSequences, sparing: str | None = None) -> bool:
+    def broken(self: KeptSequences, num_blocks: int) -> None:
         for kept in self._by_handle.values():
-            if kept.num_computed_tokens:
+            if kept.num_computed_tokens and self._pool.num_available < num_blocks:
                 self._drop_blocks(kept)
-                return True
-        return False
 
     return broken
 

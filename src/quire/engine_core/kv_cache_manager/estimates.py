@@ -35,16 +35,16 @@ class Estimates:
         self._block_size = manager.block_size
 
     def blocks_to_come(self, request: Request, step_tokens: int, num_more_tokens: int = 0) -> int:
-        """Blocks that leave the pool until all tokens of the request are computed and it has got on by so many more.
+        """Blocks that get out of reach until all tokens of the request are computed and it has got on by so many more.
 
         Each of its sequences may be the one that gets on: drafts make one faster than another, and the longest may end.
         """
         needed = of_a_fork = 0
-        revived: set[int] = set()
+        found: set[int] = set()
         if request.is_swapped:
             places = self._manager.swap_in_places(request)
             needed = sum(block is None for block in places.values())
-            revived = {block for block in places.values() if block is not None and self._pool.is_cached(block)}
+            found = {block for block in places.values() if block is not None and self._pool.is_within_reach(block)}
         reach = max(request.longest + num_more_tokens, request.protected_until) if num_more_tokens else 0
         num_ahead = self._manager.num_uncertain + self._manager.lookahead
         earlier: list[Sequence] = []
@@ -57,7 +57,7 @@ class Estimates:
             elif not (earlier and self._manager.has_windows):
                 # (with windows, what is there now may have been passed when the turn of a later sibling comes)
                 computed = self._manager.get_computed_blocks(sequence)
-                revived.update(block for block in computed.held_blocks().tolist() if self._pool.is_cached(block))
+                found.update(filter(self._pool.is_within_reach, computed.held_blocks().tolist()))
                 # one that is partly filled is copied before it is written, and so counts as missing
                 tables = [blocks[: computed.num_tokens // self._block_size] for blocks in computed.blocks]
                 num_shared = self.num_shared(sequence, earlier)
@@ -71,8 +71,8 @@ class Estimates:
             earlier.append(sequence)
         if num_more_tokens:
             needed += of_a_fork * request.num_reserved_rows
-        # Siblings revive the same blocks, which are taken out of the pool once.
-        return needed + len(revived)
+        # Siblings find the same blocks, cached or kept, which get out of reach once.
+        return needed + len(found)
 
     def most_blocks(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int, step_tokens: int) -> int:
         """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""

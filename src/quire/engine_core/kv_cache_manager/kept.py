@@ -258,17 +258,26 @@ class KeptSequences:
         if kept.handle in self._offering:
             self._offering.move_to_end(kept.handle)
 
-    def num_blocks_to_give_up(self) -> int:
-        """Blocks that nobody else holds, and that no copy of this step still reads."""
-        offered = self._pool.num_within_reach - self._pool.num_available
-        return offered - sum(map(self._pool.is_within_reach, self._moves.being_read()))
-
-    def give_up_blocks(self, sparing: str | None = None) -> bool:
-        """The least recently used one that is not pinned loses its blocks; False if there is none."""
-        kept = next((kept for handle, kept in self._offering.items() if handle != sparing), None)
-        if kept is not None:
+    def give_up_blocks(self, num_blocks: int) -> None:
+        """The least recently used ones lose their blocks until so many can be handed out; not who would lose them for
+        nothing, because others hold them all as well."""
+        while self._pool.num_available < num_blocks:
+            kept = next(filter(self._has_some_to_give, self._offering.values()), None)
+            if kept is None:
+                return
             self._drop_blocks(kept)
-        return kept is not None
+
+    def give_up_blocks_of(self, handle: str | None) -> bool:
+        """For a request that has no room beside what it continues: the last block, if it is partly filled, which it
+        would copy; else all. False if there are none."""
+        kept = self._offering.get(handle) if handle is not None else None
+        if kept is None:
+            return False
+        num_full = kept.num_computed_tokens - kept.num_computed_tokens % self._block_size
+        self._withdraw(kept)
+        self._shorten(kept, num_full if num_full < kept.num_computed_tokens else 0)
+        self._offer(kept)
+        return True
 
     def pinned_blocks(self) -> set[int]:
         return {block for kept in self._pinned for table in kept.block_tables for block in table.held().tolist()}
@@ -296,6 +305,9 @@ class KeptSequences:
             for table in kept.block_tables:
                 self._pool.withdraw(table.held())
 
+    def _has_some_to_give(self, kept: KeptSequence) -> bool:
+        return any(self._pool.is_within_reach(block) for table in kept.block_tables for block in table.held().tolist())
+
     def _drop_blocks(self, kept: KeptSequence) -> None:
         self._withdraw(kept)
         for table in kept.block_tables:
@@ -305,8 +317,11 @@ class KeptSequences:
 
     def _rewind(self, kept: KeptSequence, num_tokens: int) -> None:
         kept.tokens = kept.tokens[:num_tokens]
-        if kept.num_computed_tokens <= num_tokens:
-            return
+        if kept.num_computed_tokens > num_tokens:
+            self._shorten(kept, num_tokens)
+
+    def _shorten(self, kept: KeptSequence, num_tokens: int) -> None:
+        """Only so many stay computed, or none if a window has passed what they need."""
         if self._tables_at(kept, num_tokens) is None:
             self._drop_blocks(kept)
             return

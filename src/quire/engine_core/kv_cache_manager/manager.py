@@ -131,16 +131,16 @@ class KVCacheManager:
             for prefix in prefixes:
                 self.moves.release(prefix[::-1])
 
+    @property
+    def num_within_reach(self) -> int:
+        """Blocks that can be had now: free, cached, or offered by kept sequences; not those that a copy still reads."""
+        return self.pool.num_within_reach - sum(map(self.pool.is_within_reach, self.moves.being_read()))
+
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
-        if self.pool.num_available >= num_blocks:
-            return True
-        if self.pool.num_available + self.kept.num_blocks_to_give_up() < num_blocks:
-            return False
-        while self.pool.num_available < num_blocks:
-            if not self.kept.give_up_blocks():
-                return False
-        return True
+        if self.pool.num_available < num_blocks <= self.num_within_reach:
+            self.kept.give_up_blocks(num_blocks)
+        return self.pool.num_available >= num_blocks
 
     def _shared_at(self, tables: Tables, position: int, *, is_taken: bool) -> list[tuple[int, int]]:
         """(group, index) of the blocks that the next token would be written into and that others hold as well."""
@@ -275,6 +275,7 @@ class KVCacheManager:
         # Found blocks are held before anything is allocated: an allocation may evict what nobody holds.
         held_once = int_array(sorted(set(found.values())))
         self.pool.hold(held_once)
+        self._make_available(len(missing))
         allocated = self.pool.allocate(len(missing))
         for host_block, block in zip(missing, allocated, strict=True):
             self.moves.swap_in(host_block, block)

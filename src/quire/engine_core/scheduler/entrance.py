@@ -114,10 +114,15 @@ class Entrance:
         """Who waits for room though nothing runs that could give some."""
         return None if self._has_results_to_come else next(self._heads(), None)
 
+    def is_freed_of_its_session(self, stuck: Request) -> bool:
+        """Nobody else can give any blocks: those that it continues do, and it computes their tokens again."""
+        is_alone = not self._running.requests and self._has_rows(stuck)
+        return is_alone and self._manager.kept.give_up_blocks_of(stuck.message.continues)
+
     def reason_to_give_up(self, stuck: Request) -> str | None:
         """Not expected: each was accepted as one that fits alone. It must not hang."""
         needed = self._manager.estimates.blocks_to_come(stuck, self._step_tokens)
-        there = self._manager.pool.num_available + self._manager.kept.num_blocks_to_give_up()
+        there = self._manager.num_within_reach
         if self._running.requests or needed <= there:
             return None  # it waits for rows, say
         return f"KV cache: {needed} more blocks are needed, {there} can be had."
@@ -175,7 +180,7 @@ class Entrance:
         """(what, how much of it, how much is there) of one that was turned away."""
         if not self._has_rows(request):
             return "rows", request.num_rows, max(0, self._rows.num_free - self._running.num_reserved_rows)
-        return "memory", request.needed_blocks, self._manager.pool.num_available
+        return "memory", request.needed_blocks, self._manager.num_within_reach
 
     def why_waits(self, request: Request) -> tuple[str, int, int]:
         """(for what, how much, how much is there) of one that does not run; looks nothing up, so it may be old.
@@ -215,27 +220,25 @@ class Entrance:
         return request.holds_rows or request.num_rows <= self._rows.num_free - self._running.num_reserved_rows
 
     def _has_blocks(self, request: Request) -> bool:
-        running, step_tokens = self._running.requests, self._step_tokens
-        # One that was preempted must also get on by a block before it gives way again; alone it need not share.
-        num_more = self._manager.block_size if request.was_started and running else 0
+        """A question: kept sequences give up theirs when the blocks are taken, and not those that it finds computed."""
         if self._is_still_too_little(request):
             return False
-        reserved = self._recovery.num_reserved_blocks(request, running, step_tokens)
-        pool, kept = self._manager.pool, self._manager.kept
-        # Each kept sequence that gives up its blocks changes what is at hand; what the request continues goes last.
-        while True:
-            needed = self._manager.estimates.blocks_to_come(request, step_tokens, num_more) + reserved
-            if needed <= pool.num_available:
-                return True
-            can_be_had = pool.num_available + kept.num_blocks_to_give_up() >= needed
-            if not can_be_had or not (kept.give_up_blocks(request.message.continues) or kept.give_up_blocks()):
-                request.needed_blocks, request.look_again_at = needed, self._step + _LOOK_AGAIN_AFTER
-                return False
+        needed = self._num_needed(request, self._running.requests)
+        if needed <= self._manager.num_within_reach:
+            return True
+        request.needed_blocks, request.look_again_at = needed, self._step + _LOOK_AGAIN_AFTER
+        return False
+
+    def _num_needed(self, request: Request, running: list[Request]) -> int:
+        # One that was preempted must also get on by a block before it gives way again; alone it need not share.
+        num_more = self._manager.block_size if request.was_started and running else 0
+        reserved = self._recovery.num_reserved_blocks(request, running, self._step_tokens)
+        return self._manager.estimates.blocks_to_come(request, self._step_tokens, num_more) + reserved
 
     def _is_still_too_little(self, request: Request) -> bool:
         """Looking a long prompt up in every step would cost more than the step."""
         is_recent = self._step < request.look_again_at and bool(self._granted.any())
-        return is_recent and self._manager.pool.num_available < request.needed_blocks
+        return is_recent and self._manager.num_within_reach < request.needed_blocks
 
     # ------------------------------------------------------------------------------------------ making way
 
@@ -270,7 +273,7 @@ class Entrance:
         # Those who go on need a block each before long: the head would be the next to give way.
         num_others = len(self._running.requests) - len(lesser)
         needed = self._manager.estimates.blocks_to_come(head, self._step_tokens) + num_others
-        there = self._manager.pool.num_available + self._manager.kept.num_blocks_to_give_up()
+        there = self._manager.num_within_reach
         there += self._manager.estimates.num_held_only_by(lesser)
         return (head.holds_rows or head.num_rows <= num_rows) and needed <= there
 

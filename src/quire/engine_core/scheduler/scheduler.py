@@ -313,6 +313,8 @@ class Scheduler:
         if idle:
             self._preempt(self.policy.victim(idle), f"it waits for input, and request {stuck.request_id} for room")
             return True
+        if self.entrance.is_freed_of_its_session(stuck):
+            return True
         reason = self.entrance.reason_to_give_up(stuck)
         if reason is not None:
             self.lifecycle.end_request(stuck, "error", reason)
