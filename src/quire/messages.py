@@ -24,8 +24,9 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 NUM_DRAFTS = "num_drafts"
 _NO_INTS: IntArray = np.empty(0, dtype=np.int64)
 
-# A request holds up to 2**10 sequences; both fit into one number, so that a step's output is two columns.
+# A request and the index of its sequence fit into one number, so that a step's output is two columns.
 _INDEX_BITS = 10
+MOST_SEQUENCES = 1 << _INDEX_BITS
 
 
 def sequence_id_of(request_id: int, index: int) -> int:

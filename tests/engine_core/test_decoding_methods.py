@@ -13,7 +13,7 @@ from quire.engine_core.decoding.method import Verbs
 from quire.engine_core.decoding.parallel_sampling import ParallelSampling
 from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.request import Request, Sequence
-from quire.messages import Candidates, DecodingSpec, EngineRequest, TokenLogprobs, sequence_id_of
+from quire.messages import MOST_SEQUENCES, Candidates, DecodingSpec, EngineRequest, TokenLogprobs, sequence_id_of
 from quire.testing.core import CoreUnderTest
 
 
@@ -153,6 +153,9 @@ def test_a_method_that_raises_ends_its_request_also_at_the_last_token(
         ("beam_search", {"width": 2, "early_stopping": 1}, "early_stopping"),
         ("beam_search", {"width": 2, "length_penalty": "long"}, "length_penalty"),
         ("beam_search", {"width": 99}, "max_num_seqs"),
+        ("beam_search", {"width": MOST_SEQUENCES}, "max_num_seqs"),
+        ("beam_search", {"width": MOST_SEQUENCES + 1}, "between 1 and 1024"),
+        ("beam_search", {"width": 10**12, "num_groups": 10**12}, "between 1 and 1024"),
         ("diverse_beam_search", {"width": 4, "num_groups": 3, "diversity_penalty": 1.0}, "must divide"),
         ("diverse_beam_search", {"width": 4, "num_groups": 2, "diversity_penalty": None}, "diversity_penalty"),
     ],
@@ -164,3 +167,16 @@ def test_what_makes_no_sense_ends_one_request(method: str, args: dict[str, Any],
     core.run()
     assert complaint in (core.ends[sequence_id_of(2, 0)].error or "")
     assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"
+
+
+@pytest.mark.parametrize("name", ["num_sequences", "num_outputs"])
+def test_a_method_has_no_more_sequences_than_there_are_numbers_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next ones would bear those of the request behind it."""
+    method = SeesTwo()
+    monkeypatch.setitem(decoding._BUILT_IN, "sees_two", lambda message: method)
+    monkeypatch.setattr(method, name, MOST_SEQUENCES + 1, raising=False)
+    core = CoreUnderTest(max_num_seqs=2 * MOST_SEQUENCES, num_blocks=2 * MOST_SEQUENCES)
+    add(core, 1, "sees_two")
+    core.run()
+    assert "with 1025 sequences; a request has at most 1024" in (core.ends[sequence_id_of(1, 0)].error or "")
+    assert len(core.ends) == 1

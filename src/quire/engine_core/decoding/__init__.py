@@ -13,7 +13,7 @@ from quire.engine_core.decoding.diverse_beam_search import diverse_beam_search
 from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.decoding.parallel_sampling import ParallelSampling
 from quire.errors import RequestError, suggestion
-from quire.messages import EngineRequest
+from quire.messages import MOST_SEQUENCES, EngineRequest
 
 MethodMaker = Callable[..., DecodingMethod]
 
@@ -28,11 +28,19 @@ def make_method(message: EngineRequest) -> DecodingMethod:
         return _ONE_SAMPLE if message.sampling.n == 1 else ParallelSampling(message.sampling.n)
     name, args = message.decoding.method, message.decoding.args
     try:
-        return _maker(name)(message, **args)
+        method = _maker(name)(message, **args)
     except RequestError:
         raise
     except (TypeError, ValueError) as error:
         raise RequestError(f"decoding method {name!r}: {error}.", param="decoding") from error
+    most = max(method.num_sequences, method.num_outputs)
+    if most > MOST_SEQUENCES:
+        raise RequestError(
+            f"decoding method {name!r}: with {most} sequences; a request has at most {MOST_SEQUENCES}, because there "
+            "are no more numbers for them. Ask for fewer, or send several requests.",
+            param="decoding",
+        )
+    return method
 
 
 def _maker(name: str) -> MethodMaker:

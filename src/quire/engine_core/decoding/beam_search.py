@@ -16,7 +16,7 @@ from quire.engine_core.decoding.hypotheses import Hypothesis, Node, settled_from
 from quire.engine_core.decoding.method import Verbs
 from quire.engine_core.request import Request, Sequence
 from quire.errors import RequestError
-from quire.messages import Candidates, EngineRequest
+from quire.messages import MOST_SEQUENCES, Candidates, EngineRequest
 
 # Of either sign: a length of a million to this power is still a number.
 _MOST = 50
@@ -137,8 +137,10 @@ def _check(
     length_penalty: object,
     diversity_penalty: object,
 ) -> None:
-    if type(width) is not int or not width >= 1:
-        raise RequestError(f"beam_width={width!r}: must be a whole number of at least 1.", param="beam_width")
+    if type(width) is not int or not 1 <= width <= MOST_SEQUENCES:
+        raise RequestError(
+            f"beam_width={width!r}: must be a whole number between 1 and {MOST_SEQUENCES}.", param="beam_width"
+        )
     if num_outputs > width:
         raise RequestError(
             f"n={num_outputs}: beam search with {width} beams returns at most so many outputs.", param="n"
