@@ -178,6 +178,8 @@ class Request:
         self.look_again_at = 0
         # the step before which it gave way the last time
         self.preempted_at = -1
+        # it came back before that step, and does not give way to who waits though it waits for input again
+        self.stays_until = 0
         # of prompt_logprobs, what the client has
         self.num_reported_positions = 0
         self.sequences: dict[int, Sequence] = {}

@@ -6,7 +6,6 @@ too small, so that what was admitted on it can also come back after a preemption
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from typing import TYPE_CHECKING
@@ -111,15 +110,6 @@ class Estimates:
             is_lost = is_there & (self._pool.counts[blocks] <= own_counts)
             num_tokens = max(num_tokens, int(np.concatenate(fillings)[first][is_lost].sum()))
         return num_blocks, num_tokens
-
-    def num_held_only_by(self, requests: Iterable[Request]) -> int:
-        """Blocks that would be at hand if all of these gave way."""
-        holders: Counter[int] = Counter()
-        for request in requests:
-            for sequence in request.sequences.values():
-                for table in sequence.block_tables:
-                    holders.update(table.held().tolist())
-        return sum(self._pool.count(block) == count for block, count in holders.items())
 
     def _num_missing(self, group: KVGroup, total: int, step_tokens: int, table: Iterable[int], num_shared: int) -> int:
         """Blocks that a sequence with this table needs in this group until so many tokens are computed."""

@@ -136,6 +136,19 @@ class KVCacheManager:
         """Blocks that can be had now: free, cached, or offered by kept sequences; not those that a copy still reads."""
         return self.pool.num_within_reach - sum(map(self.pool.is_within_reach, self.moves.being_read()))
 
+    @contextmanager
+    def offering(self, requests: Iterable[Request]) -> Iterator[None]:
+        """For a question: what is within reach if all of these give way."""
+        sequences = [sequence for request in requests for sequence in request.sequences.values()]
+        held = [table.held() for sequence in sequences for table in sequence.block_tables]
+        for blocks in held:
+            self.pool.offer(blocks)
+        try:
+            yield
+        finally:
+            for blocks in held:
+                self.pool.withdraw(blocks)
+
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
         if self.pool.num_available < num_blocks <= self.num_within_reach:

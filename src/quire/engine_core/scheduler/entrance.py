@@ -21,6 +21,8 @@ from quire.observability.recorder import Counts
 
 # steps after which a request that waits for blocks looks again what it finds computed
 _LOOK_AGAIN_AFTER = 16
+# steps in which one that came back for a piece of input may wait for the next one, and need not be computed again
+_STAYS_FOR = 16
 
 
 class Entrance:
@@ -90,7 +92,8 @@ class Entrance:
     def next(self) -> Request | None:
         """The request that starts now."""
         for head in self._heads():
-            if self.may_start(head):
+            if self.may_start(head) and self._has_taken_blocks_of_idle_ones(head):
+                head.stays_until = self._step + _STAYS_FOR if head.was_started else 0
                 return head
             if head.status is Status.WAITING:
                 if self._turned_away is not head:
@@ -224,10 +227,18 @@ class Entrance:
         if self._is_still_too_little(request):
             return False
         needed = self._num_needed(request, self._running.requests)
-        if needed <= self._manager.num_within_reach:
+        if needed <= self._manager.num_within_reach or self._fits_without(self._idle_block_holders(), request):
             return True
         request.needed_blocks, request.look_again_at = needed, self._step + _LOOK_AGAIN_AFTER
         return False
+
+    def _fits_without(self, idle: list[Request], request: Request) -> bool:
+        """Whether it would have its blocks if all of these gave way."""
+        if not idle:
+            return False
+        with self._manager.offering(idle):
+            others = [one for one in self._running.requests if one not in idle]
+            return self._num_needed(request, others) <= self._manager.num_within_reach
 
     def _num_needed(self, request: Request, running: list[Request]) -> int:
         # One that was preempted must also get on by a block before it gives way again; alone it need not share.
@@ -251,6 +262,27 @@ class Entrance:
         self._running.leave(request)
         self._queues.add_preempted(request)
 
+    def _idle_block_holders(self) -> list[Request]:
+        """Who only waits for input stands in nobody's way with its blocks either."""
+        return [
+            one
+            for one in self._lifecycle.streams.values()
+            if one.status is Status.RUNNING and one.is_idle and self._step >= one.stays_until
+        ]
+
+    def _has_taken_blocks_of_idle_ones(self, head: Request) -> bool:
+        """As few of them give way as are needed. The head starts in this step: nobody else comes in between."""
+        idle = self._idle_block_holders()
+        if not idle:
+            return True  # it has room without
+        while self._num_needed(head, self._running.requests) > self._manager.num_within_reach:
+            if not idle:
+                return False
+            victim = self._policy.victim(idle)
+            idle.remove(victim)
+            self.push_out(victim, f"it waits for input, and request {head.request_id} for blocks")
+        return True
+
     def _make_way(self, head: Request) -> None:
         """Less important requests give up rows and blocks until it has room; nobody does in vain."""
         lesser = [one for one in self._running.requests if self._gives_way_to(one, head)]
@@ -270,12 +302,14 @@ class Entrance:
         row_holders = [*lesser, *(one for one in self._queues.all_preempted() if one.priority > head.priority)]
         num_rows = self._rows.num_free - self._running.num_reserved_rows
         num_rows += sum(one.num_rows for one in row_holders if one.holds_rows)
+        if not (head.holds_rows or head.num_rows <= num_rows):
+            return False
+        who_go = [*lesser, *(one for one in self._idle_block_holders() if one not in lesser)]
         # Those who go on need a block each before long: the head would be the next to give way.
-        num_others = len(self._running.requests) - len(lesser)
-        needed = self._manager.estimates.blocks_to_come(head, self._step_tokens) + num_others
-        there = self._manager.num_within_reach
-        there += self._manager.estimates.num_held_only_by(lesser)
-        return (head.holds_rows or head.num_rows <= num_rows) and needed <= there
+        num_others = len(self._running.requests) - len(who_go)
+        with self._manager.offering(who_go):
+            needed = self._manager.estimates.blocks_to_come(head, self._step_tokens) + num_others
+            return needed <= self._manager.num_within_reach
 
     def _has_blocks_after_all(self, head: Request) -> bool:
         head.look_again_at = 0
