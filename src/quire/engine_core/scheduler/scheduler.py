@@ -306,14 +306,12 @@ class Scheduler:
 
     def _let_somebody_in(self) -> bool:
         """Nothing was granted though somebody waits: whoever only waits for input gives way."""
-        stuck = self.entrance.stuck()
-        if stuck is None:
+        if (stuck := self.entrance.stuck()) is None:
             return False
         idle = [request for request in self.running.requests if request.is_idle]
         if idle:
             self._preempt(self.policy.victim(idle), f"it waits for input, and request {stuck.request_id} for room")
-            return True
-        if self.entrance.is_freed_of_its_session(stuck):
+        if idle or self.entrance.is_freed_of_its_session(stuck):
             return True
         reason = self.entrance.reason_to_give_up(stuck)
         if reason is not None:
