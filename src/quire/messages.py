@@ -25,18 +25,17 @@ NUM_DRAFTS = "num_drafts"
 _NO_INTS: IntArray = np.empty(0, dtype=np.int64)
 
 # A request and the index of its sequence fit into one number, so that a step's output is two columns.
-_INDEX_BITS = 10
-MOST_SEQUENCES = 1 << _INDEX_BITS
+MOST_SEQUENCES = 1 << 10
 
 
 def sequence_id_of(request_id: int, index: int) -> int:
     """The number that names sequence `index` of a request everywhere."""
-    return (request_id << _INDEX_BITS) | index
+    return request_id * MOST_SEQUENCES + index
 
 
 def split_sequence_id(sequence_id: int) -> tuple[int, int]:
     """(request_id, index) of a sequence."""
-    return sequence_id >> _INDEX_BITS, sequence_id & ((1 << _INDEX_BITS) - 1)
+    return divmod(sequence_id, MOST_SEQUENCES)
 
 
 # Where a core has several clients, the number of each stands in the high bits of its ids (further_clients.py).
@@ -55,7 +54,7 @@ def client_of(request_id: int) -> int:
 
 def split_sequence_ids(sequence_ids: IntArray) -> tuple[list[int], list[int]]:
     """The same for many at once."""
-    return (sequence_ids >> _INDEX_BITS).tolist(), (sequence_ids & ((1 << _INDEX_BITS) - 1)).tolist()
+    return (sequence_ids // MOST_SEQUENCES).tolist(), (sequence_ids & (MOST_SEQUENCES - 1)).tolist()
 
 
 def int_array(values: Any) -> IntArray:
