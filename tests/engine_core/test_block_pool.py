@@ -98,7 +98,7 @@ class PoolMachine(RuleBasedStateMachine):
         num_blocks = self.pool.num_blocks
         held, offered = (np.bincount(int_array(some), minlength=num_blocks) for some in (self.held, self.offered))
         self.pool.check_invariants(held, offered)
-        within_reach = [block for block in range(num_blocks) if self.pool.is_within_reach(block)]
+        within_reach = self.pool.within_reach(np.arange(num_blocks)).tolist()
         assert within_reach == sorted(set(range(num_blocks)) - set(self.firm()))
         assert self.pool.num_within_reach == len(within_reach)
         assert self.pool.num_held == len(set(self.held))

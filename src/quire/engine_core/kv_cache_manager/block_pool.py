@@ -83,8 +83,10 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         return block in self._cached
 
-    def is_within_reach(self, block: int) -> bool:
-        return bool(self.counts[block] == self._offers[block])
+    def within_reach(self, blocks: Blocks) -> Blocks:
+        """Those of these that could be handed out then."""
+        found: Blocks = blocks[self.counts[blocks] == self._offers[blocks]]
+        return found
 
     def allocate(self, num_blocks: int) -> list[int]:
         """New blocks with count 1; evicts cached ones when none is free. The caller asks `num_available` first."""

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.engine_core.block_table import NO_BLOCK, BlockTable
+from quire.engine_core.block_table import NO_BLOCK, Blocks, BlockTable
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.prefix_cache import common_length
 from quire.engine_core.request import Request, Sequence
+from quire.messages import int_array
 
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -43,7 +44,7 @@ class Estimates:
         if request.is_swapped:
             places = self._manager.swap_in_places(request)
             needed = sum(block is None for block in places.values())
-            found = {block for block in places.values() if block is not None and self._pool.is_within_reach(block)}
+            found.update(self._within_reach(int_array([block for block in places.values() if block is not None])))
         reach = max(request.longest + num_more_tokens, request.protected_until) if num_more_tokens else 0
         num_ahead = self._manager.num_uncertain + self._manager.lookahead
         earlier: list[Sequence] = []
@@ -56,7 +57,7 @@ class Estimates:
             elif not (earlier and self._manager.has_windows):
                 # (with windows, what is there now may have been passed when the turn of a later sibling comes)
                 computed = self._manager.get_computed_blocks(sequence)
-                found.update(filter(self._pool.is_within_reach, computed.held_blocks().tolist()))
+                found.update(self._within_reach(computed.held_blocks()))
                 # one that is partly filled is copied before it is written, and so counts as missing
                 tables = [blocks[: computed.num_tokens // self._block_size] for blocks in computed.blocks]
                 num_shared = self.num_shared(sequence, earlier)
@@ -110,6 +111,10 @@ class Estimates:
             is_lost = is_there & (self._pool.counts[blocks] <= own_counts)
             num_tokens = max(num_tokens, int(np.concatenate(fillings)[first][is_lost].sum()))
         return num_blocks, num_tokens
+
+    def _within_reach(self, blocks: Blocks) -> list[int]:
+        found: list[int] = self._pool.within_reach(blocks).tolist()
+        return found
 
     def _num_missing(self, group: KVGroup, total: int, step_tokens: int, table: Iterable[int], num_shared: int) -> int:
         """Blocks that a sequence with this table needs in this group until so many tokens are computed."""

@@ -306,7 +306,7 @@ class KeptSequences:
                 self._pool.withdraw(table.held())
 
     def _has_some_to_give(self, kept: KeptSequence) -> bool:
-        return any(self._pool.is_within_reach(block) for table in kept.block_tables for block in table.held().tolist())
+        return any(len(self._pool.within_reach(table.held())) for table in kept.block_tables)
 
     def _drop_blocks(self, kept: KeptSequence) -> None:
         self._withdraw(kept)

@@ -134,7 +134,9 @@ class KVCacheManager:
     @property
     def num_within_reach(self) -> int:
         """Blocks that can be had now: free, cached, or offered by kept sequences; not those that a copy still reads."""
-        return self.pool.num_within_reach - sum(map(self.pool.is_within_reach, self.moves.being_read()))
+        if not (being_read := self.moves.being_read()):
+            return self.pool.num_within_reach
+        return self.pool.num_within_reach - len(self.pool.within_reach(int_array(being_read)))
 
     @contextmanager
     def offering(self, requests: Iterable[Request]) -> Iterator[None]:
