@@ -108,8 +108,8 @@ class BlockMoves:
 
     @property
     def brings_back(self) -> bool:
-        """Something comes from swap space in this step. Where it lies counts as free, but what leaves in the same step is
-        written there first: nobody may be swapped out any more."""
+        """Something comes from swap space in this step. Where it lies counts as free, but what leaves in the same step
+        is written there first: nobody may be swapped out any more."""
         return bool(self._host_block_by_block)
 
     def take(self) -> TakenMoves:
