@@ -9,6 +9,7 @@ TRANSITIONS = (
     "requests",
     "refusals",
     "failures",
+    "mishaps",
     "aborts",
     "extensions",
     "prefix hits",

@@ -31,7 +31,9 @@ from quire.testing.workload import Workload
 
 STEPS_OF_A_SEED = 400
 # The default tests run the seeds below it.
-FIRST_SEED = 1_000_000
+FIRST_SEED = 2_000_000
+# Seeds from before there were mishaps; tests/seeds/ remembers some of them.
+_WITHOUT_MISHAPS = range(1_000_000, FIRST_SEED)
 _SEEDS_OF_A_BATCH = 32
 _MOST_FAILURES = 20
 
@@ -93,14 +95,14 @@ def command_for(seed: int) -> str:
 
 def run_seed(seed: int, num_steps: int = STEPS_OF_A_SEED, engine: EngineSettings | None = None) -> Workload:
     """One workload to its end; a broken rule raises AssertionError, with the command that repeats it."""
-    workload = Workload(seed, engine=engine)
+    workload = Workload(seed, engine=engine, has_mishaps=seed not in _WITHOUT_MISHAPS)
     _run(workload, num_steps)
     return workload
 
 
 def result_of(seed: int, num_steps: int = STEPS_OF_A_SEED) -> SeedResult:
     """The same, with the failure as a text."""
-    workload = Workload(seed)
+    workload = Workload(seed, has_mishaps=seed not in _WITHOUT_MISHAPS)
     error = None
     try:
         _run(workload, num_steps)

@@ -23,6 +23,7 @@ from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
 from quire.testing.core import FULL
 from quire.testing.engine_settings import EngineSettings, random_engine
+from quire.testing.mishaps import Mishaps
 
 VOCAB = 50
 _MOST_REQUESTS = 8
@@ -81,7 +82,14 @@ def random_sizes(pick: random.Random) -> Sizes:
 class Workload:
     """Adds, extends, gives up, keeps, pins and fails at random, a step at a time."""
 
-    def __init__(self, seed: int, policy: SchedulingPolicy | None = None, engine: EngineSettings | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        policy: SchedulingPolicy | None = None,
+        engine: EngineSettings | None = None,
+        *,
+        has_mishaps: bool = False,
+    ) -> None:
         """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them."""
         self.seed = seed
         self.random = random.Random(seed)
@@ -114,6 +122,8 @@ class Workload:
         self._pin_rate = pick.choice([0.0, 0.0, 0.1]) if sizes.prefix_caching and self._handle_rate else 0.0
         # whose a request is changes nothing of what is drawn; tenants evict each other's
         self._tenants = random.Random(f"tenants of {seed}") if self.engine.tenant_cache_share is not None else None
+        unlucky = random.Random(f"mishaps of {seed}")
+        self._mishaps = Mishaps(self.checked, unlucky) if has_mishaps and unlucky.random() < 0.25 else None
         events = [self._abort, self._abort_and_reuse, self._handle_kept, self._fail]
         self._events: list[Callable[[], None]] = pick.sample(events, pick.randrange(len(events) + 1))
 
@@ -122,6 +132,8 @@ class Workload:
     def step(self) -> list[int]:
         """Perhaps something happens, then one step of the core. Returns whose tokens it brought."""
         self._act()
+        if self._mishaps is not None:
+            self._mishaps.act()
         return self.checked.step().sequence_ids.tolist()
 
     def run(self, num_steps: int) -> None:
