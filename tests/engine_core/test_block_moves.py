@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from quire.engine_core.block_table import BlockTable
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
+from quire.engine_core.request import Sequence
 from quire.messages import int_array
 
 
@@ -61,3 +67,22 @@ def test_of_a_row_that_is_let_go_no_entry_is_left(moves: BlockMoves) -> None:
     assert moves.take().block_writes.T.tolist() == [[0, 0, 5, 10], [0, 2, 6, 12], [0, 2, 7, 15], [0, 1, 0, 16]]
     moves.drop_writes(1)
     assert moves.take().block_writes.shape == (4, 0)
+
+
+def test_a_host_block_that_is_read_in_this_step_is_not_filled_in_it(pool: BlockPool, moves: BlockMoves) -> None:
+    """Blocks go out before others come in, so who gives way now must not go where somebody comes from."""
+    swap = SwapSpace(1, pool, moves)
+    (block,) = pool.allocate(1)
+    sequence = SimpleNamespace(num_computed_tokens=4, block_tables=[BlockTable([block])], host_tables=[])
+    request: Any = SimpleNamespace(sequences={0: sequence})
+    swap.swap_out(request, block_size=4)
+    moves.take()
+    swap.settle()
+    ((host_block,),) = sequence.host_tables
+    moves.swap_in(host_block, block)
+    swap.free(cast(Sequence, sequence))
+    assert not swap.has_room_for(1)
+    swap.check_invariants([])
+    moves.take()
+    swap.settle()
+    assert swap.has_room_for(1)

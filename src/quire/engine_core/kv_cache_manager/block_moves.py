@@ -37,6 +37,7 @@ class BlockMoves:
         # by where it goes: what was on its way to a place that has changed hands since is not needed any more
         self._block_by_host_block: dict[int, int] = {}
         self._host_block_by_block: dict[int, int] = {}
+        self._host_blocks_read: set[int] = set()
         self._source_by_copy: dict[int, int] = {}
         self._num_reads: Counter[int] = Counter()
         # Blocks that are read by a copy of this step must not be handed out again before it has run.
@@ -79,6 +80,11 @@ class BlockMoves:
 
     def swap_in(self, host_block: int, block: int) -> None:
         self._host_block_by_block[block] = host_block
+        self._host_blocks_read.add(host_block)
+
+    def reads_host_block(self, host_block: int) -> bool:
+        """It must not be filled anew: blocks go to the host before others come from there."""
+        return host_block in self._host_blocks_read
 
     def release(self, blocks: Blocks) -> None:
         """Gives blocks back to the pool, those that a copy still reads only once it has run."""
@@ -127,6 +133,7 @@ class BlockMoves:
         self._write_columns = []
         self._writes, self._block_by_host_block, self._host_block_by_block = [], {}, {}
         self._source_by_copy, self._num_reads, self.late_releases = {}, Counter(), []
+        self._host_blocks_read.clear()
         if late:
             self._pool.release(int_array(late))
         return taken

@@ -62,7 +62,7 @@ class KVCacheManager:
         self.cache = PrefixCache(pool, groups, hasher)
         self.moves = BlockMoves(pool)
         self.kept = KeptSequences(pool, self.moves, groups, block_size, self.cache)
-        self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks), pool)
+        self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks), pool, self.moves)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_copied_blocks = 0
@@ -275,7 +275,7 @@ class KVCacheManager:
         for sequence in request.sequences.values():
             self._free_passed(sequence)
         num_used = self.swap.num_used
-        self.swap.swap_out(request, self.block_size, self.moves)
+        self.swap.swap_out(request, self.block_size)
         for sequence in request.sequences.values():
             host_tables, sequence.host_tables = sequence.host_tables, []
             self.free(sequence)
@@ -330,7 +330,9 @@ class KVCacheManager:
 
     def take_moves(self) -> TakenMoves:
         """What changed since the last call; it belongs to one step."""
-        return self.moves.take()
+        taken = self.moves.take()
+        self.swap.settle()
+        return taken
 
     # ------------------------------------------------------------------------------------------ what can be seen
 

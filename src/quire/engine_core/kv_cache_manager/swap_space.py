@@ -18,10 +18,13 @@ from quire.engine_core.request import Request, Sequence
 class SwapSpace:
     """Host blocks; at most as many as the pool has (3.4.5)."""
 
-    def __init__(self, num_blocks: int, pool: BlockPool) -> None:
+    def __init__(self, num_blocks: int, pool: BlockPool, moves: BlockMoves) -> None:
         self.num_blocks = num_blocks
         self._pool = pool
+        self._moves = moves
         self._free = list(range(num_blocks - 1, -1, -1))
+        # Nobody holds them, but the next step reads them, after it has filled others.
+        self._late_releases: list[int] = []
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         # held host blocks by content
@@ -43,14 +46,14 @@ class SwapSpace:
         key = self._pool.key_of(block)
         return key is not None and key in self._host_block_by_key
 
-    def swap_out(self, request: Request, block_size: int, moves: BlockMoves) -> None:
+    def swap_out(self, request: Request, block_size: int) -> None:
         """Every computed block of the request gets a host block; the caller then frees the device's."""
         host_block_of: dict[int, int] = {}
         for sequence in request.sequences.values():
             num_blocks = -(-sequence.num_computed_tokens // block_size)
             for table in sequence.block_tables:
                 blocks = table.blocks[:num_blocks].tolist()
-                sequence.host_tables.append([self._hold(block, host_block_of, moves) for block in blocks])
+                sequence.host_tables.append([self._hold(block, host_block_of) for block in blocks])
 
     def forget(self, key: BlockKey) -> None:
         """Nobody else is to rely on that content."""
@@ -70,6 +73,11 @@ class SwapSpace:
                     self._release(host_block)
         sequence.host_tables = []
 
+    def settle(self) -> None:
+        """The moves have been handed to a step."""
+        self._free += self._late_releases
+        self._late_releases = []
+
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         holders = [0] * self.num_blocks
         for sequence in sequences:
@@ -79,27 +87,27 @@ class SwapSpace:
                         holders[block] += 1
         assert holders == self._counts, "host blocks: counts and holders differ"
         free = [block for block, count in enumerate(holders) if not count]
-        assert sorted(self._free) == free, "host blocks are lost or held twice"
+        assert sorted([*self._free, *self._late_releases]) == free, "host blocks are lost or held twice"
         named = [self._keys[block] for block in self._host_block_by_key.values()]
         assert named == list(self._host_block_by_key), "host blocks: keys and blocks do not match"
         assert self._keys.count(None) == self.num_blocks - len(named), "a host block has a key that is not its own"
         assert not set(self._host_block_by_key.values()).intersection(free), "a free host block is known by content"
 
-    def _hold(self, block: int, host_block_of: dict[int, int], moves: BlockMoves) -> int:
+    def _hold(self, block: int, host_block_of: dict[int, int]) -> int:
         if block == NO_BLOCK:
             return NO_BLOCK
         if block not in host_block_of:
-            host_block_of[block] = self._find_or_move(block, moves)
+            host_block_of[block] = self._find_or_move(block)
         host_block = host_block_of[block]
         self._counts[host_block] += 1
         return host_block
 
-    def _find_or_move(self, block: int, moves: BlockMoves) -> int:
+    def _find_or_move(self, block: int) -> int:
         key = self._pool.key_of(block)
         if key is not None and key in self._host_block_by_key:
             return self._host_block_by_key[key]
         host_block = self._free.pop()
-        moves.swap_out(block, host_block)
+        self._moves.swap_out(block, host_block)
         if key is not None:
             self._keys[host_block] = key
             self._host_block_by_key[key] = host_block
@@ -111,4 +119,4 @@ class SwapSpace:
             key = self._keys[host_block]
             if key is not None:
                 self.forget(key)
-            self._free.append(host_block)
+            (self._late_releases if self._moves.reads_host_block(host_block) else self._free).append(host_block)
