@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.messages import AbortRequests, EngineRequest, sequence_id_of
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.messages import AbortRequests, DecodingSpec, EngineRequest, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 
@@ -20,7 +21,7 @@ PROMPT = [1, 2, 3]
         (
             PROMPT,
             {"n": 4, "max_tokens": 30},
-            "4 x 33 tokens need up to 36 blocks of 4 tokens, the engine has 20 (80 tokens)",
+            "4 x 33 tokens need up to 36 blocks of 4 tokens, the engine has 20. Lower max_tokens or n, or give",
         ),
     ],
 )
@@ -34,6 +35,19 @@ def test_what_can_never_run_is_refused(prompt: list[int], sampling: dict[str, in
     assert {end.sequence_id for end in refused} == {sequence_id_of(2, index) for index in range(sampling.get("n", 1))}
     assert all(reason in (end.error or "") for end in refused), refused
     assert len(core.tokens[sequence_id_of(1, 0)]) == len(core.tokens[sequence_id_of(3, 0)]) == 3
+
+
+def test_what_has_no_room_is_said_by_its_own_name() -> None:
+    """Blocks are of one group of layers; the width of a search is not called n; of one sequence max_tokens is all."""
+    groups = [KVGroup(("a",), 0), KVGroup(("b",), 0)]
+    core = CoreUnderTest(num_blocks=20, block_size=4, max_num_seqs=4, max_model_len=64, groups=groups)
+    core.add(1, PROMPT, max_tokens=50)
+    core.add(2, PROMPT, max_tokens=50, request={"decoding": DecodingSpec(method="beam_search", args={"width": 2})})
+    core.run()
+    errors = [core.ends[sequence_id_of(number, 0)].error or "" for number in (1, 2)]
+    assert all("blocks of 4 tokens in 2 groups of layers, the engine has 20." in error for error in errors), errors
+    assert "Lower max_tokens, or" in errors[0]
+    assert "Lower max_tokens or beam_width, or" in errors[1]
 
 
 def test_adapters_and_media_are_refused_until_they_are_built() -> None:

@@ -134,6 +134,9 @@ def test_a_draft_that_keeps_more_than_any_group_of_the_target_has_one_of_its_own
 def test_more_than_there_is_cannot_be_asked_for() -> None:
     with pytest.raises(
         CapacityError,
-        match=r"1,000,000,000 blocks \(num_gpu_blocks_override\) need .* 64.0 GiB is available.*blocks fit",
+        match=r"1,000,000,000 blocks \(num_gpu_blocks_override\) need .* 64.0 GiB is available.*blocks fit: "
+        r"lower num_gpu_blocks_override to \d+, or leave it out",
     ):
         plan_cache(measured(64, layers(2)), asked(num_blocks=10**9))
+    with pytest.raises(CapacityError, match=f"lower kv_cache_memory_bytes to {64 * GIB}, or"):
+        plan_cache(measured(64, layers(2)), asked(memory_bytes=2**50))

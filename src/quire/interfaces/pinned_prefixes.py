@@ -35,7 +35,7 @@ _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, deto
 _MOST_ATTEMPTS = 3
 _MORE_MEMORY = "unpin something or give the KV cache more memory."
 # What the core says of a request or of a handle, and what it means for a prefix.
-_ADVICE_ON_REQUESTS = "Lower max_tokens or n, or give the KV cache more memory."
+_ADVICE_ON_REQUESTS = "Lower max_tokens, or give the KV cache more memory."
 _ADVICE_ON_HANDLES = "Pin less, or give the cache more memory."
 
 

@@ -52,10 +52,12 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     per_request = _blocks_per_request(groups, options, options.max_model_len)
     num_blocks, reason = _num_blocks(measured, options, block_bytes, per_request)
     if num_blocks * block_bytes > measured.available_bytes:
+        most = measured.available_bytes // block_bytes
+        most_of_it = most if options.num_blocks is not None else most * block_bytes
         raise CapacityError(
             f"KV cache: {num_blocks:,} blocks ({reason}) need {_size(num_blocks * block_bytes)}, "
             f"{_size(measured.available_bytes)} is available. {measured.explanation} "
-            f"At most {measured.available_bytes // block_bytes:,} blocks fit."
+            f"At most {most:,} blocks fit: lower {reason} to {most_of_it}, or leave it out."
         )
     length = options.max_model_len
     if num_blocks < per_request:

@@ -59,9 +59,11 @@ class Admission:
         if needed <= there - num_pinned:
             return None
         pinned = f", {num_pinned} of them pinned" if num_pinned else ""
+        groups = f" in {len(manager.groups)} groups of layers" if len(manager.groups) > 1 else ""
+        width = "" if n == 1 else " or n" if request.message.decoding is None else " or beam_width"
         return (
-            f"KV cache: {n} x {total} tokens need up to {needed} blocks of {size} tokens, the engine has {there} "
-            f"({there * size} tokens){pinned}. Lower max_tokens or n, or give the KV cache more memory."
+            f"KV cache: {n} x {total} tokens need up to {needed} blocks of {size} tokens{groups}, the engine has "
+            f"{there}{pinned}. Lower max_tokens{width}, or give the KV cache more memory."
         )
 
     def most_blocks(self, request: Request) -> int:
