@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.request import Request, Sequence
+from quire.messages import EngineOutputs
 from quire.testing.checked_core import CheckedCore
 
 _RATE = 0.004
@@ -27,17 +28,23 @@ class Mishaps:
     def __init__(self, checked: CheckedCore, pick: random.Random) -> None:
         self._checked = checked
         self._pick = pick
+        self._is_in_step = False
         manager = checked.core.manager
         self._wrap(manager, "allocate_slots", _request_of)
         self._wrap(manager, "name_granted", _request_of)
 
-    def act(self) -> None:
-        """Between two steps: new decoding methods become unreliable, and somebody may reset the prefix cache."""
+    def step(self) -> EngineOutputs:
+        """One of the core. (What a message from outside raises meets its wall in the driver.)"""
         for method in self._checked.core.scheduler.lifecycle._methods.values():
             if "after_token" not in vars(method):
                 self._wrap_method(method)
         if self._pick.random() < _RATE:
             self._checked.core.core.control("reset_prefix_cache", {})
+        self._is_in_step = True
+        try:
+            return self._checked.step()
+        finally:
+            self._is_in_step = False
 
     def _wrap_method(self, method: DecodingMethod) -> None:
         self._wrap(method, "after_token", _request_of)
@@ -57,7 +64,7 @@ class Mishaps:
 
     def _perhaps(self, request: Request) -> None:
         plan = self._checked.plans.get(request.request_id)
-        if plan is not None and self._pick.random() < _RATE:
+        if plan is not None and self._is_in_step and self._pick.random() < _RATE:
             plan.may_fail = True
             self._checked.counts["mishaps"] += 1
             raise MishapError

@@ -132,9 +132,7 @@ class Workload:
     def step(self) -> list[int]:
         """Perhaps something happens, then one step of the core. Returns whose tokens it brought."""
         self._act()
-        if self._mishaps is not None:
-            self._mishaps.act()
-        return self.checked.step().sequence_ids.tolist()
+        return (self._mishaps or self.checked).step().sequence_ids.tolist()
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
