@@ -112,12 +112,6 @@ class BlockMoves:
             self.late_releases.remove(source)
             self._release_one(source)
 
-    @property
-    def brings_back(self) -> bool:
-        """Something comes from swap space in this step. Where it lies counts as free, but what leaves in the same step
-        is written there first: nobody may be swapped out any more."""
-        return bool(self._host_block_by_block)
-
     def take(self) -> TakenMoves:
         """Everything since the last call; it belongs to one step."""
         writes = _columns(self._writes, 4)

@@ -264,8 +264,6 @@ class Entrance:
 
     def _idle_block_holders(self) -> list[Request]:
         """Who only waits for input stands in nobody's way with its blocks either."""
-        if self._manager.moves.brings_back:
-            return []
         return [
             one
             for one in self._lifecycle.streams.values()
