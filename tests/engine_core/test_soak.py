@@ -38,6 +38,39 @@ def test_pieces_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short")
+def test_pieces_may_begin_at_seeds_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "soak.json"
+    assert run("--steps", "1", "--state", str(path), "--first-seed", "7000000") == 0
+    state = json.loads(path.read_text())
+    assert state["next_seed"] == 7_000_000 + state["num_seeds"]
+
+
+@pytest.mark.parametrize("wrong", [("--steps", "-5"), ("--first-seed", "-1"), ("--processes", "0")])
+def test_numbers_that_mean_nothing_are_refused(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        soak.main(wrong)
+    assert "1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short")
+def test_one_that_is_interrupted_keeps_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "soak.json"
+    whole = soak.result_of
+
+    def interrupted(seed: int) -> soak.SeedResult:
+        if seed == soak.FIRST_SEED + 3:
+            raise KeyboardInterrupt
+        return whole(seed)
+
+    monkeypatch.setattr(soak, "result_of", interrupted)
+    assert run("--steps", "100000", "--state", str(path)) == 130
+    assert json.loads(path.read_text())["num_seeds"] == 2
+    assert "workloads in" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("short")
 def test_the_time_of_a_piece_is_limited(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
     assert run("--steps", "1000000", "--seconds", "0.01", "--state", str(path)) == 0

@@ -60,9 +60,9 @@ class SoakState:
     failures: list[dict[str, str | int]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, path: Path | None) -> SoakState:
+    def read(cls, path: Path | None, first_seed: int = FIRST_SEED) -> SoakState:
         if path is None or not path.exists():
-            return cls()
+            return cls(first_seed)
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, path: Path | None) -> None:
@@ -182,8 +182,16 @@ def _report(state: SoakState) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200_000, help="steps in all, those in the state file included")
+    parser.add_argument(
+        "--steps", type=int, default=200_000, help="at least so many in all, those of the state included"
+    )
     parser.add_argument("--state", type=Path, help="a file that sums up the pieces")
+    parser.add_argument(
+        "--first-seed",
+        type=int,
+        default=FIRST_SEED,
+        help="where a new state begins: pieces of several machines need not repeat each other",
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="workloads that run side by side")
     parser.add_argument("--seed", type=int, help="run this workload alone, and show what breaks")
@@ -196,12 +204,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"seed {options.seed}: {workload.core.executor.work.num_steps} steps, every rule kept")
         print(workload.sizes, workload.engine, sep="\n")
         return 0
-    state = SoakState.read(options.state)
+    if min(options.steps, options.processes) < 1 or options.first_seed < 0:
+        parser.error("--steps and --processes are 1 or more, --first-seed is 0 or more")
+    state = SoakState.read(options.state, options.first_seed)
     state.try_failures_again()
     state.write(options.state)
-    soak(state, options.state, options.steps, options.seconds, options.processes)
+    status = 0
+    try:
+        soak(state, options.state, options.steps, options.seconds, options.processes)
+    except KeyboardInterrupt:
+        # what was done is in the state, up to the last batch
+        status = 130
     _report(state)
-    return 1 if state.failures else 0
+    return 1 if state.failures else status
 
 
 if __name__ == "__main__":
