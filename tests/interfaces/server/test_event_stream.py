@@ -1,7 +1,9 @@
 """EventStream alone: silence, clients that do not read, the order on the wire."""
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -241,6 +243,35 @@ def test_a_keep_alive_that_nobody_takes_gives_the_client_up(run, scope, monkeypa
         assert scope["client_gone"]
 
     run(main())
+
+
+@pytest.mark.parametrize("ending", ["whole", "gone", "interrupted"])
+def test_a_stream_that_has_ended_leaves_nothing_for_the_garbage_collector(run, scope, ending):
+    """It would keep its prompt until then."""
+
+    async def main():
+        wire, source, in_flight = Wire(), Source(), InFlight()
+        events = source.events()
+        made = weakref.ref(events)
+        task = asyncio.create_task(EventStream(in_flight, pumped(events))(scope, wire.receive, wire.send))
+        del events
+        await wire.until(lambda: wire.body)
+        if ending == "whole":
+            source.go_on.set()
+        elif ending == "gone":
+            wire.gone.set()
+        elif ending == "interrupted":
+            in_flight.interrupt_all(unavailable("Good bye."))
+        await task
+        del task
+        assert made() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(main())
+    finally:
+        gc.enable()
 
 
 # ---------------------------------------------------------------------------------------------- without a task

@@ -17,7 +17,7 @@ class Pumped(Generic[_T]):
         self._reader: Callable[[], None] = lambda: None
         self._made: list[_T] = []
         self._was_taken = asyncio.Event()
-        self._task = asyncio.create_task(self._pump(items))
+        self._task: asyncio.Future[None] = asyncio.create_task(self._pump(items))
         self._task.add_done_callback(lambda _: self._reader())
 
     async def _pump(self, items: AsyncGenerator[_T, None]) -> None:
@@ -52,6 +52,10 @@ class Pumped(Generic[_T]):
     async def aclose(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        # What ended it is kept by the task and knows the frames of this stream, which must not keep the task: in a ring
+        # the request and its prompt would be left for the garbage collector.
+        self._task = asyncio.get_running_loop().create_future()
+        self._task.cancel()
 
 
 @asynccontextmanager
