@@ -77,3 +77,42 @@ def test_long_bodies_leave_the_event_loop_free_between_them(run, served, monkeyp
             assert list(parsed.values()) == [1] * 12
 
     run(main())
+
+
+class Piece(bytes):
+    """Of a body, counted while it is somewhere."""
+
+    num_alive = 0
+
+    def __new__(cls, data: bytes):
+        cls.num_alive += 1
+        return super().__new__(cls, data)
+
+    def __del__(self) -> None:
+        Piece.num_alive -= 1
+
+
+def test_a_long_body_that_was_put_together_is_not_there_twice(run, served, monkeypatch):
+    text = json.dumps({"prompt": "a" * 2**20}).encode()
+    size = len(text) // 16 + 1
+    alive = []
+
+    async def body():
+        for start in range(0, len(text), size):
+            yield Piece(text[start : start + size])
+
+    def parse(*arguments, **options):
+        alive.append(Piece.num_alive)
+        return parse_request(*arguments, **options)
+
+    async def main():
+        monkeypatch.setattr(request_body, "parse_request", parse)
+        async with served() as server:
+            headers = {"content-type": "application/json"}
+            asked = (server.http.post("/v1/completions", content=body(), headers=headers) for _ in range(4))
+            await asyncio.gather(*asked)
+            # what is left is the last one of each, which who waits for the next one still knows
+            # the first one is parsed before the others are put together, and these all before one of them is parsed
+            assert alive[1:] == [0, 0, 0]
+
+    run(main())

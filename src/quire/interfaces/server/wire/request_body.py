@@ -162,6 +162,8 @@ async def _read_body(request: Request, state: ServerState) -> bytes:
         await state.long_bodies.enter()
     data = b"".join(chunks)
     if size > _LONG_BYTES:
+        # others are put together before it is its turn: each would be there twice
+        chunks.clear()
         # it is parsed in a turn of its own
         await state.long_bodies.enter()
     return data
