@@ -1,5 +1,7 @@
 """What is rendered beside the event loop, and what within it."""
 
+import json
+
 import pytest
 
 LONG = "a" * 2500
@@ -21,5 +23,30 @@ def test_long_texts_are_rendered_beside_the_event_loop(run, served, monkeypatch,
             answer = await server.post("/v1/chat/completions", {"messages": messages})
             assert answer.status_code == 200, answer.text
             assert len(calls) == is_long
+
+    run(main())
+
+
+CALL = {"id": "1", "function": {"name": "f", "arguments": json.dumps({"text": LONG})}}
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ({"role": "assistant", "tool_calls": [CALL]}, {}),
+        ({"role": "assistant", "content": "a"}, {"chat_template_kwargs": {"mood": LONG}}),
+    ],
+)
+def test_so_are_long_texts_elsewhere_in_a_chat(run, served, monkeypatch, message, options):
+    async def main():
+        async with served(max_model_len=8192) as server:
+            texts = server.state.text_threads
+            calls, call = [], texts.call
+            monkeypatch.setattr(texts, "call", lambda *args, **options: calls.append(args) or call(*args, **options))
+            messages = [{"role": "user", "content": "Hi"}, message]
+            answer = await server.post("/v1/chat/completions", {"messages": messages, **options})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["prompt_tokens"] > len(LONG)
+            assert len(calls) == 1
 
     run(main())

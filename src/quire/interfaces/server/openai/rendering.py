@@ -11,24 +11,19 @@ from quire.renderer import RenderedPrompt
 _MAX_INLINE_CHARACTERS = 2_000
 
 
-def _size(chat: str | list[dict[str, Any]]) -> int:
+def _size(chat: Any) -> int:
+    """Characters of a text, or of all texts in a chat: arguments of a tool's call may be as long as any content."""
     if isinstance(chat, str):
         return len(chat)
-    return sum(10 + _length(message.get("content")) for message in chat)
-
-
-def _length(content: Any) -> int:
-    """Of a text, or of the texts in its parts."""
-    if isinstance(content, str):
-        return len(content)
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return sum(10 + sum(len(value) for value in part.values() if isinstance(value, str)) for part in parts)
+    if isinstance(chat, dict):
+        return sum(map(_size, chat.values()))
+    return sum(10 + _size(part) for part in chat) if isinstance(chat, list) else 0
 
 
 async def render(state: ServerState, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:
     """`Renderer.render_prompt`, in a thread if the text is long; what cannot fit into the model is refused first."""
     renderer = state.engine.renderer
     options["max_tokens"] = state.max_model_len
-    if _size(chat) <= _MAX_INLINE_CHARACTERS and not options.get("tools"):
+    if _size(chat) + _size(options) <= _MAX_INLINE_CHARACTERS and not options.get("tools"):
         return renderer.render_prompt(chat, **options)
     return await state.text_threads.call(renderer.render_prompt, chat, **options)
