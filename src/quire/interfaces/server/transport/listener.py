@@ -8,8 +8,10 @@ import socket
 from quire.errors import OptionError
 
 _BACKLOG = 2048
-# A peer that vanished without a word is noticed within a minute: by data that it does not take, or by being asked.
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000))
+# A peer that vanished without a word is noticed by being asked, or by data that it does not take. Linux counts a full
+# window as such, so this is more than the clocks of answers and streams need, which know who is slow: 60 seconds,
+# looked at every 15.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 80_000))
 
 
 def listen(host: str, port: int, prefix: str = "") -> socket.socket:
