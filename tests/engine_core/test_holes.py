@@ -108,3 +108,22 @@ def test_what_is_kept_ends_before_the_steps_that_may_still_fail(is_async: bool) 
     core.run()
     assert core.cached[SECOND] == 8
     assert core.tokens[SECOND] == expected_tokens([*prompt, *tokens, 11, 12], 4, vocab_size=50)
+
+
+def test_what_began_in_blocks_that_are_still_to_be_written_is_not_kept_as_computed() -> None:
+    """Its client ends it (a stop string, say) before it is known that who was to write them has failed."""
+    core = CoreUnderTest(is_async=True)
+    fail_in_step(core, 1, row=0)
+    core.add(1, LONG, max_tokens=2)
+    core.add(2, [*LONG, 40], max_tokens=8, request={"keep": "h"})
+    core.step()
+    core.scheduler.abort([], [SECOND])
+    kept = core.manager.kept.find("h")
+    assert kept is not None
+    assert kept.num_computed_tokens == 0
+    core.run()
+    core.add(4, [45, 46], max_tokens=3)
+    core.run()
+    core.add(3, [41, 42], max_tokens=3, request={"continues": "h"})
+    core.run()
+    assert core.tokens[THIRD] == expected_tokens([*LONG, 40, 41, 42], 3, vocab_size=50)

@@ -6,7 +6,6 @@ too small, so that what was admitted on it can also come back after a preemption
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,9 @@ from quire.messages import int_array
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 
-# block tables by group, of a sequence or of a prefix
-Tables = ListOf[list[int] | BlockTable]
+Table = list[int] | BlockTable
+# by group, of a sequence or of a prefix
+Tables = ListOf[Table]
 
 
 class Estimates:
@@ -116,10 +116,10 @@ class Estimates:
         found: list[int] = self._pool.within_reach(blocks).tolist()
         return found
 
-    def _num_missing(self, group: KVGroup, total: int, step_tokens: int, table: Iterable[int], num_shared: int) -> int:
+    def _num_missing(self, group: KVGroup, total: int, step_tokens: int, table: Table, num_shared: int) -> int:
         """Blocks that a sequence with this table needs in this group until so many tokens are computed."""
-        blocks = list(table)
-        num_held = sum(block != NO_BLOCK for block in blocks)
+        blocks = table.blocks if isinstance(table, BlockTable) else int_array(table)
+        num_held = int(np.count_nonzero(blocks != NO_BLOCK))
         to_write = -(-total // self._block_size) - max(len(blocks), num_shared)
         # a window gives back behind what it takes in front
         return max(0, min(to_write, group.most_blocks(total, step_tokens, self._block_size) - num_held))

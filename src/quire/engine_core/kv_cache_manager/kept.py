@@ -101,9 +101,8 @@ class KeptSequences:
         old = self._by_handle.get(handle)
         if old is not None and old.is_pinned:
             return
-        # one that gave way has its tokens, but no blocks here
         num_known = sequence.num_known_tokens
-        num_computed = max(0, min(num_settled, num_known)) if sequence.is_begun else 0
+        num_computed = max(0, min(num_settled, num_known))
         num_blocks = -(-num_computed // self._block_size)
         kept = KeptSequence(
             handle,

@@ -314,7 +314,7 @@ class Lifecycle:
             # its last blocks, whose tokens have only now become known
             self._manager.name_granted(sequence, sequence.num_sure_tokens)
         if sequence.index == 0 and request.message.keep is not None:
-            num_settled = sequence.num_computed_tokens - self._in_flight.num_granted(sequence.row)
+            num_settled = self._in_flight.num_settled(sequence, self._rows)
             self._manager.kept.keep(request.message.keep, sequence, num_settled)
         drafts = self._drafts_of(sequence)
         self._remove(sequence)

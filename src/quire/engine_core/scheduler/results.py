@@ -68,6 +68,7 @@ class Results:
 
     def _settle(self, output: StepOutput) -> EngineOutputs:
         decided = self.in_flight.popleft()
+        self.in_flight.settled_at = decided.num_changes
         if output.counts:
             self.counts.update(output.counts)
         self._lifecycle.recorder.settled(output.step)
