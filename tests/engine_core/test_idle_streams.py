@@ -99,11 +99,13 @@ def test_an_open_prompt_that_came_back_for_a_piece_may_wait_for_the_next_one() -
     core.add(3, [9] * 120, max_tokens=4)
     assert steps_until_start(core, 3) == 0
     core.core.extend(ExtendRequest(request_id=1, token_ids=[6], is_final=False))
+    (stream,) = core.scheduler.lifecycle.streams.values()
+    while stream.status is not Status.RUNNING or not stream.is_idle:
+        core.step()
     core.add(4, [5] * 120, max_tokens=4)
-    for _ in range(12):
+    for _ in range(4):
         core.step()
     assert core.core.statistics()["num_preemptions_total"] == 1
-    (stream,) = core.scheduler.lifecycle.streams.values()
     assert stream.is_idle
     assert stream.status is Status.RUNNING
     assert sequence_id_of(4, 0) not in core.cached
