@@ -37,7 +37,13 @@ _ACCEPTED_A_TURN = 16
 
 def _doors(listener: socket.socket) -> list[socket.socket]:
     """The same socket several times. uvloop accepts one connection of each in a turn: behind 512 that come together
-    whoever asks for /health would wait for 512 turns, in which the first of them are answered already."""
+    whoever asks for /health would wait for 512 turns, in which the first of them are answered already.
+
+    Whether it waits belongs to the socket, not to the copy, and other processes may have copies as well: it must never
+    wait, since who was told of a connection that another one took first would wait with its whole event loop. `dup`
+    gives the copy, and so all of them, what the original believes of itself; a socket from a number believes to wait.
+    """
+    listener.setblocking(False)
     return [listener, *(listener.dup() for _ in range(_ACCEPTED_A_TURN - 1))]
 
 
