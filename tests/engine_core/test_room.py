@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.engine_core.block_table import Blocks, BlockTable
-from quire.messages import sequence_id_of
+from quire.messages import ExtendRequest, sequence_id_of
 from quire.testing.core import CoreUnderTest
 
 
@@ -88,6 +88,23 @@ def test_a_turn_that_fills_the_cache_alone_has_its_session_give_way(num_tokens: 
     core.run()
     assert core.ends[sequence_id_of(2, 0)].finish_reason == "length"
     assert core.cached[sequence_id_of(2, 0)] == num_tokens // 4 * 4
+
+
+def test_it_gives_way_also_while_somebody_more_important_waits_for_the_rows_of_its_turn() -> None:
+    core = CoreUnderTest(num_blocks=64, max_model_len=256, budget=64, max_num_seqs=2, prefix_caching=False)
+    core.add(1, [number % 47 for number in range(157)], max_tokens=1, request={"keep": "s"})
+    core.run()
+    core.add(2, [9] * 10, max_tokens=2, is_final=False, request={"continues": "s"})
+    for _ in range(4):
+        core.step()
+    turn = core.scheduler.lifecycle.requests[2]
+    assert turn.is_idle
+    assert turn.holds_rows
+    core.scheduler.entrance.push_out(turn, "somebody needed its blocks")
+    core.core.extend(ExtendRequest(request_id=2, token_ids=[9] * 86, is_final=True))
+    core.add(3, [5] * 8, n=2, max_tokens=3, request={"priority": -1})
+    core.run()
+    assert {core.ends[sequence_id_of(*one)].finish_reason for one in ((2, 0), (3, 0), (3, 1))} == {"length"}
 
 
 def test_sessions_are_given_up_one_by_one_as_blocks_are_taken() -> None:

@@ -24,6 +24,7 @@ class DecisionChecks:
         # requests that are preempted, and the length that each had when it came back the last time
         self._preempted: dict[int, Request] = {}
         self._length_at_resume: dict[int, int] = {}
+        self._pinned: set[int] = set()
         # how many sequences each request had when the last step was sent
         self._num_sequences: dict[int, int] = {}
         # requests that have run, those that have lost their rows, and sequences that the last step computes
@@ -83,6 +84,7 @@ class DecisionChecks:
     def _check_preemptions(self, output: SchedulerOutput) -> None:
         """I18: who comes back gets on by a block before it gives way again, and nothing overtakes who is out."""
         scheduler = self._core.scheduler
+        self._forget_what_a_pin_took()
         preempted = {number: one for number, one in scheduler.lifecycle.requests.items() if _is_out(one)}
         for number, request in preempted.items():
             if self._preempted.get(number) is not request:
@@ -108,6 +110,13 @@ class DecisionChecks:
             assert not overtaken, f"request {newcomer.request_id} starts while {overtaken} are preempted"
         self._check_order(newcomers)
         self._started.update(one.arrival for one in admitted)
+
+    def _forget_what_a_pin_took(self) -> None:
+        """Who came back did so on blocks that could be had then; whoever pins some of them takes them from all."""
+        pinned = self._core.manager.kept.pinned_blocks()
+        if pinned - self._pinned:
+            self._length_at_resume.clear()
+        self._pinned = pinned
 
     def _check_order(self, newcomers: list[Request]) -> None:
         """Who starts has overtaken nobody who is more important; first in, first out also nobody who came earlier."""

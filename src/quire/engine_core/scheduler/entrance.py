@@ -114,8 +114,12 @@ class Entrance:
         return sequence.num_total_tokens - num_computed - self._transfers.num_found(sequence, num_computed)
 
     def stuck(self) -> Request | None:
-        """Who waits for room though nothing runs that could give some."""
-        return None if self._has_results_to_come else next(self._heads(), None)
+        """Who waits for room though nothing runs that could give some. Rather one that has its rows, which only blocks
+        can help: others may wait for rows that it holds."""
+        if self._has_results_to_come:
+            return None
+        heads = list(self._heads())
+        return next(filter(self._has_rows, heads), heads[0] if heads else None)
 
     def is_freed_of_its_session(self, stuck: Request) -> bool:
         """Nobody else can give any blocks: those that it continues do, and it computes their tokens again."""
