@@ -34,7 +34,7 @@ STEPS_OF_A_SEED = 400
 FIRST_SEED = 2_000_000
 # Seeds from before there were mishaps; tests/seeds/ remembers some of them.
 _WITHOUT_MISHAPS = range(1_000_000, FIRST_SEED)
-_SEEDS_OF_A_BATCH = 32
+_SEEDS_OF_A_BATCH = 64
 _MOST_FAILURES = 20
 
 

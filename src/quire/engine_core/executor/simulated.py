@@ -307,6 +307,8 @@ class SimulatedExecutor:
         """What follows from the prefix alone, for rows that pool; and who is left to sample."""
         state = self.rows
         is_pooled = state.is_pooled[rows]
+        if not np.count_nonzero(is_pooled):
+            return {}, is_done
         pooled = rows[is_done & is_pooled]
         vectors = zip(pooled.tolist(), pooling_vectors(state.last_hashes(pooled)), strict=True)
         return dict(vectors), is_done & ~is_pooled
