@@ -11,7 +11,7 @@ from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.constraints import LongPrefill
 from quire.errors import UserError
-from quire.messages import DecodingSpec, EngineRequest, sequence_id_of
+from quire.messages import DecodingSpec, EngineRequest, int_array, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.checked_core import CheckedCore
 from quire.testing.core import CoreUnderTest
@@ -222,3 +222,24 @@ def test_an_answer_of_a_beam_that_has_grown_meanwhile_is_none(first_token: int) 
         for _ in range(6):
             checked.step()
     checked.drain()
+
+
+def test_who_comes_back_copies_nothing_that_is_written_only_in_the_same_step() -> None:
+    """Of two outputs one has yet to compute the last token of the prompt, in a block that both share. It lies in swap
+    space, and somebody else begins with the same prompt in the step in which they come back."""
+    core = CoreUnderTest(num_blocks=20, num_host_blocks=20, preemption_mode="swap", check_invariants=False)
+    prompt = list(range(12))
+    core.add(1, prompt, n=2, max_tokens=4)
+    core.step()
+    forked = core.scheduler.lifecycle.requests[1]
+    assert [one.num_computed_tokens for one in forked.sequences.values()] == [12, 11]
+    core.scheduler.entrance.push_out(forked, "somebody needed its blocks")
+    core.core.control("reset_prefix_cache", {})
+    # others than those that it had, and that still hold what it needs
+    others = core.pool.allocate(3)
+    core.add(2, [*prompt, 5], max_tokens=2, request={"priority": -1})
+    core.step()
+    core.pool.release(int_array(others))
+    core.run()
+    assert core.executor.work.num_swapped_in_blocks == 1
+    assert core.tokens[sequence_id_of(1, 0)] == core.tokens[sequence_id_of(1, 1)]

@@ -312,18 +312,23 @@ class KVCacheManager:
         self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
 
     def swap_in_places(self, request: Request) -> dict[int, int | None]:
-        """For each host block of the request: the block that has its content already, or None."""
+        """For each host block of the request: the block that has its content already, or None.
+
+        Not for one that a sequence goes on in: it may have to be copied, and what is found may be written only in the
+        step that is being decided, after all copies.
+        """
         places: dict[int, int | None] = {}
         for sequence in request.sequences.values():
             num_full = min(sequence.num_computed_tokens, sequence.num_known_tokens) // self.block_size
             hashes = self.cache.hasher.hashes(sequence, num_full)
             for number, table in enumerate(sequence.host_tables):
                 for index, host_block in enumerate(table):
-                    if host_block == NO_BLOCK or host_block in places:
+                    if host_block == NO_BLOCK:
                         continue
-                    places[host_block] = (
-                        self.cache.find(number, hashes[index], request.request_id) if index < num_full else None
-                    )
+                    if index >= num_full:
+                        places[host_block] = None
+                    elif host_block not in places:
+                        places[host_block] = self.cache.find(number, hashes[index], request.request_id)
         return places
 
     # ------------------------------------------------------------------------------------------ per step
@@ -374,5 +379,6 @@ class KVCacheManager:
         self.swap.check_invariants(sequences)
 
     def _num_entries(self, tables: Iterable[BlockTable]) -> IntArray:
-        """By block."""
-        return np.bincount(np.concatenate([no_ints(), *(one.held() for one in tables)]), minlength=self.pool.num_blocks)
+        """By block. NO_BLOCK is counted in front of them all."""
+        entries = np.concatenate([no_ints(), *(table.blocks for table in tables)])
+        return np.bincount(entries - NO_BLOCK, minlength=self.pool.num_blocks - NO_BLOCK)[-NO_BLOCK:]
