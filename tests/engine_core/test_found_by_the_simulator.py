@@ -241,5 +241,5 @@ def test_who_comes_back_copies_nothing_that_is_written_only_in_the_same_step() -
     core.step()
     core.pool.release(int_array(others))
     core.run()
-    assert core.executor.work.num_swapped_in_blocks == 1
+    assert core.executor.work.num_swapped_in_blocks == 3
     assert core.tokens[sequence_id_of(1, 0)] == core.tokens[sequence_id_of(1, 1)]

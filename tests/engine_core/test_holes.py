@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.executor.simulated import READS_HOLE
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import SchedulerOutput, sequence_id_of
+from quire.engine_core.request import Status
+from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.constraints import Constraint
+from quire.messages import ExtendRequest, IntArray, SchedulerOutput, sequence_id_of
 from quire.testing.core import CoreUnderTest
 
 FIRST, SECOND, THIRD = (sequence_id_of(number, 0) for number in (1, 2, 3))
@@ -127,3 +131,153 @@ def test_what_began_in_blocks_that_are_still_to_be_written_is_not_kept_as_comput
     core.add(3, [41, 42], max_tokens=3, request={"continues": "h"})
     core.run()
     assert core.tokens[THIRD] == expected_tokens([*LONG, 40, 41, 42], 3, vocab_size=50)
+
+
+def gives_way_as_a_step_is_decided(core: CoreUnderTest, request_id: int) -> None:
+    opened, entrance = core.scheduler.entrance.open, core.scheduler.entrance
+
+    def open_once(step: int, *, has_results_to_come: bool) -> None:
+        entrance.open = opened  # type: ignore[method-assign]
+        opened(step, has_results_to_come=has_results_to_come)
+        entrance.push_out(core.scheduler.lifecycle.requests[request_id], "somebody needed its blocks")
+
+    entrance.open = open_once  # type: ignore[method-assign]
+
+
+def fail_who_is_admitted(core: CoreUnderTest, request_id: int) -> None:
+    def observe(decided: SchedulerOutput) -> None:
+        rows = [one.row for one in decided.admitted if one.sequence_id == sequence_id_of(request_id, 0)]
+        core.executor.failing_rows.update(dict.fromkeys(rows, "a failure"))
+
+    core.executor.observers.append(observe)
+
+
+def test_what_comes_back_from_swap_space_is_not_kept_with_blocks_that_are_still_to_be_written() -> None:
+    core = CoreUnderTest(num_blocks=20, num_host_blocks=20, preemption_mode="swap", is_async=True)
+    prompt = LONG[:12]
+    fail_who_is_admitted(core, 2)
+    core.add(1, prompt, max_tokens=20, request={"keep": "h"})
+    for _ in range(4):
+        core.step()
+    gives_way_as_a_step_is_decided(core, 1)
+    core.step()
+    core.core.control("reset_prefix_cache", {})
+    core.add(2, [*prompt, 5], max_tokens=4, request={"priority": -1})
+    while core.scheduler.lifecycle.requests[1].is_swapped:
+        core.step()
+    core.scheduler.abort([], [FIRST])
+    core.run()
+    assert core.ends[SECOND].error == "a failure"
+    core.add(4, [45, 46], max_tokens=3)
+    core.run()
+    core.add(3, [41, 42], max_tokens=3, request={"continues": "h"})
+    core.run()
+    assert core.cached[THIRD] >= 12
+    assert core.tokens[THIRD] == expected_tokens([*prompt, *core.tokens[FIRST], 41, 42], 3, vocab_size=50)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_output_that_comes_back_and_waits_holds_no_block_that_is_still_to_be_written(is_async: bool) -> None:
+    """The budget is for the other one, so it would read the block too late to notice that the writer has failed."""
+    core = CoreUnderTest(num_blocks=40, num_host_blocks=40, preemption_mode="swap", is_async=is_async, max_num_seqs=4)
+    core.add(1, LONG[:3], n=2, max_tokens=24, temperature=1.0, seed=3)
+    for _ in range(14):
+        core.step()
+    second = core.scheduler.lifecycle.requests[1].sequences[1]
+    tokens = second.token_ids(0, second.num_known_tokens).tolist()
+    if is_async:
+        gives_way_as_a_step_is_decided(core, 1)
+        core.step()
+    else:
+        core.scheduler.entrance.push_out(core.scheduler.lifecycle.requests[1], "somebody needed its blocks")
+    core.core.control("reset_prefix_cache", {})
+    fail_who_is_admitted(core, 2)
+    core.add(2, tokens[:16], max_tokens=4, request={"priority": -1})
+    core.scheduler.max_num_batched_tokens = 17
+    core.step()
+    core.scheduler.max_num_batched_tokens = 1
+    for _ in range(8):
+        core.step()
+    core.scheduler.max_num_batched_tokens = 64
+    core.run()
+    assert core.ends[SECOND].error == "a failure"
+    assert {core.ends[sequence_id_of(1, index)].finish_reason for index in range(2)} == {"length"}
+
+
+class NotNow(Constraint):
+    """Grants nothing to one sequence, for a while."""
+
+    def __init__(self, blocked: int) -> None:
+        self.blocked: int | None = blocked
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        return np.where(rows.sequence_id[row] == self.blocked, 0, num_tokens)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_who_is_granted_nothing_has_not_begun(is_async: bool) -> None:
+    limit = NotNow(SECOND)
+    core = CoreUnderTest(is_async=is_async, constraints=[limit])
+    fail_who_is_admitted(core, 1)
+    for number in (1, 2):
+        core.add(number, [*LONG[:12], number], max_tokens=4)
+    core.add(4, [30], max_tokens=8)
+    for _ in range(4):
+        core.step()
+    limit.blocked = None
+    core.run()
+    assert core.ends[FIRST].error == "a failure"
+    assert core.ends[SECOND].finish_reason == "length"
+
+
+def test_who_goes_out_again_before_it_was_brought_back_is_computed_again() -> None:
+    """What lies in swap space goes with its host blocks, and the blocks that it was to come into are empty."""
+    limit = NotNow(-1)
+    core = CoreUnderTest(
+        num_blocks=8,
+        num_host_blocks=8,
+        preemption_mode="swap",
+        policy="priority",
+        constraints=[limit],
+        max_model_len=30,
+    )
+    core.add(1, LONG[:10], is_final=False, max_tokens=4, request={"priority": 5})
+    core.step()
+    stream = core.scheduler.lifecycle.requests[1]
+    core.scheduler.entrance.push_out(stream, "somebody needed its blocks")
+    core.core.control("reset_prefix_cache", {})
+    core.add(2, [30] * 5, max_tokens=2)
+    while SECOND not in core.ends:
+        core.step()
+    core.core.control("reset_prefix_cache", {})
+    core.poison_free_blocks()
+    limit.blocked = FIRST
+    core.core.extend(ExtendRequest(request_id=1, token_ids=[40, 41], is_final=False))
+    core.step()
+    assert not stream.is_swapped
+    core.add(3, [45] * 24, max_tokens=2, request={"priority": 0})
+    core.step()
+    assert stream.status is Status.PREEMPTED
+    limit.blocked = None
+    core.core.extend(ExtendRequest(request_id=1, token_ids=[42], is_final=True))
+    core.run()
+    assert core.tokens[FIRST] == expected_tokens([*LONG[:10], 40, 41, 42], 4, vocab_size=50)
+
+
+def test_a_start_that_fails_half_way_leaves_no_names() -> None:
+    """Not expected: of two outputs that come back, the second finds no room though it was counted."""
+    core = CoreUnderTest(num_blocks=40, preemption_mode="recompute")
+    core.add(1, LONG[:12], n=2, max_tokens=24, temperature=1.0, seed=3)
+    for _ in range(4):
+        core.step()
+    core.scheduler.entrance.push_out(core.scheduler.lifecycle.requests[1], "somebody needed its blocks")
+    core.core.control("reset_prefix_cache", {})
+    core.poison_free_blocks()
+    allocate = core.manager.allocate_slots
+    core.manager.allocate_slots = lambda sequence, *rest: not sequence.index and allocate(sequence, *rest)  # type: ignore[method-assign]
+    core.step()
+    core.manager.allocate_slots = allocate  # type: ignore[method-assign]
+    assert "more blocks are needed" in str(core.ends[FIRST].error)
+    core.add(2, [*LONG[:12], 5], max_tokens=4)
+    core.run()
+    assert core.cached[SECOND] == 0

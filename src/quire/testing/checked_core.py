@@ -313,6 +313,10 @@ class CheckedCore:
 
     def _choose_failing_row(self, decided: SchedulerOutput) -> None:
         """Chosen when nothing can change its owner any more."""
+        for failure in self._failures:
+            # it computed nothing in its step, because it had failed already, and is somebody else's by now
+            if self.core.rows.left_at[failure.row] > failure.left_at:
+                self.core.executor.failing_rows.pop(failure.row, None)
         if self._failing is None or not len(decided.rows):
             return
         row = int(decided.rows[self._failing % len(decided.rows)])

@@ -14,6 +14,7 @@ import numpy as np
 
 from quire.engine_core.block_table import Blocks
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.request import Request
 from quire.messages import IntArray, int_array
 
 
@@ -81,6 +82,16 @@ class BlockMoves:
     def swap_in(self, host_block: int, block: int) -> None:
         self._host_block_by_block[block] = host_block
         self._host_blocks_read.add(host_block)
+
+    def is_bringing_back(self, request: Request) -> bool:
+        """Some of its blocks are filled from swap space only in the step to come."""
+        coming = self._host_block_by_block
+        return bool(coming) and any(
+            block in coming
+            for sequence in request.sequences.values()
+            for table in sequence.block_tables
+            for block in table
+        )
 
     def reads_host_block(self, host_block: int) -> bool:
         """It must not be filled anew: blocks go to the host before others come from there."""

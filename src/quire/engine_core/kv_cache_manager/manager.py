@@ -312,23 +312,16 @@ class KVCacheManager:
         self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
 
     def swap_in_places(self, request: Request) -> dict[int, int | None]:
-        """For each host block of the request: the block that has its content already, or None.
-
-        Not for one that a sequence goes on in: it may have to be copied, and what is found may be written only in the
-        step that is being decided, after all copies.
-        """
+        """For each host block of the request: the block that has its content already, or None."""
         places: dict[int, int | None] = {}
         for sequence in request.sequences.values():
             num_full = min(sequence.num_computed_tokens, sequence.num_known_tokens) // self.block_size
             hashes = self.cache.hasher.hashes(sequence, num_full)
             for number, table in enumerate(sequence.host_tables):
                 for index, host_block in enumerate(table):
-                    if host_block == NO_BLOCK:
+                    if host_block == NO_BLOCK or host_block in places:
                         continue
-                    if index >= num_full:
-                        places[host_block] = None
-                    elif host_block not in places:
-                        places[host_block] = self.cache.find(number, hashes[index], request.request_id)
+                    places[host_block] = self.cache.find_computed(number, hashes[index]) if index < num_full else None
         return places
 
     # ------------------------------------------------------------------------------------------ per step
@@ -337,6 +330,7 @@ class KVCacheManager:
         """What changed since the last call; it belongs to one step."""
         taken = self.moves.take()
         self.swap.settle()
+        self.cache.step_decided()
         return taken
 
     # ------------------------------------------------------------------------------------------ what can be seen

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -105,6 +106,8 @@ class PrefixCache:
         self._is_whole = [group.sliding_window == 0 for group in groups]
         # block -> request that was granted its tokens in the step that is being decided
         self._promises: dict[int, int] = {}
+        # blocks that were named in each step whose results are not there, earliest first, and in the one being decided
+        self._fresh: deque[set[int]] = deque([set()])
 
     def longest_hit(self, sequence: Sequence) -> ComputedBlocks:
         """The longest prefix that every group can serve, in whole blocks."""
@@ -124,6 +127,12 @@ class PrefixCache:
             return None
         return block
 
+    def find_computed(self, group: int, content: bytes) -> int | None:
+        """The block with that content, if it is surely there: a step that is to write it may fail for that row. Who
+        reads it in that step or the next fails as well, but who only holds it would read it later, and not notice."""
+        block = self._pool.find((group, content))
+        return None if any(block in named for named in self._fresh) else block
+
     def name_blocks(self, sequence: Sequence, num_computed: int, *, is_promise: bool) -> None:
         """Names the full blocks below num_computed that have no name yet."""
         num_full, owner = num_computed // self._block_size, sequence.request.owner
@@ -131,7 +140,10 @@ class PrefixCache:
         for index in range(sequence.num_named_blocks, num_full):
             for number, table in enumerate(sequence.block_tables):
                 block = table[index]
-                if block != NO_BLOCK and self._pool.register(block, (number, hashes[index]), owner) and is_promise:
+                if block == NO_BLOCK or not self._pool.register(block, (number, hashes[index]), owner):
+                    continue
+                self._fresh[-1].add(block)
+                if is_promise:
                     self._promises[block] = sequence.request.request_id
         sequence.num_named_blocks = num_full
 
@@ -142,7 +154,8 @@ class PrefixCache:
             name = self.hasher.digest(self.hasher.parent(sequence) + content[start : start + size])
             sequence.block_hashes.append(name)
             block = sequence.block_tables[0][sequence.num_named_blocks]
-            self._pool.register(block, (0, name), sequence.request.owner)
+            if self._pool.register(block, (0, name), sequence.request.owner):
+                self._fresh[-1].add(block)
             sequence.num_named_blocks += 1
 
     def has_promises(self, request: Request) -> bool:
@@ -153,6 +166,13 @@ class PrefixCache:
         for block in [block for block, owner in self._promises.items() if owner == request.request_id]:
             self._pool.forget(block)
             del self._promises[block]
+
+    def step_decided(self) -> None:
+        self._fresh.append(set())
+
+    def step_settled(self) -> None:
+        """The results of the earliest step are there: what failed in it is forgotten."""
+        self._fresh.popleft()
 
     def settle(self) -> None:
         """Nobody can be preempted in this step any more: promises will be kept."""

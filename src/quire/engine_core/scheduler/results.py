@@ -71,6 +71,7 @@ class Results:
         self.in_flight.settled_at = decided.num_changes
         if output.counts:
             self.counts.update(output.counts)
+        self._manager.cache.step_settled()
         self._lifecycle.recorder.settled(output.step)
         result = EngineOutputs(step=output.step, prompt_logprobs=self._by_sequence(output.prompt_logprobs, decided))
         for row, positions in output.prompt_logprobs.items():

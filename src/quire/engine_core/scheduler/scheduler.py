@@ -259,9 +259,9 @@ class Scheduler:
         num_computed = computed.num_tokens + num_fetched
         self.rows.num_computed[sequence.row] = num_computed  # limits ask where the grant begins
         num_tokens = self._most(sequence, budget)
-        if not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
+        if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.num_computed[sequence.row] = 0
-            return False
+            return not num_tokens  # a limit grants nothing: it begins later, and nobody need make room
         self.recovery.begun(sequence, num_computed)
         self.recorder.found(sequence.sequence_id, computed.num_tokens, num_fetched, sequence.num_total_tokens)
         self.lifecycle.set_progress(sequence, num_computed)
@@ -345,7 +345,7 @@ class Scheduler:
             if num_tokens and not self._has_blocks(sequence):
                 # Not expected: the estimate was too small. It ends this request, not the engine.
                 self._granted[[one.row for one in request.sequences.values() if one.row >= 0]] = 0
-                self.lifecycle.end_request(request, "error", "KV cache: more blocks are needed than were expected.")
+                self.lifecycle.fail(request.request_id, "KV cache: more blocks are needed than were expected.")
                 return budget
             if self._granted[sequence.row]:
                 self._name_granted(sequence)
