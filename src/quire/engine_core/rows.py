@@ -115,7 +115,7 @@ class Rows:
         self.appended_at[row] = self.num_changes
 
     def check_invariants(self) -> None:
-        free = np.flatnonzero(self.sequence_id < 0).tolist()
+        free = (self.sequence_id < 0).nonzero()[0].tolist()
         assert sorted(self._free) == free, "a row is neither free nor used, or both, or free twice"
         # the numbers of free rows are 0
         numbers = zip(self.num_computed.tolist(), self.num_known.tolist(), self.num_total.tolist(), strict=True)

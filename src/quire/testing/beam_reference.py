@@ -149,7 +149,7 @@ class _Group:
 
     def _candidates(self, counts: Counter[int]) -> list[_Line]:
         """Continuations, best first, equal ones by beam and then by token id; without the tail that cannot matter."""
-        raw = np.stack([self._logprobs(beam) for beam in self.running])
+        raw = self._logprobs()
         penalised = raw.copy()
         for token, count in counts.items():
             penalised[:, token] -= self.settings.diversity_penalty * count
@@ -164,11 +164,13 @@ class _Group:
             lines.append(_Line((*beam.tokens, token), logprobs, float(totals[parent, token])))
         return lines
 
-    def _logprobs(self, beam: _Line) -> npt.NDArray[np.float64]:
-        values = np.asarray(self.logits((*self.prompt, *beam.tokens)), dtype=np.float64)
-        values = values / (self.settings.temperature or 1.0)
-        values = values - values.max()
-        return np.asarray(values - np.log(np.exp(values).sum()))
+    def _logprobs(self) -> npt.NDArray[np.float64]:
+        """[beam, token]: log_softmax(logits / temperature) after each running beam; a temperature of 0 counts as 1."""
+        values = np.array([self.logits((*self.prompt, *beam.tokens)) for beam in self.running], dtype=np.float64)
+        values /= self.settings.temperature or 1.0
+        values -= values.max(axis=1, keepdims=True)
+        values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
+        return values
 
     def _keep(self, ended: list[_Line], length: int) -> None:
         for line in ended:

@@ -58,7 +58,7 @@ class CheckedCore:
         self.counts: Counter[str] = Counter()
         # prompts and outputs of requests that have ended: what a conversation would go on from
         self.recent: deque[list[int]] = deque(maxlen=2)
-        self._num_received: Counter[int] = Counter()
+        self._num_received: defaultdict[int, int] = defaultdict(int)
         self._open_outputs: dict[int, set[int]] = {}
         # outputs whose "abort" must come with the next step
         self._due_ends: list[int] = []
@@ -215,23 +215,25 @@ class CheckedCore:
 
     def _check_tokens(self, outputs: EngineOutputs) -> None:
         """I6, I12: each token in its turn is the one that the model says, whatever the scheduler did."""
-        new: Counter[int] = Counter()
+        new: defaultdict[int, int] = defaultdict(int)
         for sequence_id, token in zip(outputs.sequence_ids.tolist(), outputs.token_ids.tolist(), strict=True):
             number, index = split_sequence_id(sequence_id)
             # I5, I14
             assert index in self._open_outputs.get(number, ()), f"request {number}: a token of what has ended"
-            expected = self.plans[number].outcomes[index].tokens
+            plan = self.plans[number]
+            expected = plan.outcomes[index].tokens
             position = self._num_received[sequence_id] + new[sequence_id]
             new[sequence_id] += 1
-            self.plans[number].has_output = True
+            plan.has_output = True
             assert position < len(expected), f"request {number}, output {index}: a token more than there are"
             assert token == expected[position], (
                 f"request {number}, output {index}: token {position} is {token}, not {expected[position]}"
             )
         self._check_logprobs(outputs, new)
-        self._num_received.update(new)
+        for sequence_id, count in new.items():
+            self._num_received[sequence_id] += count
 
-    def _check_logprobs(self, outputs: EngineOutputs, new: Counter[int]) -> None:
+    def _check_logprobs(self, outputs: EngineOutputs, new: dict[int, int]) -> None:
         """Every token of a beam comes with what it cost."""
         listed: dict[int, list[float]] = defaultdict(list)
         for entry in outputs.logprobs:
@@ -269,6 +271,8 @@ class CheckedCore:
 
     def _without_due_ends(self, ends: list[SequenceEnd]) -> list[SequenceEnd]:
         """I13: what was aborted ends with the next step; an id may be used again at once."""
+        if not self._due_ends:
+            return ends
         others = []
         for end in ends:
             # refused before it was aborted
@@ -281,7 +285,7 @@ class CheckedCore:
 
     def _close(self, number: int, index: int) -> None:
         self._open_outputs[number].discard(index)
-        del self._num_received[sequence_id_of(number, index)]
+        self._num_received.pop(sequence_id_of(number, index), None)
         if not self._open_outputs[number]:
             del self.plans[number], self._open_outputs[number]
 
@@ -300,8 +304,10 @@ class CheckedCore:
 
     def _check_liveness(self, has_run: bool) -> None:
         """I9: the core stops only when everybody waits for input, or for the rows of somebody who does."""
-        is_waiting = all(plan.is_open for plan in self.plans.values()) or self._waits_for_rows()
-        self._num_empty_steps = 0 if has_run or is_waiting else self._num_empty_steps + 1
+        if has_run or all(plan.is_open for plan in self.plans.values()) or self._waits_for_rows():
+            self._num_empty_steps = 0
+            return
+        self._num_empty_steps += 1
         assert self._num_empty_steps <= _MOST_EMPTY_STEPS, "nothing runs although something could"
 
     def _waits_for_rows(self) -> bool:

@@ -62,7 +62,7 @@ class DecisionChecks:
         rows = self._core.rows
         assert len(output.rows) <= rows.num_rows, "more rows than there are"
         is_beyond = rows.num_computed[output.rows] >= rows.max_total[output.rows]
-        assert not is_beyond.any(), "the last token of a sequence is not computed, and nothing is behind it"
+        assert not np.count_nonzero(is_beyond), "the last token of a sequence is not computed, and nothing is behind it"
 
     def _check_writers(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
         """I4: a block has one writer, and while it is not full, or drafts are in it, nobody else holds it."""
@@ -85,7 +85,8 @@ class DecisionChecks:
         """I18: who comes back gets on by a block before it gives way again, and nothing overtakes who is out."""
         scheduler = self._core.scheduler
         self._forget_what_a_pin_took()
-        preempted = {number: one for number, one in scheduler.lifecycle.requests.items() if _is_out(one)}
+        out, requests = Status.PREEMPTED, scheduler.lifecycle.requests
+        preempted = {number: one for number, one in requests.items() if one.status is out}
         for number, request in preempted.items():
             if self._preempted.get(number) is not request:
                 self._check_victim(request)
@@ -96,7 +97,7 @@ class DecisionChecks:
                     self._length_at_resume[request.arrival] = request.longest
                 self.counts["requests resumed"] += 1
         self._preempted = preempted
-        self._num_sequences = {one.arrival: len(one.sequences) for one in scheduler.lifecycle.requests.values()}
+        self._num_sequences = {one.arrival: len(one.sequences) for one in requests.values()}
         self._count_displaced(preempted)
         if not output.admitted:
             return
@@ -173,7 +174,3 @@ class DecisionChecks:
 
 def _was_silent(request: Request) -> bool:
     return not request.message.prompt_token_ids and not request.message.is_final
-
-
-def _is_out(request: Request) -> bool:
-    return request.status is Status.PREEMPTED

@@ -105,12 +105,12 @@ def _sampled(plan: Plan, index: int) -> Outcome:
     sampling = plan.request.sampling
     seed = seed_of(plan.request.seed, index)
     tokens: list[int] = []
-    num_given = len(plan.given)
-    parent = plan.hashes[-1]
-    while len(tokens) < plan.max_tokens:
-        token = next_token(parent, seed, sampling.is_greedy, plan.vocab_size)
+    num_given, most, end_ids = len(plan.given), plan.max_tokens, plan.end_ids
+    is_greedy, parent = sampling.is_greedy, plan.hashes[-1]
+    while len(tokens) < most:
+        token = next_token(parent, seed, is_greedy, plan.vocab_size)
         tokens.append(token)
-        if token in plan.end_ids and len(tokens) >= sampling.min_tokens:
+        if token in end_ids and len(tokens) >= sampling.min_tokens:
             return Outcome(tokens[num_given:], "stop", plan.stop_reason(token))
         (parent,) = prefix_hashes([token], parent)
     return Outcome(tokens[num_given:], "length")

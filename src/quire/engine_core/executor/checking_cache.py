@@ -51,9 +51,9 @@ class CheckingCache:
 
     def write(self, slots: IntArray, hashes: Hashes) -> None:
         """New cells. Who writes a block's first slot has it anew: what the block held before is gone."""
-        assert slots.min() >= 0, "a token is computed at a position that has no block"
+        assert not np.count_nonzero(slots < 0), "a token is computed at a position that has no block"
         offsets = slots % self._block_size
-        if not offsets.all():
+        if np.count_nonzero(offsets) < offsets.size:
             self._blocks[slots[offsets == 0] // self._block_size] = POISON
         self._slots[slots] = hashes
 
@@ -81,7 +81,9 @@ class CheckingCache:
     def poison(self, blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
         """Nobody may count on these any more."""
         self._blocks[list(blocks)] = POISON
-        self._host[list(host_blocks)] = POISON
+        on_host = list(host_blocks)
+        if on_host:
+            self._host[on_host] = POISON
 
     def spoil(self, block: int, offset: int) -> None:
         """One wrong cell, for tests of the check itself."""

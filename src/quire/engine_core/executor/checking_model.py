@@ -25,6 +25,8 @@ END_TOKEN = 1
 _PRIME = 0x100000001B3
 _ODD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+# the same for columns: made once, not with every call
+_PRIMES, _ODDS, _SHIFT = np.uint64(_PRIME), np.uint64(_ODD), np.uint64(29)
 # How far apart the logits of a prefix lie: from nearly equal to one token that stands out.
 _SPREADS = np.array([0.02, 0.2, 1.0, 1.0, 3.0, 6.0, 12.0, 40.0])
 # one prefix in so many has the end token near the top: where in the spread of the logits
@@ -64,13 +66,13 @@ def expected_tokens(
 
 def extended(parents: Hashes, token_ids: IntArray) -> Hashes:
     """The hash of each prefix with one token more."""
-    hashes = (parents ^ (token_ids + 1).astype(np.uint64)) * np.uint64(_PRIME)
-    return hashes ^ (hashes >> np.uint64(29))
+    hashes = (parents ^ (token_ids + 1).astype(np.uint64)) * _PRIMES
+    return hashes ^ (hashes >> _SHIFT)
 
 
 def next_tokens(hashes: Hashes, seeds: Hashes, is_greedy: npt.NDArray[np.bool_], vocab_size: int) -> IntArray:
     """`next_token` for every row."""
-    sampled = (hashes ^ (seeds * np.uint64(_ODD))) * np.uint64(_PRIME)
+    sampled = (hashes ^ (seeds * _ODDS)) * _PRIMES
     mixed = np.where(is_greedy, hashes, sampled)
     return ((mixed >> np.uint64(7)) % np.uint64(vocab_size)).astype(np.int64)
 
@@ -89,9 +91,9 @@ def expected_vector(prompt: list[int]) -> bytes:
 
 def log_probabilities(hashes: Hashes, temperatures: Floats, vocab_size: int) -> Floats:
     """[row, token]: log_softmax(logits / temperature) after each prefix; a temperature of 0 counts as 1."""
-    token_ids = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_ODD)
-    noise = (hashes[:, None] ^ token_ids) * np.uint64(_PRIME)
-    noise = (noise ^ (noise >> np.uint64(31))) * np.uint64(_ODD)
+    token_ids = np.arange(1, vocab_size + 1, dtype=np.uint64) * _ODDS
+    noise = (hashes[:, None] ^ token_ids) * _PRIMES
+    noise = (noise ^ (noise >> np.uint64(31))) * _ODDS
     logits = (noise >> np.uint64(11)).astype(np.float64) / 2.0**53
     is_end_likely = (hashes >> np.uint64(44)) % np.uint64(_END_IS_LIKELY) == 0
     if vocab_size > END_TOKEN:

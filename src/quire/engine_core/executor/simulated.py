@@ -72,10 +72,11 @@ class SimulatedExecutor:
         self._busy_until = 0.0
         self.rows = SimulatedRows(len(groups), block_size)
         # by group: how many tokens back from a new one, itself included, attention reads
-        self._reach = np.array([group.sliding_window or _EVERYTHING for group in groups])
+        self._reach = np.array([[group.sliding_window or _EVERYTHING] for group in groups])
         self._has_windows = any(group.sliding_window for group in groups)
         # the layers of a group write something of their own: a block of one group is of no use to another
         self._marks = np.arange(len(groups), dtype=np.uint64)[:, None] << np.uint64(56)
+        self._marks_of_cells = self._marks[:, :, None]
 
     # ------------------------------------------------------------------------------------------ as any executor
 
@@ -91,13 +92,13 @@ class SimulatedExecutor:
         rows, num_tokens = self._computable(output.rows, output.num_tokens)
         num_context_tokens = self._compute(rows, num_tokens)
         asked = output.step_data.get(NUM_DRAFTS)
-        if asked is None and (self.drafts is None or not self.rows.num_drafts[rows].any()):
+        if asked is None and (self.drafts is None or not np.count_nonzero(self.rows.num_drafts[rows])):
             answer = self._answer(output.step, rows)
         else:
             answer = self._answer_with_drafts(output, rows, asked)
         if transfers is not None:
             self.connector.store([store for store in transfers.stores if not self.rows.has_failed[store.row]])
-        seconds = self._count(output, int(num_tokens.sum()), num_context_tokens)
+        seconds = self._count(output, sum(num_tokens.tolist()), num_context_tokens)
         self._busy_until = max(self._busy_until, self.clock.now()) + seconds
         return SimulatedAnswer(answer, self.clock, self._busy_until)
 
@@ -137,20 +138,21 @@ class SimulatedExecutor:
         for appended in output.appended:
             rows.append_chosen(appended)
         rows.set_blocks(output.block_writes)
-        for cache in self._caches:
-            cache.move(output.swapped_out, output.swapped_in, output.block_copies)
+        if output.swapped_out.size or output.swapped_in.size or output.block_copies.size:
+            for cache in self._caches:
+                cache.move(output.swapped_out, output.swapped_in, output.block_copies)
 
     def _computable(self, rows: IntArray, granted: IntArray) -> tuple[IntArray, IntArray]:
         """Rows and how many tokens each computes: fewer than granted where drafts were fewer than promised."""
         if not len(rows):
             return rows, granted
         state = self.rows
-        assert state.is_used[rows].all(), "a row computes, but nobody is there"
+        assert np.count_nonzero(state.is_used[rows]) == len(rows), "a row computes, but nobody is there"
         assert len(set(rows.tolist())) == len(rows), "a row is granted tokens twice"
-        assert granted.min() > 0, "a row is granted nothing"
+        assert min(granted.tolist()) > 0, "a row is granted nothing"
         there = state.num_total[rows] - state.num_computed[rows]
         is_short = granted > there
-        if not is_short.any():
+        if not np.count_nonzero(is_short):
             return rows, granted
         is_uncertain = state.has_failed[rows] | (state.num_candidates[rows] == 0) & (self.drafts is not None)
         assert not (is_short & ~is_uncertain).any(), "granted more tokens than there are"
@@ -164,54 +166,60 @@ class SimulatedExecutor:
         state = self.rows
         starts = state.num_computed[rows]
         ends = starts + num_tokens
-        assert ends.max() <= state.slots.shape[2], "a token is computed at a position that has no block"
+        tables, ends_by_row = state.slots, ends.tolist()
+        assert max(ends_by_row) <= tables.shape[2], "a token is computed at a position that has no block"
         which, positions = _spans(rows, starts, num_tokens)
         for observe in self.write_observers:
             observe(rows, starts, ends)
-        slots, hashes = state.slots[:, which, positions], state.hashes[which, positions + 1] ^ self._marks
+        slots, hashes = tables[:, which, positions], state.hashes[which, positions + 1] ^ self._marks
         for cache in self._caches:
             cache.write(slots, hashes)
         fails = self._fails(rows)
         while True:
-            for cache in self._caches if fails.any() else ():
+            for cache in self._caches if np.count_nonzero(fails) else ():
                 cache.leave_holes(slots[:, np.repeat(fails, num_tokens)])
             readers = self._check(rows, starts, ends, fails)
-            if not readers.any():
+            if readers is None:
                 break
             self.failing_rows.update(dict.fromkeys(rows[readers].tolist(), READS_HOLE))
             fails |= readers
         state.num_computed[rows] = ends
         state.see(rows, starts, ends)
-        return int(ends.sum())
+        return sum(ends_by_row)
 
     def _fails(self, rows: IntArray) -> Flags:
         """Those that write nothing: they fail now, or have failed and the core does not know yet."""
         fails: Flags = self.rows.has_failed[rows]
         return fails | np.isin(rows, list(self.failing_rows)) if self.failing_rows else fails
 
-    def _check(self, rows: IntArray, starts: IntArray, ends: IntArray, fails: Flags) -> Flags:
+    def _check(self, rows: IntArray, starts: IntArray, ends: IntArray, fails: Flags) -> Flags | None:
         """Every cell that attention reads must hold the prefix that its position has in this row.
 
-        Returns who finds nothing wrong but fresh holes: a worker notices that for so long, and no longer.
+        Returns who finds nothing wrong but fresh holes, if anybody does: a worker notices that for so long, and no
+        longer.
         """
-        longest = int(ends.max())
+        longest = max(ends.tolist())
         positions = np.arange(longest)
         slots, expected = self.rows.slots[:, rows, :longest], self.rows.hashes[rows, 1 : longest + 1]
-        is_read = (positions < ends[:, None]) & ~fails[:, None]
+        # those that fail read nothing
+        is_read = positions < (ends * ~fails)[:, None]
         if self._has_windows:
-            is_read = is_read & (positions > (starts - self._reach[:, None])[:, :, None])
-        reads_hole = np.zeros(len(rows), dtype=np.bool_)
+            is_read = is_read & (positions > (starts - self._reach)[:, :, None])
+        expected = expected ^ self._marks_of_cells
+        reads_hole: Flags | None = None
         for cache in self._caches:
             cells = cache.read(slots)
-            is_wrong = (cells != expected ^ self._marks[:, :, None]) & is_read
-            if not is_wrong.any():
+            is_wrong = cells != expected
+            is_wrong &= is_read
+            if not np.count_nonzero(is_wrong):
                 continue
             is_hole = is_wrong & cache.are_fresh_holes(cells)
             if (is_wrong & ~is_hole).any():
                 group, position_in_step, _ = np.argwhere(is_wrong & ~is_hole)[0]
                 wrong = np.flatnonzero(is_wrong[group, position_in_step]).tolist()
                 raise AssertionError(f"row {rows[position_in_step]}, group {group}: wrong content at positions {wrong}")
-            reads_hole |= is_hole.any(axis=(0, 2))
+            readers: Flags = is_hole.any(axis=(0, 2))
+            reads_hole = readers if reads_hole is None else reads_hole | readers
         return reads_hole
 
     def _answer(self, step: int, rows: IntArray) -> StepOutput:
@@ -222,14 +230,17 @@ class SimulatedExecutor:
         if failures:
             is_done &= ~state.has_failed[rows]
         vectors, is_done = self._vectors(rows, is_done)
+        candidates: dict[int, Candidates] = {}
         is_watched = state.num_candidates[rows] > 0
-        sampled = rows[is_done & ~is_watched]
+        if np.count_nonzero(is_watched):
+            candidates = self._candidates(rows[is_done & is_watched])
+            is_done &= ~is_watched
+        sampled = rows[is_done]
         token_ids = np.zeros(0, dtype=np.int64)
         if len(sampled):
             hashes = state.last_hashes(sampled)
             token_ids = next_tokens(hashes, state.seeds[sampled], state.is_greedy[sampled], self.vocab_size)
             state.append(sampled, token_ids)
-        candidates = self._candidates(rows[is_done & is_watched]) if is_watched.any() else {}
         return StepOutput(
             step=step,
             rows=sampled,
@@ -255,19 +266,23 @@ class SimulatedExecutor:
         found = verify(state, rows, may_sample & ~is_watched, self.vocab_size)
         wanted = np.zeros(len(rows), dtype=np.int64)
         if asked is not None:
-            wanted = np.where(found.samples, asked[np.isin(output.rows, rows)], 0)
-            self._propose(rows[wanted > 0], wanted[wanted > 0])
-        self._count_drafts(found.num_looked_at, found.num_accepted, num_before)
+            if len(rows) < len(output.rows):  # some have fewer tokens than they were granted, and compute none
+                asked = asked[np.isin(output.rows, rows)]
+            wanted = asked * found.samples
+            is_to_propose = wanted > 0
+            self._propose(rows[is_to_propose], wanted[is_to_propose])
+        if np.count_nonzero(num_before):
+            self._count_drafts(found.num_looked_at, found.num_accepted, num_before)
         is_told = ((num_before > 0) | (wanted > 0)) & ~state.has_failed[rows]
         told = rows[is_told]
         return StepOutput(
             step=output.step,
-            rows=np.repeat(rows, found.num_emitted),
+            rows=rows.repeat(found.num_emitted),
             token_ids=found.token_ids,
-            candidates=self._candidates(rows[is_done & is_watched]) if is_watched.any() else {},
+            candidates=self._candidates(rows[is_done & is_watched]) if np.count_nonzero(is_watched) else {},
             vectors=vectors,
             failures=failures,
-            speculated=np.stack(
+            speculated=np.array(
                 [
                     told,
                     state.num_computed[told],
@@ -288,18 +303,18 @@ class SimulatedExecutor:
         if self.drafts.has_cache:
             # each token but the last one that is proposed is an input of the draft model, the sampled one included
             which, positions = _spans(rows, starts, wanted)
-            assert positions.max() < state.slots.shape[2], "a draft has no block"
+            assert max(positions.tolist()) < state.slots.shape[2], "a draft has no block"
             slots = state.slots[:, which, positions]
             assert slots.min() >= 0, "a draft has no block"
             is_written = positions < state.num_total[which] - 1  # there may be fewer than were asked for
-            if is_written.any():
+            if np.count_nonzero(is_written):
                 hashes = state.hashes[which[is_written], positions[is_written] + 1]
                 self._caches[1].write(slots[:, is_written], hashes ^ self._marks)
 
     def _failures(self, rows: IntArray) -> dict[int, str]:
         if not self.failing_rows:
             return {}
-        failures = {int(row): self.failing_rows.pop(row) for row in rows.tolist() if row in self.failing_rows}
+        failures = {row: self.failing_rows.pop(row) for row in rows.tolist() if row in self.failing_rows}
         self.rows.has_failed[list(failures)] = True
         return failures
 
@@ -345,15 +360,16 @@ class SimulatedExecutor:
 
     def _count_drafts(self, num_looked_at: IntArray, num_accepted: IntArray, num_before: IntArray) -> None:
         work = self.work
-        work.num_accepted_tokens += int(num_accepted.sum())
-        work.num_rejected_tokens += int((num_looked_at - num_accepted).sum())
+        accepted = sum(num_accepted.tolist())
+        work.num_accepted_tokens += accepted
+        work.num_rejected_tokens += sum(num_looked_at.tolist()) - accepted
         is_partial = (num_looked_at > 0) & (num_looked_at == num_accepted) & (num_looked_at < num_before)
-        work.num_partial_verifications += int(is_partial.sum())
+        work.num_partial_verifications += int(np.count_nonzero(is_partial))
 
 
 def _spans(rows: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
     """Every position of every row, one after the other: (row, position) columns."""
-    if lengths.max() == 1:
+    if max(lengths.tolist()) == 1:
         return rows, starts
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(rows, lengths), np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    until = lengths.cumsum()
+    return rows.repeat(lengths), np.arange(int(until[-1])) + (starts - until + lengths).repeat(lengths)

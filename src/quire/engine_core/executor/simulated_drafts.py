@@ -55,15 +55,17 @@ def verify(state: SimulatedRows, rows: IntArray, may_sample: npt.NDArray[np.bool
     pending, totals, ends = state.num_drafts[rows], state.num_total[rows], state.num_computed[rows]
     firsts = totals - pending
     num_looked_at = np.maximum(np.minimum(totals - 1, ends) - firsts + 1, 0) * may_sample
-    most = int(num_looked_at.max())
-    state.reserve_tokens(int(totals.max()) + most + 2)
+    most = max(num_looked_at.tolist())
+    state.reserve_tokens(max(totals.tolist()) + most + 2)
     column = rows[:, None]
     positions = firsts[:, None] + np.arange(most + 1)
     prefixes = state.hashes[column, positions]
     token_ids = next_tokens(prefixes, state.seeds[column], state.is_greedy[column], vocab_size)
-    is_right = extended(prefixes, token_ids)[:, :-1] == state.hashes[column, positions[:, 1:]]
-    is_right &= np.arange(most) < num_looked_at[:, None]
-    num_accepted = np.cumprod(is_right, axis=1, dtype=np.int64).sum(axis=1)
+    num_accepted = np.zeros_like(rows)
+    if most:
+        is_right = extended(prefixes[:, :-1], token_ids[:, :-1]) == state.hashes[column, positions[:, 1:]]
+        is_right &= np.arange(most) < num_looked_at[:, None]
+        num_accepted = np.cumprod(is_right, axis=1, dtype=np.int64).sum(axis=1)
     samples = ((num_accepted < num_looked_at) | (ends == totals)) & may_sample
     num_emitted = num_accepted + samples
 
@@ -82,15 +84,16 @@ def propose(
     state: SimulatedRows, rows: IntArray, asked: IntArray, settings: SimulatedDrafts, vocab_size: int
 ) -> IntArray:
     """Appends up to so many drafts to each row; returns how many."""
-    assert not state.num_drafts[rows].any(), "a row that samples has drafts left"
+    assert not np.count_nonzero(state.num_drafts[rows]), "a row that samples has drafts left"
     hashes, totals = state.last_hashes(rows), state.num_total[rows]
     luck = _shares(hashes, _OF_COUNT)
     is_short = luck < settings.shortfall
     counts = np.where(is_short, (asked * (luck / max(settings.shortfall, 1e-9))).astype(np.int64), asked)
-    most = int(counts.max())
-    state.reserve_tokens(int(totals.max()) + most + 2)
+    most = max(counts.tolist())
+    state.reserve_tokens(max(totals.tolist()) + most + 2)
+    seeds, is_greedy = state.seeds[rows], state.is_greedy[rows]
     for ahead in range(most):
-        token_ids = next_tokens(hashes, state.seeds[rows], state.is_greedy[rows], vocab_size)
+        token_ids = next_tokens(hashes, seeds, is_greedy, vocab_size)
         is_wrong = _shares(hashes, _OF_TOKEN) >= settings.acceptance
         hashes = extended(hashes, (token_ids + is_wrong) % vocab_size)
         is_proposed = counts > ahead

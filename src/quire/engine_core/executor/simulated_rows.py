@@ -22,6 +22,7 @@ class SimulatedRows:
 
     def __init__(self, num_groups: int, block_size: int) -> None:
         self._block_size = block_size
+        self._offsets = np.arange(block_size)
         self.num_computed: IntArray = np.zeros(0, dtype=np.int64)
         self.num_total: IntArray = np.zeros(0, dtype=np.int64)
         # of the tokens, so many at the end are drafts that were not verified yet
@@ -117,13 +118,16 @@ class SimulatedRows:
     def append(self, rows: IntArray, token_ids: IntArray) -> None:
         """One sampled token for each row."""
         totals = self.num_total[rows]
-        self.reserve_tokens(int(totals.max()) + 2)
-        self.hashes[rows, totals + 1] = extended(self.hashes[rows, totals], token_ids)
-        self.num_total[rows] += 1
+        self.reserve_tokens(max(totals.tolist()) + 2)
+        longer = totals + 1
+        self.hashes[rows, longer] = extended(self.hashes[rows, totals], token_ids)
+        self.num_total[rows] = longer
 
     def see(self, rows: IntArray, starts: IntArray, ends: IntArray) -> None:
         """A mean is of all positions of a prompt, and of those that a cache brings no worker sees the states."""
         summed = self.num_summed[rows]
+        if not np.count_nonzero(summed >= 0):
+            return
         assert (starts[summed >= 0] <= summed[summed >= 0]).all(), "a mean lacks positions that were not computed"
         self.num_summed[rows] = np.where(summed >= 0, np.maximum(summed, ends), -1)
 
@@ -135,19 +139,20 @@ class SimulatedRows:
         if not block_writes.size:
             return
         groups, rows, indices, blocks = block_writes
-        self._reserve_rows(int(rows.max()) + 1)
-        width, there = int(indices.max()) + 1, self._tables.shape[2]
+        self._reserve_rows(max(rows.tolist()) + 1)
+        width, there = max(indices.tolist()) + 1, self._tables.shape[2]
         if width > there:
             more = max(width, 2 * there) - there
             self._tables = np.pad(self._tables, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=NO_SLOT)
-        self._tables[groups, rows, indices] = blocks[:, None] * self._block_size + np.arange(self._block_size)
+        self._tables[groups, rows, indices] = blocks[:, None] * self._block_size + self._offsets
 
     # ------------------------------------------------------------------------------------------ room
 
     def _reserve_rows(self, count: int) -> None:
-        more = max(count, 2 * len(self.num_total)) - len(self.num_total) if count > len(self.num_total) else 0
-        if not more:
+        there = len(self.num_total)
+        if count <= there:
             return
+        more = max(count, 2 * there) - there
         numbers = "num_computed", "num_total", "num_drafts", "num_candidates", "num_summed"
         for name in (*numbers, "seeds", "temperatures"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))

@@ -201,18 +201,19 @@ class BlockPool:
     def check_invariants(self, holders: Blocks, offers: Blocks | None = None) -> None:
         """`holders` counts, for each block, the entries of all block tables, `offers` those of who would give it up."""
         offers = np.zeros(self.num_blocks, dtype=np.int64) if offers is None else offers
-        wrong = np.flatnonzero(self.counts != holders).tolist()
-        assert not wrong, f"blocks {wrong}: counts {self.counts[wrong]}, holders {holders[wrong]}"
-        assert (self._offers == offers).all(), "a block is offered by other holders than are known"
+        if np.count_nonzero(self.counts != holders):
+            wrong = np.flatnonzero(self.counts != holders).tolist()
+            raise AssertionError(f"blocks {wrong}: counts {self.counts[wrong]}, holders {holders[wrong]}")
+        assert not np.count_nonzero(self._offers != offers), "a block is offered by other holders than are known"
         assert self._num_out_of_reach == np.count_nonzero(holders > offers), "blocks out of reach were counted wrongly"
-        assert sorted([*self._free, *self._cached]) == np.flatnonzero(holders == 0).tolist(), (
+        assert sorted([*self._free, *self._cached]) == (holders == 0).nonzero()[0].tolist(), (
             "free, cached and held blocks are not a partition of the pool"
         )
-        named = [self._keys[block] for block in self._block_by_key.values()]
-        assert named == list(self._block_by_key), "keys and blocks do not match"
+        key_of, named = self._keys.__getitem__, list(self._block_by_key.values())
+        assert list(map(key_of, named)) == list(self._block_by_key), "keys and blocks do not match"
         assert self._keys.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
-        assert None not in [self._keys[block] for block in self._cached], "a cached block has no key"
-        self._cached.check_invariants(list(self._block_by_key.values()))
+        assert None not in map(key_of, self._cached), "a cached block has no key"
+        self._cached.check_invariants(named)
         assert self.keeps_contents or not len(self._cached), "contents are cached that nobody may find"
 
     def _evict(self) -> int:

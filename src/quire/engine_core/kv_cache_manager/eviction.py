@@ -130,10 +130,11 @@ class ByShares:
 
     def check_invariants(self, named: list[int]) -> None:
         assert sorted(named) == [block for block, owner in enumerate(self._owners) if owner is not None]
-        owners = [owner for owner in self._owners if owner is not None]
-        assert self._counts == {owner: owners.count(owner) for owner in owners}, "named blocks were counted wrongly"
+        counts = {owner: self._owners.count(owner) for owner in {*self._owners} if owner is not None}
+        assert self._counts == counts, "named blocks were counted wrongly"
         assert set(self._over) == {owner for owner, count in self._counts.items() if count > self._most}
-        of_all = [(block, owner) for owner, blocks in self._by_owner.items() for block in blocks]
-        assert sorted(of_all) == sorted(self._all.items()), "a cached block is not its owner's"
-        for owner, blocks in self._by_owner.items():
-            assert list(blocks) == [block for block, of in self._all.items() if of == owner], "two orders differ"
+        by_owner: dict[str, list[int]] = {}
+        for block, owner in self._all.items():
+            by_owner.setdefault(owner, []).append(block)
+        found = {owner: list(blocks) for owner, blocks in self._by_owner.items()}
+        assert found == by_owner, "a cached block is not its owner's, or two orders differ"

@@ -35,7 +35,7 @@ from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.rows import Rows
 from quire.failpoints import failpoint
-from quire.messages import IntArray, int_array, no_ints
+from quire.messages import IntArray, int_array
 
 
 class KVCacheManager:
@@ -364,15 +364,16 @@ class KVCacheManager:
             # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
             num_slots = max(map(len, sequence.block_tables)) * self.block_size
             assert num_slots - sequence.num_total_tokens <= most_slots_ahead, "more blocks than its tokens need"
-        offering = [one for one in self.kept if not one.is_pinned]
-        late = BlockTable(self.moves.late_releases)
-        self.pool.check_invariants(
-            self._num_entries([late, *(table for one in (*sequences, *self.kept) for table in one.block_tables)]),
-            self._num_entries(table for one in offering for table in one.block_tables),
-        )
+        holding = [table for one in (*sequences, *self.kept) for table in one.block_tables]
+        if self.moves.late_releases:
+            holding.append(BlockTable(self.moves.late_releases))
+        offered = [table for one in self.kept if not one.is_pinned for table in one.block_tables]
+        self.pool.check_invariants(self._num_entries(holding), self._num_entries(offered))
         self.swap.check_invariants(sequences)
 
-    def _num_entries(self, tables: Iterable[BlockTable]) -> IntArray:
+    def _num_entries(self, tables: list[BlockTable]) -> IntArray:
         """By block. NO_BLOCK is counted in front of them all."""
-        entries = np.concatenate([no_ints(), *(table.blocks for table in tables)])
+        if not tables:
+            return np.zeros(self.pool.num_blocks, dtype=np.int64)
+        entries = np.concatenate([table.blocks for table in tables])
         return np.bincount(entries - NO_BLOCK, minlength=self.pool.num_blocks - NO_BLOCK)[-NO_BLOCK:]

@@ -88,10 +88,11 @@ class SwapSpace:
         assert holders == self._counts, "host blocks: counts and holders differ"
         free = [block for block, count in enumerate(holders) if not count]
         assert sorted([*self._free, *self._late_releases]) == free, "host blocks are lost or held twice"
-        named = [self._keys[block] for block in self._host_block_by_key.values()]
-        assert named == list(self._host_block_by_key), "host blocks: keys and blocks do not match"
+        named = list(self._host_block_by_key.values())
+        keys = list(map(self._keys.__getitem__, named))
+        assert keys == list(self._host_block_by_key), "host blocks: keys and blocks do not match"
         assert self._keys.count(None) == self.num_blocks - len(named), "a host block has a key that is not its own"
-        assert not set(self._host_block_by_key.values()).intersection(free), "a free host block is known by content"
+        assert not set(named).intersection(free), "a free host block is known by content"
 
     def _hold(self, block: int, host_block_of: dict[int, int]) -> int:
         if block == NO_BLOCK:

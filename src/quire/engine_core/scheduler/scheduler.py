@@ -395,6 +395,6 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         self.rows.check_invariants()
-        assert self._granted.sum() <= self.max_num_batched_tokens, "a step was granted more than the budget"
+        assert sum(self._granted.tolist()) <= self.max_num_batched_tokens, "a step was granted more than the budget"
         self.manager.check_invariants(self.running.living_sequences())
         self.lifecycle.check_invariants()
