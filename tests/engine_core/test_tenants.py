@@ -114,14 +114,61 @@ def test_time_that_was_not_used_is_not_saved_up():
     shares.leave(two)
     shares.charge([one, one], [500, 500])
     assert shares.enter(B) == two
+    shares.begin_to_wait(two, is_first=True)
     assert shares.time_of("b") == shares.time_of("a") == 1000
     shares.charge([two], [7])
     shares.leave(one)
     shares.leave(two)
     # all were away; who comes begins where the last one was
-    shares.enter(C)
+    shares.begin_to_wait(shares.enter(C), is_first=True)
     assert shares.time_of("c") == 1007
     shares.check_invariants(1)
+
+
+def test_who_comes_while_others_wait_begins_where_the_one_is_whose_turn_it_is():
+    shares = TenantShares()
+    one, two, three = map(shares.enter, (A, B, C))
+    shares.charge([one, two], [500, 1000])
+    lines = {one: line_of(10, 10, 10), two: line_of(10, 10, 10, arrival=100)}
+    assert [request.arrival for request in shares.first(lines, 2)] == [0, 1]
+    shares.begin_to_wait(three, is_first=False)
+    assert shares.time_of("c") == 500
+    # all of its requests are taken, and others': it does not come back before those with whom it waited
+    assert [request.arrival for request in shares.first(lines, 4)] == [0, 1, 2, 100]
+    assert shares.time_of("a") == 1000
+
+
+@pytest.mark.parametrize("holder", ["nobody", "idle", "silent", "slow"])
+def test_who_only_lives_holds_nobodys_clock(holder):
+    """One comes late: it has no claim to what another was granted before, whatever a third one keeps open."""
+    core = CoreUnderTest(policy="two_level", budget=64, max_num_seqs=3, num_blocks=512, max_model_len=1_500)
+    request = {"tenant": Tenancy(name="a")}
+    if holder == "slow":
+        core.add(1, PROMPT, max_tokens=1_400, request=request)
+    elif holder != "nobody":
+        core.add(1, PROMPT if holder == "idle" else [], max_tokens=2, is_final=False, request=request)
+
+    def add(number: int, name: str) -> None:
+        prompt = [number % 40, number // 40, *([3] * 28)]
+        core.add(number, prompt, max_tokens=2, request={"tenant": Tenancy(name=name)})
+
+    for number in range(100, 200):
+        add(number, "b")
+        core.step()
+        core.step()
+    for _ in range(60):
+        core.step()
+    late = range(300, 400)
+    for number in late:
+        add(number, "c")
+    mine = range(200, 205)
+    for number in mine:
+        add(number, "b")
+    while not all(number << 10 in core.ends for number in mine):
+        core.step()
+    # as many of the other's as of its own, and what one batch more has
+    assert sum(number << 10 in core.ends for number in late) <= len(mine) + 8
+    core.scheduler.check_invariants()
 
 
 def test_tenants_that_are_gone_are_forgotten():

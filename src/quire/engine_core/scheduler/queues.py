@@ -50,13 +50,17 @@ class WaitingQueues:
             self._silent[request.request_id] = request
             return
         self._silent.pop(request.request_id, None)
-        self._by_arrival[request.request_id] = request
         if request.priority not in self._by_priority:
             self._by_priority[request.priority] = OrderedDict()
             self._by_tenant[request.priority] = {}
             insort(self._priorities, request.priority)
+        lines = self._by_tenant[request.priority]
+        if request.tenant not in lines:
+            lines[request.tenant] = OrderedDict()
+            self.shares.begin_to_wait(request.tenant, is_first=not self._by_arrival)
+        self._by_arrival[request.request_id] = request
         self._by_priority[request.priority][request.request_id] = request
-        self._by_tenant[request.priority].setdefault(request.tenant, OrderedDict())[request.request_id] = request
+        lines[request.tenant][request.request_id] = request
 
     def add_preempted(self, request: Request) -> None:
         request.status = Status.PREEMPTED

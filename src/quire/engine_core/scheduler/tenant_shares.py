@@ -2,11 +2,12 @@
 
 Each tenant has a virtual time: the tokens that it was granted, prompts and outputs alike, divided by its weight. Whose
 time is the least goes first, so of two that always want something, one of weight 2 gets twice the tokens of one of
-weight 1; a thousand waiting requests buy nothing. Time that a tenant did not use is not saved up: one that comes (back)
-begins no earlier than where the others are.
+weight 1; a thousand waiting requests buy nothing. Time that a tenant did not use is not saved up: one that begins to
+wait, or all of whose requests were taken, is no earlier than the one whose turn it was last. (Start-time fair queueing;
+who merely runs, or is silent, holds nobody's clock.)
 
-Owns the numbering of tenants. While there is one, nothing is computed. Called by the lifecycle (who comes and goes), by
-policies (whose turn) and by the scheduler (what was granted).
+Owns the numbering of tenants. While there is one, nothing is computed. Called by the lifecycle and the queues (who
+comes, waits and goes), by policies (whose turn) and by the scheduler (what was granted).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TenantShares:
         self._weights = np.ones(1)
         # living requests of those who have any
         self._counts: dict[int, int] = {}
-        # where those are who are served now: never goes back
+        # where the one was whose turn it was last: never goes back
         self._now = 0.0
 
     @property
@@ -58,25 +59,23 @@ class TenantShares:
     def enter(self, tenant: Tenancy | None) -> int:
         """One more request; the number of its tenant."""
         number = self._number_of(tenant)
-        if self.are_several and number not in self._counts:
-            self._advance()
-            self._times[number] = max(self._times[number], self._now)
         self._counts[number] = self._counts.get(number, 0) + 1
         return number
 
     def leave(self, number: int) -> None:
         """One request less."""
-        if self.are_several:
-            self._advance()
         self._counts[number] -= 1
         if not self._counts[number]:
             del self._counts[number]
-        if not self._counts:
-            self._now = max(self._now, float(self._times[number]))
 
-    def _advance(self) -> None:
-        if self._counts:
-            self._now = max(self._now, float(self._times[list(self._counts)].min()))
+    def begin_to_wait(self, number: int, *, is_first: bool) -> None:
+        """A line of this tenant has somebody in it from now on; is_first: and nobody else has.
+
+        Where nobody waited, nobody was held up by another: all begin where the one is who had most.
+        """
+        if is_first:
+            self._now = float(self._times.max())
+        self._times[number] = max(self._times[number], self._now)
 
     def _number_of(self, tenant: Tenancy | None) -> int:
         if tenant is None:
@@ -114,23 +113,28 @@ class TenantShares:
         Each that is taken counts with its prompt, so that one tenant does not fill the batch before it is charged.
         """
         if len(lines) == 1:
-            (line,) = lines.values()
+            ((number, line),) = lines.items()
+            self._now = max(self._now, float(self._times[number]))
             return list(islice(line.values(), most))
         waiting = {number: iter(line.values()) for number, line in lines.items()}
         heads = {number: next(line) for number, line in waiting.items()}
         heap = [(float(self._times[number]), head.arrival, number) for number, head in heads.items()]
         heapify(heap)
         taken: list[Request] = []
+        drained: list[int] = []
         while heap and len(taken) < most:
             time, _, number = heap[0]
             taken.append(heads[number])
+            self._now = max(self._now, float(self._times[number]))
             time += heads[number].num_prompt_tokens / float(self._weights[number])
             following = next(waiting[number], None)
             if following is None:
                 heappop(heap)
+                drained.append(number)
             else:
                 heads[number] = following
                 heapreplace(heap, (time, following.arrival, number))
+        self._times[drained] = np.maximum(self._times[drained], self._now)
         return taken
 
     def check_invariants(self, num_requests: int) -> None:
