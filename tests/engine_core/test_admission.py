@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import AbortRequests, DecodingSpec, EngineRequest, sequence_id_of
+from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 
@@ -135,6 +135,61 @@ def test_an_open_length_ends_where_pinned_prefixes_begin() -> None:
     assert core.ends[sequence_id_of(2, 0)].finish_reason == "length"
     assert len(core.tokens[sequence_id_of(2, 0)]) == 14 * 4 - 3
     assert "2 of them pinned" in (core.ends[sequence_id_of(3, 0)].error or "")
+
+
+# more than half of the cache
+PREFIX = [number % 47 for number in range(160)]
+
+
+def behind_a_large_prefix() -> CoreUnderTest:
+    core = CoreUnderTest(num_blocks=64, max_model_len=256, budget=64)
+    core.add(1, PREFIX, max_tokens=1, request={"keep": "prefix"})
+    core.run()
+    core.scheduler.pin("prefix", len(PREFIX))
+    return core
+
+
+def test_an_open_length_does_not_count_a_pinned_prefix_twice() -> None:
+    core = behind_a_large_prefix()
+    core.add(2, [*PREFIX, *[9] * 20], max_tokens=None)
+    core.run()
+    assert len(core.tokens[sequence_id_of(2, 0)]) == 256 - 180
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+@pytest.mark.parametrize("pieces", [(0, 180), (1, 179), (160, 20), (2, 100, 78)])
+def test_a_prompt_in_pieces_does_not_count_a_pinned_prefix_twice(pieces: tuple[int, ...], is_stepped: bool) -> None:
+    """Unless it began before the prefix was there to be seen, and computed it by itself."""
+    core, rest = behind_a_large_prefix(), [*PREFIX, *[9] * 20]
+    for number, length in enumerate(pieces):
+        piece, rest = rest[:length], rest[length:]
+        if number:
+            core.core.extend(ExtendRequest(request_id=2, token_ids=piece, is_final=not rest))
+        else:
+            core.add(2, piece, max_tokens=60, is_final=False)
+        if is_stepped:
+            core.step()
+            core.step()
+    core.run()
+    end = core.ends[sequence_id_of(2, 0)]
+    if is_stepped and 0 < pieces[0] < len(PREFIX):
+        assert end.error is not None
+        assert end.error.startswith("KV cache")
+    else:
+        assert (end.finish_reason, end.error) == ("length", None)
+        assert len(core.tokens[sequence_id_of(2, 0)]) == 60
+    core.scheduler.check_invariants()
+
+
+def test_a_piece_that_is_too_long_is_written_nowhere() -> None:
+    core = CoreUnderTest(num_blocks=256, max_model_len=64)
+    core.add(1, [1, 2, 3], max_tokens=None, is_final=False)
+    core.step()
+    core.core.extend(ExtendRequest(request_id=1, token_ids=[5] * 1_000, is_final=True))
+    core.run()
+    error = core.ends[sequence_id_of(1, 0)].error
+    assert error is not None
+    assert "maximum context length is 64 tokens" in error
 
 
 def test_an_open_length_is_found_in_a_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,13 +84,19 @@ class Estimates:
         return num_sequences * of_one - (num_sequences - 1) * of_prompt
 
     def pinned_hits(self, sequence: Sequence) -> int:
-        """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later."""
+        """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later. One
+        that has begun shares what it holds, not what it would find if it began now."""
         pinned = self._manager.kept.pinned_blocks()
-        computed = self._manager.get_computed_blocks(sequence)
-        num_full = computed.num_tokens // self._block_size
+        if sequence.is_begun:
+            num_computed = sequence.num_computed_tokens
+            tables = [table.blocks.tolist() for table in sequence.block_tables]
+        else:
+            computed = self._manager.get_computed_blocks(sequence)
+            num_computed, tables = computed.num_tokens, computed.blocks
+        num_full = num_computed // self._block_size
         return sum(
             block in pinned
-            for group, table in zip(self._groups, computed.blocks, strict=True)
+            for group, table in zip(self._groups, tables, strict=True)
             for block in table[:num_full]
             if not group.sliding_window
         )

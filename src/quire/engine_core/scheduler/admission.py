@@ -39,25 +39,24 @@ class Admission:
                 return f"token id {token}: must be between 0 and {self._vocab_size - 1}, the last of this model."
         return None
 
-    def reason_to_refuse(self, request: Request) -> str | None:
-        """A request that could never run, even alone, must not wait for ever in front of the others."""
+    def reason_of_kind(self, request: Request) -> str | None:
+        """A request that could never run, even alone, must not wait for ever in front of the others. Asked before
+        its tokens are written anywhere."""
         message = request.message
         if message.media or message.adapter:
             return "media and adapters are not supported by this engine yet."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
         reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
-        return next((reason for reason in reasons if reason is not None), None) or self._reason_of_memory(request)
+        return next((reason for reason in reasons if reason is not None), None)
 
-    def _reason_of_memory(self, request: Request) -> str | None:
+    def reason_of_memory(self, request: Request) -> str | None:
+        """Asked when all tokens that are there are its sequence's, and how many are everybody's is settled."""
         manager, n, total, size = self._manager, request.num_sequences, request.max_total, self._manager.block_size
         needed, there = self.most_blocks(request), manager.pool.num_blocks
-        num_pinned = len(manager.kept.pinned_blocks())
-        if needed > there - num_pinned and num_pinned:
-            # what it shares with a pinned prefix it need not have twice
-            needed -= manager.estimates.pinned_hits(next(iter(request.sequences.values())))
-        if needed <= there - num_pinned:
+        if needed <= self._num_usable(request):
             return None
+        num_pinned = len(manager.kept.pinned_blocks())
         pinned = f", {num_pinned} of them pinned" if num_pinned else ""
         groups = f" in {len(manager.groups)} groups of layers" if len(manager.groups) > 1 else ""
         width = "" if n == 1 else " or n" if request.message.decoding is None else " or beam_width"
@@ -65,6 +64,13 @@ class Admission:
             f"KV cache: {n} x {total} tokens need up to {needed} blocks of {size} tokens{groups}, the engine has "
             f"{there}{pinned}. Lower max_tokens{width}, or give the KV cache more memory."
         )
+
+    def _num_usable(self, request: Request) -> int:
+        """All blocks but the pinned ones that it does not share: those that it shares it need not have twice."""
+        num_pinned = len(self._manager.kept.pinned_blocks())
+        if num_pinned:
+            num_pinned -= self._manager.estimates.pinned_hits(next(iter(request.sequences.values())))
+        return self._manager.pool.num_blocks - num_pinned
 
     def most_blocks(self, request: Request) -> int:
         """Most blocks that it can need at once, by the end."""
@@ -108,7 +114,7 @@ class Admission:
         most = request.max_total_tokens(self._max_model_len)
         if request.sampling.max_tokens is not None or request.message.pooling:
             return most
-        there, size = self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks()), self._manager.block_size
+        there, size = self._num_usable(request), self._manager.block_size
         least = max(request.num_prompt_tokens + 1, request.num_prompt_tokens + request.sampling.min_tokens)
         # by bisection: it may be shorter than the model's length by thousands of blocks
         num_shorter = range(max(0, most - least) // size)

@@ -89,8 +89,8 @@ class Lifecycle:
         prompt = self._prompt_of(message)
         request = Request(message, method, self.num_arrivals, prompt, is_private=not self._manager.pool.keeps_contents)
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
-        request.max_total = self._admission.max_total_tokens(request)
         self._manager.kept.set_public_part(request)
+        request.max_total = self._admission.max_total_tokens(request)
         request.tenant = self.queues.shares.enter(message.tenant)
         self.num_arrivals += 1
         self.requests[request.request_id] = request
@@ -98,7 +98,7 @@ class Lifecycle:
         if not request.is_final:
             self.streams[request.request_id] = request
         self.queues.add(request)
-        if not self._refuse_if_impossible(request):
+        if not self._refuse(request, can.reason_of_kind(request) or can.reason_of_memory(request)):
             self.recorder.arrived(request.request_id, request.num_prompt_tokens, request.num_sequences)
 
     def _prompt_of(self, message: EngineRequest) -> Tokens:
@@ -112,19 +112,20 @@ class Lifecycle:
         request = self.requests.get(request_id)
         if request is None or request.is_final:
             return
-        if (refusal := self._admission.bad_ids(token_ids)) is not None:
-            self.end_request(request, "error", refusal)
+        if self._refuse(request, self._admission.bad_ids(token_ids)):
             return
         request.num_prompt_tokens += len(token_ids)
         request.is_final, request.is_parked = is_final, False
         if is_final:
             del self.streams[request_id]
-        request.max_total = self._admission.max_total_tokens(request)
-        if self._refuse_if_impossible(request):
+        if self._refuse(request, self._admission.reason_of_kind(request)):
             return
         (sequence,) = request.sequences.values()
         sequence.extend_prompt(np.asarray(token_ids, dtype=np.int32))
         self._manager.kept.set_public_part(request)
+        request.max_total = self._admission.max_total_tokens(request)
+        if self._refuse(request, self._admission.reason_of_memory(request)):
+            return
         if request.status is Status.WAITING:
             self.queues.add(request)
         if sequence.row < 0:
@@ -381,8 +382,7 @@ class Lifecycle:
         for index in range(num_outputs):
             self.events.ends.append(SequenceEnd(sequence_id_of(request_id, index), "error", None, reason))
 
-    def _refuse_if_impossible(self, request: Request) -> bool:
-        refusal = self._admission.reason_to_refuse(request)
+    def _refuse(self, request: Request, refusal: str | None) -> bool:
         if refusal is not None:
             self.recorder.refused(request.request_id, refusal)
             self.end_request(request, "error", refusal)
