@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -112,3 +115,121 @@ def test_an_open_prompt_that_came_back_for_a_piece_may_wait_for_the_next_one() -
     assert steps_until_start(core, 4) < 40, "in the end it does not wait for those who wait"
     assert sequence_id_of(2, 0) not in core.ends
     assert core.core.statistics()["num_preemptions_total"] == 2
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("policy", ["fifo", "priority", "srtf", "two_level"])
+def test_rows_are_lent_to_who_needs_more_than_are_free(policy: str, is_async: bool) -> None:
+    core = CoreUnderTest(max_num_seqs=2, policy=policy, is_async=is_async)
+    core.add(1, [1] * 10, is_final=False, max_tokens=4)
+    for _ in range(4):
+        core.step()
+    core.add(2, [2] * 10, n=2, max_tokens=4)
+    core.add(3, [3] * 10, max_tokens=4)
+    core.run()
+    assert {end >> 10 for end in core.ends} == {2, 3}
+    core.core.extend(ExtendRequest(request_id=1, token_ids=[6], is_final=True))
+    core.run()
+    core.assert_empty()
+
+
+def test_rows_are_lent_also_while_others_run() -> None:
+    core = CoreUnderTest(max_num_seqs=3)
+    core.add(1, [1] * 10, is_final=False, max_tokens=4)
+    core.step()
+    core.add(2, [2] * 10, max_tokens=100)
+    core.step()
+    core.add(3, [3] * 10, n=2, max_tokens=4)
+    assert steps_until_start(core, 3) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [10, 110])
+def test_rows_of_open_prompts_and_of_less_important_requests_add_up(num_tokens: int) -> None:
+    """One row is the stream's, the other that of request 3, which gave way."""
+    core = CoreUnderTest(num_blocks=64, max_model_len=256, max_num_seqs=2, policy="priority", prefix_caching=False)
+    core.add(1, [1] * 10, is_final=False, max_tokens=4)
+    core.add(3, [3] * 10, max_tokens=20, request={"priority": 2})
+    for _ in range(4):
+        core.step()
+    core.scheduler.entrance.push_out(core.scheduler.lifecycle.requests[3], "asked for")
+    core.add(2, [2] * num_tokens, n=2, max_tokens=4, request={"priority": 1})
+    core.run()
+    assert {end >> 10 for end in core.ends} == {2, 3}
+    assert {end.finish_reason for end in core.ends.values()} == {"length"}
+
+
+def test_rows_are_not_taken_in_vain() -> None:
+    """Two streams have a row each; the third row is that of one who runs on, and request 9 needs three."""
+    core = CoreUnderTest(max_num_seqs=3, num_blocks=200, max_model_len=400, prefix_caching=False)
+    core.add(4, [4] * 10, max_tokens=200)
+    for number in (1, 2):
+        core.add(number, [number] * 100, is_final=False, max_tokens=4)
+    for _ in range(12):
+        core.step()
+    core.add(9, [9] * 8, n=3, max_tokens=4)
+    for _ in range(10):
+        for number in (1, 2):
+            core.core.extend(ExtendRequest(request_id=number, token_ids=[5], is_final=False))
+        for _ in range(10):
+            core.step()
+    assert core.core.statistics()["num_preemptions_total"] == 0
+    core.run()
+    assert len(core.ends) == 1 + 3
+    assert core.core.statistics()["num_preemptions_total"] == 2
+
+
+@pytest.fixture
+def shallow_stack() -> Iterator[None]:
+    """A step needs few frames, however many streams there are."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+def many_streams(**options: Any) -> CoreUnderTest:
+    """150 that wait for input with all that they were given."""
+    core = CoreUnderTest(max_num_seqs=151, budget=800, max_model_len=640, check_invariants=False, **options)
+    for number in range(150):
+        core.add(1 + number, [1 + number % 40, number // 40 + 1], is_final=False, max_tokens=1)
+    core.run()
+    assert core.core.statistics()["num_requests_running"] == 150
+    return core
+
+
+@pytest.mark.usefixtures("shallow_stack")
+def test_one_of_many_streams_makes_room_for_who_needs_a_row() -> None:
+    core = many_streams(num_blocks=600)
+    core.add(2000, [2] * 10, n=2, max_tokens=4)
+    core.run()
+    assert {end >> 10 for end in core.ends} == {2000}
+    assert core.core.statistics()["num_preemptions_total"] == 1
+
+
+@pytest.mark.usefixtures("shallow_stack")
+def test_streams_that_came_back_for_a_piece_do_not_stay_when_nothing_runs() -> None:
+    core = many_streams(num_blocks=158, prefix_caching=False)
+    for request_id in (2000, 2001):
+        core.add(request_id, [2] * 600, max_tokens=1)
+        core.run()
+        assert request_id << 10 in core.ends
+        for number in range(150):
+            core.core.extend(ExtendRequest(request_id=1 + number, token_ids=[3], is_final=False))
+        core.run()
+        assert all(stream.is_idle for stream in core.scheduler.lifecycle.streams.values())
+
+
+def test_who_loses_its_row_while_it_waits_for_input_goes_on_waiting() -> None:
+    """Swapped out with all that came of its input, then an empty piece of it, then displaced."""
+    core = CoreUnderTest(max_num_seqs=2, num_host_blocks=64, preemption_mode="swap", prefix_caching=False)
+    core.add(1, [1] * 10, is_final=False, max_tokens=4)
+    core.run()
+    stream = core.scheduler.lifecycle.requests[1]
+    core.scheduler.entrance.push_out(stream, "asked for")
+    core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=False))
+    core.add(2, [2] * 10, n=2, max_tokens=4)
+    core.run()
+    assert {end >> 10 for end in core.ends} == {2}
+    assert not stream.holds_rows
+    assert stream.status is Status.PREEMPTED
+    assert stream.is_idle

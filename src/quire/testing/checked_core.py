@@ -303,19 +303,12 @@ class CheckedCore:
         assert min(memory["slots"].values()) >= 0, memory["slots"]
 
     def _check_liveness(self, has_run: bool) -> None:
-        """I9: the core stops only when everybody waits for input, or for the rows of somebody who does."""
-        if has_run or all(plan.is_open for plan in self.plans.values()) or self._waits_for_rows():
+        """I9: the core stops only when everybody waits for input."""
+        if has_run or all(plan.is_open for plan in self.plans.values()):
             self._num_empty_steps = 0
             return
         self._num_empty_steps += 1
         assert self._num_empty_steps <= _MOST_EMPTY_STEPS, "nothing runs although something could"
-
-    def _waits_for_rows(self) -> bool:
-        scheduler = self.core.scheduler
-        requests = scheduler.lifecycle.requests.values()
-        num_free = scheduler.rows.num_free - scheduler.running.num_reserved_rows
-        wants = [one.num_rows for one in requests if not one.holds_rows and not one.is_idle]
-        return any(one.is_idle and one.holds_rows for one in requests) and bool(wants) and max(wants) > num_free
 
     def _choose_failing_row(self, decided: SchedulerOutput) -> None:
         """Chosen when nothing can change its owner any more."""

@@ -7,7 +7,7 @@ the scheduler while it decides a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Status
@@ -63,44 +63,22 @@ class Entrance:
         """
         self._step = step
         self._has_results_to_come = has_results_to_come
-        idle = self._idle_row_holders()
-        if not (idle or self._may_displace()):
-            return
-        head = next(self._heads(), None)
-        if head is not None and not self._has_rows(head) and idle:
-            self._take_rows_of(idle, head)
-        if head is not None and self._policy.is_preemptive and not self.may_start(head):
+        head = next(self._heads(), None) if self._may_displace() else None
+        if head is not None and not self.may_start(head):
             self._make_way(head)
-
-    def _idle_row_holders(self) -> list[Request]:
-        """Who only waits for input stands in nobody's way: also not in a row, when rows are short."""
-        if self._rows.num_free > self._running.num_reserved_rows:
-            return []
-        return [one for one in self._lifecycle.streams.values() if one.holds_rows and one.is_idle]
-
-    def _take_rows_of(self, idle: list[Request], head: Request) -> None:
-        while idle and not self._has_rows(head):
-            victim = self._policy.victim(idle)
-            idle.remove(victim)
-            if victim.status is Status.RUNNING:
-                self.push_out(victim, f"it waits for input, and request {head.request_id} for a row")
-            self._recovery.give_up_swapped(victim)
-            self._lifecycle.displace(victim)
 
     # ------------------------------------------------------------------------------------------ who is next
 
     def next(self) -> Request | None:
         """The request that starts now."""
         for head in self._heads():
-            if self.may_start(head) and self._has_taken_blocks_of_idle_ones(head):
+            if self.may_start(head) and self._has_taken_what_is_lent(head):
                 head.stays_until = self._step + _STAYS_FOR if head.was_started else 0
                 return head
             if head.status is Status.WAITING:
                 if self._turned_away is not head:
                     self._recorder.turned_away(head.request_id, *self.lacks(head))
                 self._turned_away, self._num_arrivals_then = head, self._lifecycle.num_arrivals
-            if self._policy.is_preemptive and self._is_more_important_than_others(head):
-                return None
         return None
 
     def waiting(self) -> Iterator[Request]:
@@ -113,25 +91,49 @@ class Entrance:
         num_computed = self._manager.get_computed_blocks(sequence).num_tokens
         return sequence.num_total_tokens - num_computed - self._transfers.num_found(sequence, num_computed)
 
-    def stuck(self) -> Request | None:
-        """Who waits for room though nothing runs that could give some. Rather one that has its rows, which only blocks
-        can help: others may wait for rows that it holds."""
-        if self._has_results_to_come:
-            return None
-        heads = list(self._heads())
-        return next(filter(self._has_rows, heads), heads[0] if heads else None)
+    def lets_somebody_in(self) -> bool:
+        """Nothing was granted: whether somebody who waits has more room now, so that it is worth deciding again."""
+        if self._has_results_to_come or self._queues.most_important is None:
+            return False
+        if self._ends_stays():
+            return True
+        if (stuck := self._stuck()) is None:
+            return False
+        if self._frees_of_its_session(stuck):
+            return True
+        idle = [one for one in self._running.requests if one.is_idle]
+        for one in idle:
+            self.push_out(one, f"it waits for input, and request {stuck.request_id} for room")
+        reason = self._reason_to_give_up(stuck) if not idle else None
+        if reason is not None:
+            self._lifecycle.end_request(stuck, "error", reason)
+        return bool(idle) or reason is not None
 
-    def is_freed_of_its_session(self, stuck: Request) -> bool:
+    def _stuck(self) -> Request | None:
+        """Who finds its rows and waits for blocks, though nothing runs that could give some."""
+        for head in self._heads():
+            if self._may_have_rows(head, self._out_with_rows(head) if self._policy.is_preemptive else ()):
+                return head
+        return None
+
+    def _ends_stays(self) -> bool:
+        """While no step is decided, nobody's time passes."""
+        staying = [one for one in self._lifecycle.streams.values() if one.stays_until > self._step]
+        for one in staying:
+            one.stays_until = 0
+        return bool(staying)
+
+    def _frees_of_its_session(self, stuck: Request) -> bool:
         """Nobody else can give any blocks: those that it continues do, and it computes their tokens again."""
-        is_alone = not self._running.requests and self._has_rows(stuck)
+        is_alone = all(one.is_idle for one in self._running.requests)
         return is_alone and self._manager.kept.give_up_blocks_of(stuck.message.continues)
 
-    def reason_to_give_up(self, stuck: Request) -> str | None:
+    def _reason_to_give_up(self, stuck: Request) -> str | None:
         """Not expected: each was accepted as one that fits alone. It must not hang."""
         needed = self._manager.estimates.blocks_to_come(stuck, self._step_tokens)
         there = self._manager.num_within_reach
         if self._running.requests or needed <= there:
-            return None  # it waits for rows, say
+            return None
         return f"KV cache: {needed} more blocks are needed, {there} can be had."
 
     def _heads(self) -> Iterator[Request]:
@@ -142,11 +144,13 @@ class Entrance:
         head = next(self.waiting(), None) if self._may_let_new_ones_in() else None
         if head is not None:
             yield head
+            if self._policy.is_preemptive:
+                return  # strict priority: less important ones that gave way do not slip in where it has no room
         for request in sorted(self._queues.preempted(), key=self._rank):
             # What gave way in this step has a token in flight; its value comes before the next step is decided.
             if not (self._has_results_to_come and request.preempted_at == self._step):
                 yield request
-            if self._has_rows(request):
+            if self._may_have_rows(request):
                 return  # what came later may have kept its rows, but does not overtake it for blocks
 
     def _rank(self, request: Request) -> tuple[int, int]:
@@ -154,8 +158,7 @@ class Entrance:
 
     def _may_let_new_ones_in(self) -> bool:
         """The policy need not look where it would find nobody: it may look up the prompts of all that it considers."""
-        has_rows = self._rows.num_free > self._running.num_reserved_rows
-        if not (has_rows or self._may_displace() or self._idle_row_holders()):
+        if not (self._num_free_rows > 0 or self._may_displace() or self._idle_ones()):
             return False
         before = self._turned_away
         return (
@@ -172,21 +175,16 @@ class Entrance:
             self._policy.is_preemptive and most_important is not None and self._rows.greatest_priority > most_important
         )
 
-    def _is_more_important_than_others(self, head: Request) -> bool:
-        """Strict priority: less important requests that have given way do not slip in where it has no room."""
-        limit = self._queues.limit
-        return head.status is Status.WAITING and limit is not None and head.priority < limit
-
     # ------------------------------------------------------------------------------------------ is there room
 
     def may_start(self, request: Request) -> bool:
-        """Its rows are free, and blocks for all its tokens: else it would be preempted half-way."""
-        return self._has_rows(request) and self._has_blocks(request)
+        """It finds its rows, and blocks for all its tokens: else it would be preempted half-way."""
+        return self._may_have_rows(request) and self._has_blocks(request)
 
     def lacks(self, request: Request) -> tuple[str, int, int]:
         """(what, how much of it, how much is there) of one that was turned away."""
-        if not self._has_rows(request):
-            return "rows", request.num_rows, max(0, self._rows.num_free - self._running.num_reserved_rows)
+        if not self._may_have_rows(request):
+            return "rows", request.num_rows, max(0, self._num_free_rows + _num_rows(self._idle_ones()))
         return "memory", request.needed_blocks, self._manager.num_within_reach
 
     def why_waits(self, request: Request) -> tuple[str, int, int]:
@@ -205,7 +203,7 @@ class Entrance:
         if is_behind or (limit is not None and request.priority >= limit):
             return "order", 0, 0
         # nobody was turned away yet, because nobody is looked at while no row is free
-        return ("turn", 0, 0) if self._has_rows(request) else self.lacks(request)
+        return ("turn", 0, 0) if self._may_have_rows(request) else self.lacks(request)
 
     def counts(self) -> Counts:
         """For the recorder."""
@@ -223,8 +221,15 @@ class Entrance:
         what = self.why_waits(first)[0] if first is not None else "turn"
         return {what: len(self._queues) - num_input, "input": num_input}
 
-    def _has_rows(self, request: Request) -> bool:
-        return request.holds_rows or request.num_rows <= self._rows.num_free - self._running.num_reserved_rows
+    @property
+    def _num_free_rows(self) -> int:
+        """Those that nobody has, and that are not set aside for forks."""
+        return self._rows.num_free - self._running.num_reserved_rows
+
+    def _may_have_rows(self, request: Request, others: Sequence[Request] = ()) -> bool:
+        """It has its rows, or finds as many with those of `others` and of who only waits for input."""
+        num_more = request.num_rows - self._num_free_rows - _num_rows(others)
+        return request.holds_rows or num_more <= 0 or num_more <= _num_rows(self._idle_ones())
 
     def _has_blocks(self, request: Request) -> bool:
         """A question: kept sequences give up theirs when the blocks are taken, and not those that it finds computed."""
@@ -259,23 +264,27 @@ class Entrance:
 
     def push_out(self, request: Request, reason: str) -> None:
         """It gives up all its blocks, by recomputation or into swap space, and waits to go on."""
-        request.preempted_at = self._step
+        request.preempted_at, request.stays_until = self._step, 0
         request.is_parked = request.is_idle
         self._recovery.give_up(request, reason)
         self._recorder.preempted(request.request_id, reason, is_swapped=request.is_swapped)
         self._running.leave(request)
         self._queues.add_preempted(request)
 
-    def _idle_block_holders(self) -> list[Request]:
-        """Who only waits for input stands in nobody's way with its blocks either."""
-        return [
-            one
-            for one in self._lifecycle.streams.values()
-            if one.status is Status.RUNNING and one.is_idle and self._step >= one.stays_until
-        ]
+    def _is_idle_one(self, request: Request) -> bool:
+        """Who only waits for input stands in nobody's way: not in a row, and not with blocks."""
+        return request.is_idle and request.holds_rows and self._step >= request.stays_until
 
-    def _has_taken_blocks_of_idle_ones(self, head: Request) -> bool:
+    def _idle_ones(self) -> list[Request]:
+        return [one for one in self._lifecycle.streams.values() if self._is_idle_one(one)]
+
+    def _idle_block_holders(self) -> list[Request]:
+        return [one for one in self._idle_ones() if one.status is Status.RUNNING]
+
+    def _has_taken_what_is_lent(self, head: Request) -> bool:
         """As few of them give way as are needed. The head starts in this step: nobody else comes in between."""
+        if not head.holds_rows:
+            self._take_rows(head)
         idle = self._idle_block_holders()
         if not idle:
             return True  # it has room without
@@ -286,6 +295,15 @@ class Entrance:
             idle.remove(victim)
             self.push_out(victim, f"it waits for input, and request {head.request_id} for blocks")
         return True
+
+    def _take_rows(self, head: Request) -> None:
+        idle = self._idle_ones()
+        while idle and head.num_rows > self._num_free_rows:
+            victim = self._policy.victim(idle)
+            idle.remove(victim)
+            if victim.status is Status.RUNNING:
+                self.push_out(victim, f"it waits for input, and request {head.request_id} for a row")
+            self._displace(victim)
 
     def _make_way(self, head: Request) -> None:
         """Less important requests give up rows and blocks until it has room; nobody does in vain."""
@@ -300,15 +318,13 @@ class Entrance:
         self._free_rows(head, lesser, reason)
 
     def _gives_way_to(self, other: Request, head: Request) -> bool:
-        return other.priority > head.priority and self._recovery.may_be_victim(other)
+        is_lesser = other.priority > head.priority and self._recovery.may_be_victim(other)
+        return is_lesser and not self._is_idle_one(other)
 
     def _would_fit(self, head: Request, lesser: list[Request]) -> bool:
-        row_holders = [*lesser, *(one for one in self._queues.all_preempted() if one.priority > head.priority)]
-        num_rows = self._rows.num_free - self._running.num_reserved_rows
-        num_rows += sum(one.num_rows for one in row_holders if one.holds_rows)
-        if not (head.holds_rows or head.num_rows <= num_rows):
+        if not self._may_have_rows(head, [*lesser, *self._out_with_rows(head)]):
             return False
-        who_go = [*lesser, *(one for one in self._idle_block_holders() if one not in lesser)]
+        who_go = [*lesser, *self._idle_block_holders()]
         # Those who go on need a block each before long: the head would be the next to give way.
         num_others = len(self._running.requests) - len(who_go)
         with self._manager.offering(who_go):
@@ -319,10 +335,15 @@ class Entrance:
         head.look_again_at = 0
         return self._has_blocks(head)
 
+    def _out_with_rows(self, head: Request) -> list[Request]:
+        """Less important requests that have given way already and kept their rows."""
+        out = self._queues.all_preempted()
+        return [one for one in out if one.priority > head.priority and one.holds_rows and not self._is_idle_one(one)]
+
     def _free_rows(self, head: Request, lesser: list[Request], reason: str) -> None:
         """Rows of those that have given way already come first: they lose nothing but their place."""
-        while not self._has_rows(head):
-            out = [one for one in self._queues.all_preempted() if one.priority > head.priority and one.holds_rows]
+        while not self._may_have_rows(head):
+            out = self._out_with_rows(head)
             if not out and not lesser:
                 return
             if not out:
@@ -330,6 +351,13 @@ class Entrance:
                 lesser.remove(victim)
                 self.push_out(victim, reason)
                 out = [victim]
-            victim = self._policy.victim(out)
-            self._recovery.give_up_swapped(victim)
-            self._lifecycle.displace(victim)
+            self._displace(self._policy.victim(out))
+
+    def _displace(self, victim: Request) -> None:
+        victim.is_parked = victim.is_idle  # its numbers, which say so else, leave with its rows
+        self._recovery.give_up_swapped(victim)
+        self._lifecycle.displace(victim)
+
+
+def _num_rows(requests: Iterable[Request]) -> int:
+    return sum(one.num_rows for one in requests)

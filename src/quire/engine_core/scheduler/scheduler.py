@@ -101,17 +101,23 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ one step
 
     def schedule(self) -> SchedulerOutput | None:
-        """The budget goes to those who run and those who wait, in the policy's order."""
+        """Decides anew while nothing was granted, but somebody who waits has more room: each time fewer are there."""
+        while True:
+            rows = self._grant()
+            if len(rows):
+                return self._decided(rows, self._granted[rows])
+            if not self.entrance.lets_somebody_in():
+                return None
+
+    def _grant(self) -> IntArray:
+        """The budget goes to those who run and those who wait, in the policy's order. The rows that got some."""
         self._granted[:] = 0
         self.entrance.open(self._num_steps, has_results_to_come=bool(self._in_flight))
         while self._grant_running() and not self._granted.any():
             pass  # the budget was meant for somebody who gave way; every round there is one less
         if not self._gave_way or not self._granted.any():
             self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
-        rows = np.flatnonzero(self._granted)
-        if not len(rows):
-            return self.schedule() if self._let_somebody_in() else None
-        return self._decided(rows, self._granted[rows])
+        return np.flatnonzero(self._granted)
 
     def update_from_output(self, output: StepOutput) -> EngineOutputs:
         """The results of the earliest step that has none yet."""
@@ -303,20 +309,6 @@ class Scheduler:
                 budget = self._start(request, budget)
             except Exception as error:
                 self._fail(request, error)
-
-    def _let_somebody_in(self) -> bool:
-        """Nothing was granted though somebody waits: whoever only waits for input gives way."""
-        if (stuck := self.entrance.stuck()) is None:
-            return False
-        idle = [request for request in self.running.requests if request.is_idle]
-        if idle:
-            self._preempt(self.policy.victim(idle), f"it waits for input, and request {stuck.request_id} for room")
-        if idle or self.entrance.is_freed_of_its_session(stuck):
-            return True
-        reason = self.entrance.reason_to_give_up(stuck)
-        if reason is not None:
-            self.lifecycle.end_request(stuck, "error", reason)
-        return reason is not None
 
     def _start(self, request: Request, budget: int) -> int:
         """Grants what the budget has for it; returns what is left."""
