@@ -69,6 +69,18 @@ def test_a_request_that_cannot_be_scheduled_fails_alone(is_async: bool, after: i
     assert_only_second_failed(core, "could not be scheduled (InjectedFaultError)")
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_budget_that_was_set_aside_for_one_that_fails_goes_to_those_who_run(is_async: bool) -> None:
+    arm("after_allocate:raise:when=2:count=1")
+    core = CoreUnderTest(policy="srtf", is_async=is_async, budget=8)
+    core.add(1, [1] * 64, max_tokens=4)
+    core.step()
+    core.add(2, [2] * 8, max_tokens=4)
+    core.run()
+    assert {core.ends[FIRST].finish_reason, core.ends[SECOND].finish_reason} == {"length", "error"}
+    core.assert_empty()
+
+
 def test_one_that_cannot_be_named_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     core = CoreUnderTest()
     name = core.scheduler._name_granted
