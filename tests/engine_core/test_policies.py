@@ -98,3 +98,22 @@ def test_an_unknown_policy_is_an_error_with_a_suggestion() -> None:
     known = r"fifo, priority, srtf, two_level"
     with pytest.raises(OptionError, match=rf'fifoo: must be one of {known}\. Did you mean "fifo"\?'):
         policies.make_policy("fifoo")
+
+
+def test_nobody_gives_way_in_vain() -> None:
+    """Request 1 has just come back, and what it will need until it may be a victim again is not for request 3: without
+    that it would fit in the place of request 2."""
+    core = CoreUnderTest(num_blocks=32, max_model_len=256, budget=4, policy="priority", prefix_caching=False)
+    core.add(1, [1] * 40, max_tokens=60, request={"priority": 1})
+    core.add(2, [2] * 8, max_tokens=60, request={"priority": 2})
+    for _ in range(35):
+        core.step()
+    core.scheduler.entrance.push_out(core.scheduler.lifecycle.requests[1], "asked for")
+    for _ in range(3):
+        core.step()
+    core.add(3, [3] * 80, max_tokens=4, request={"priority": 0})
+    core.step()
+    assert core.core.statistics()["num_preemptions_total"] == 1
+    assert core.core.statistics()["num_requests_running"] == 2
+    core.run()
+    assert len(core.ends) == 3

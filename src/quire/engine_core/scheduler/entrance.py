@@ -326,10 +326,10 @@ class Entrance:
             return False
         who_go = [*lesser, *self._idle_block_holders()]
         # Those who go on need a block each before long: the head would be the next to give way.
-        num_others = len(self._running.requests) - len(who_go)
+        others = [one for one in self._running.requests if one not in who_go]
         with self._manager.offering(who_go):
-            needed = self._manager.estimates.blocks_to_come(head, self._step_tokens) + num_others
-            return needed <= self._manager.num_within_reach
+            needed = self._manager.estimates.blocks_to_come(head, self._step_tokens) + len(others)
+            return max(needed, self._num_needed(head, others)) <= self._manager.num_within_reach
 
     def _has_blocks_after_all(self, head: Request) -> bool:
         head.look_again_at = 0
