@@ -214,6 +214,11 @@ def makes_way_for_anybody(_: Method) -> Method:
     return lambda self, other, head: other is not head
 
 
+def rows_are_not_lent(_: Method) -> Method:
+    """One that only waits for input keeps its row, though somebody else could run in it."""
+    return lambda self, head, others=(): head.holds_rows or head.num_rows <= self._num_free_rows
+
+
 def no_limit(_: Method) -> Any:
     return property(lambda self: None)
 
@@ -298,6 +303,13 @@ BREAKAGES: dict[str, Breakage] = {
         Entrance,
         "_gives_way_to",
         makes_way_for_anybody,
+    ),
+    "rows not lent": (
+        "all stand still behind who waits for input",
+        SCARCE_ROWS,
+        Entrance,
+        "_may_have_rows",
+        rows_are_not_lent,
     ),
     "overtaking": ("newcomers start before who gave way", SCARCE_ROWS, WaitingQueues, "limit", no_limit),
     "over the budget": ("each gets one token more", ASYNC, Scheduler, "_share_out", over_the_budget),
