@@ -233,3 +233,18 @@ def test_who_loses_its_row_while_it_waits_for_input_goes_on_waiting() -> None:
     assert not stream.holds_rows
     assert stream.status is Status.PREEMPTED
     assert stream.is_idle
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_an_empty_piece_brings_nobody_back(mode: str) -> None:
+    core = CoreUnderTest(num_host_blocks=64, preemption_mode=mode)
+    core.add(1, list(range(20)), max_tokens=2, is_final=False)
+    core.run()
+    stream = core.scheduler.lifecycle.requests[1]
+    core.scheduler.entrance.push_out(stream, "somebody needed its blocks")
+    core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=False))
+    core.run()
+    assert stream.is_parked
+    core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=True))
+    core.run()
+    assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"

@@ -110,7 +110,7 @@ class Lifecycle:
     def extend(self, request_id: int, token_ids: list[int], is_final: bool) -> None:
         """Streaming prefill (4.4.4): the total grows as input arrives."""
         request = self.requests.get(request_id)
-        if request is None or request.is_final:
+        if request is None or request.is_final or not (token_ids or is_final):  # an empty piece says nothing
             return
         if self._refuse(request, self._admission.bad_ids(token_ids)):
             return
