@@ -293,29 +293,3 @@ def test_what_a_tenant_pins_stays_its_own_whatever_is_forgotten(how, num_public)
     for number, tenant in ((3, None), (4, B)):
         assert cached_of(core, number, PROMPT, tenant) == num_public
     assert cached_of(core, 5, PROMPT, A) == 8
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize("num_public", [4, 6, 8])
-def test_what_a_tenant_pins_is_found_by_it_whatever_else_is_pinned(num_public, is_shared):
-    """Its blocks are named anew: what is everybody's of them, and what is its own again."""
-    core = CoreUnderTest(block_size=4, num_blocks=32)
-
-    def found_by(number: int) -> list[int]:
-        return [cached_of(core, number + k, PROMPT, tenant) for k, tenant in enumerate((A, B, None))]
-
-    if is_shared:
-        pinned(core, PROMPT[:num_public])
-    core.add(1, PROMPT, max_tokens=1, request={"tenant": A, "keep": "own"})
-    core.run()
-    core.scheduler.pin("own", 8)
-    if not is_shared:
-        pinned(core, PROMPT[:num_public])
-    assert found_by(10) == [8, num_public, num_public]
-    core.scheduler.manager.kept.release("p")
-    assert found_by(20)[:2] == [8, 0]
-    # who has no tenant found what it had computed itself; of what is pinned it finds nothing any more
-    core.core.control("reset_prefix_cache", {})
-    assert found_by(30) == [8, 0, 0]
-    core.scheduler.manager.kept.release("own")
-    core.assert_empty()

@@ -169,9 +169,7 @@ class BlockPool:
         return True
 
     def claim(self, block: int, key: BlockKey, owner: str = NOBODY) -> None:
-        """The block is the one to be found under this key from now on, and under no other; a twin becomes anonymous."""
-        if self._keys[block] != key:
-            self.forget(block)
+        """The block is the one to be found under this key from now on; a twin becomes anonymous."""
         twin = self._block_by_key.get(key)
         if twin is not None and twin != block:
             self.forget(twin)

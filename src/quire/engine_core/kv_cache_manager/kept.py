@@ -148,7 +148,6 @@ class KeptSequences:
         self._drop_blocks(kept)
         if kept.is_pinned:
             self._pinned.remove(kept)
-            self.name_pinned()
         del self._by_handle[handle]
         return True
 
@@ -186,9 +185,8 @@ class KeptSequences:
         return kept.report()
 
     def name_pinned(self) -> None:
-        """Gives the full blocks of pinned prefixes their names: after the cache was reset, and whenever the pinned ones
-        change, because what is everybody's of a tenant's follows from them. Of twins everybody's own ones are found."""
-        for kept in sorted(self._pinned, key=lambda one: not one.scope):
+        """Gives the full blocks of pinned prefixes their names, also after the cache was reset."""
+        for kept in self._pinned:
             names = self._names_of(kept)
             for number, table in enumerate(kept.block_tables):
                 for block, content in zip(table.blocks.tolist(), names, strict=False):
