@@ -103,9 +103,11 @@ def test_who_is_taken_first():
     shares = TenantShares()
     one, two = shares.enter(A), shares.enter(Tenancy(name="b", weight=2.0))
     lines = {one: line_of(10, 10, 10, 10), two: line_of(10, 10, 10, 10, arrival=100)}
-    taken = shares.first(lines, 6)
+    for number in lines:
+        shares.begin_to_wait(number, 0)
+    taken = shares.first(lines, 6, 0)
     assert [request.arrival for request in taken] == [0, 100, 101, 1, 102, 103]
-    assert [request.arrival for request in shares.first({two: lines[two]}, 2)] == [100, 101]
+    assert [request.arrival for request in shares.first({two: lines[two]}, 2, 0)] == [100, 101]
 
 
 def test_time_that_was_not_used_is_not_saved_up():
@@ -114,28 +116,35 @@ def test_time_that_was_not_used_is_not_saved_up():
     shares.leave(two)
     shares.charge([one, one], [500, 500])
     assert shares.enter(B) == two
-    shares.begin_to_wait(two, is_first=True)
+    shares.begin_to_wait(two, 0)
     assert shares.time_of("b") == shares.time_of("a") == 1000
     shares.charge([two], [7])
-    shares.leave(one)
+    # nobody waits; who comes begins where the one is who had most
+    shares.nobody_waits(0)
     shares.leave(two)
-    # all were away; who comes begins where the last one was
-    shares.begin_to_wait(shares.enter(C), is_first=True)
-    assert shares.time_of("c") == 1007
-    shares.check_invariants(1)
+    shares.begin_to_wait(shares.enter(C), 0)
+    assert shares.time_of("c") == 1000
+    shares.check_invariants(2)
 
 
 def test_who_comes_while_others_wait_begins_where_the_one_is_whose_turn_it_is():
     shares = TenantShares()
     one, two, three = map(shares.enter, (A, B, C))
-    shares.charge([one, two], [500, 1000])
     lines = {one: line_of(10, 10, 10), two: line_of(10, 10, 10, arrival=100)}
-    assert [request.arrival for request in shares.first(lines, 2)] == [0, 1]
-    shares.begin_to_wait(three, is_first=False)
+    for number in lines:
+        shares.begin_to_wait(number, 0)
+    shares.charge([one, two], [500, 1000])
+    assert [request.arrival for request in shares.first(lines, 2, 0)] == [0, 1]
+    shares.begin_to_wait(three, 0)
     assert shares.time_of("c") == 500
     # all of its requests are taken, and others': it does not come back before those with whom it waited
-    assert [request.arrival for request in shares.first(lines, 4)] == [0, 1, 2, 100]
+    assert [request.arrival for request in shares.first(lines, 4, 0)] == [0, 1, 2, 100]
     assert shares.time_of("a") == 1000
+    # also where it waits alone the one whose turn it is moves the clock
+    shares.charge([two], [100])
+    shares.first({two: lines[two]}, 1, 0)
+    shares.begin_to_wait(three, 0)
+    assert shares.time_of("c") == 1100
 
 
 @pytest.mark.parametrize("holder", ["nobody", "idle", "silent", "slow"])
@@ -171,12 +180,46 @@ def test_who_only_lives_holds_nobodys_clock(holder):
     core.scheduler.check_invariants()
 
 
-def test_tenants_that_are_gone_are_forgotten():
+@pytest.mark.parametrize("late", ["x", "z"])
+def test_each_priority_has_a_clock_of_its_own(late):
+    """What is granted to more important requests puts nobody behind where they do not wait."""
+    core = CoreUnderTest(policy="two_level", budget=64, max_num_seqs=3, num_blocks=512, max_model_len=600)
+    numbers = iter(range(1_000, 2_000))
+
+    def add(name: str, priority: int) -> int:
+        number = next(numbers)
+        prompt = [number % 40, number // 40 % 50, *([3] * 28)]
+        core.add(number, prompt, max_tokens=2, request={"tenant": Tenancy(name=name), "priority": priority})
+        return number << 10
+
+    early = [add("z", 9) for _ in range(20)]
+    for _ in range(60):
+        for _ in range(3):
+            add("a", 0)
+        core.step()
+    others = [add("x", 9)]
+    if late == "z":  # it asks for something more important, and has waited for the rest already
+        add("z", 0)
+        others = [*others, *(add("x", 9) for _ in range(19))]
+        early, others = others, early
+    assert not any(one in core.ends for one in (*early, *others))
+    while not any(one in core.ends for one in others):
+        core.step()
+    assert sum(one in core.ends for one in early) <= 8 + 3
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_tenants_that_are_gone_are_forgotten(is_busy):
     shares = TenantShares()
+    if is_busy:
+        shares.begin_to_wait(shares.enter(A), 0)
     for number in range(2_000):
-        shares.leave(shares.enter(Tenancy(name=str(number))))
+        tenant = shares.enter(Tenancy(name=str(number)))
+        shares.begin_to_wait(tenant, 0)
+        shares.charge([tenant], [10 + number % 7])
+        shares.leave(tenant)
     assert shares.num_remembered <= 1024
-    shares.check_invariants(0)
+    shares.check_invariants(int(is_busy))
 
 
 def test_shares_are_given_back_by_whatever_ends():

@@ -57,7 +57,7 @@ class WaitingQueues:
         lines = self._by_tenant[request.priority]
         if request.tenant not in lines:
             lines[request.tenant] = OrderedDict()
-            self.shares.begin_to_wait(request.tenant, is_first=not self._by_arrival)
+            self.shares.begin_to_wait(request.tenant, request.priority)
         self._by_arrival[request.request_id] = request
         self._by_priority[request.priority][request.request_id] = request
         lines[request.tenant][request.request_id] = request
@@ -75,6 +75,7 @@ class WaitingQueues:
             if not line:
                 del self._by_priority[request.priority], self._by_tenant[request.priority]
                 self._priorities.remove(request.priority)
+                self.shares.nobody_waits(request.priority)
         self._silent.pop(request.request_id, None)
         self._preempted.pop(request.request_id, None)
 

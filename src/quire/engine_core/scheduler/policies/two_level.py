@@ -48,6 +48,6 @@ class TwoLevel:
         priority = next(iter(line.values())).priority
         staged = [request for request in self._staging.get(priority, ()) if queues.is_waiting(request)]
         # 4.5.3: in batches, only when the staging queue is empty
-        staged = staged or queues.shares.first(queues.lines_of(priority), self._staging_size)
+        staged = staged or queues.shares.first(queues.lines_of(priority), self._staging_size, priority)
         self._staging[priority] = staged
         return staged
