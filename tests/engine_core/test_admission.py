@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, sequence_id_of
+from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, Tenancy, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 
@@ -156,9 +156,12 @@ def test_an_open_length_does_not_count_a_pinned_prefix_twice() -> None:
     assert len(core.tokens[sequence_id_of(2, 0)]) == 256 - 180
 
 
+@pytest.mark.parametrize("tenant", [None, Tenancy(name="a", cache_scope="a")])
 @pytest.mark.parametrize("is_stepped", [False, True])
-@pytest.mark.parametrize("pieces", [(0, 180), (1, 179), (160, 20), (2, 100, 78)])
-def test_a_prompt_in_pieces_does_not_count_a_pinned_prefix_twice(pieces: tuple[int, ...], is_stepped: bool) -> None:
+@pytest.mark.parametrize("pieces", [(0, 180), (1, 179), (160, 20), (2, 100, 78), (20, 160)])
+def test_a_prompt_in_pieces_does_not_count_a_pinned_prefix_twice(
+    pieces: tuple[int, ...], is_stepped: bool, tenant: Tenancy | None
+) -> None:
     """Unless it began before the prefix was there to be seen, and computed it by itself."""
     core, rest = behind_a_large_prefix(), [*PREFIX, *[9] * 20]
     for number, length in enumerate(pieces):
@@ -166,7 +169,7 @@ def test_a_prompt_in_pieces_does_not_count_a_pinned_prefix_twice(pieces: tuple[i
         if number:
             core.core.extend(ExtendRequest(request_id=2, token_ids=piece, is_final=not rest))
         else:
-            core.add(2, piece, max_tokens=60, is_final=False)
+            core.add(2, piece, max_tokens=60, is_final=False, request={"tenant": tenant})
         if is_stepped:
             core.step()
             core.step()

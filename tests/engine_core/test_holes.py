@@ -281,3 +281,22 @@ def test_a_start_that_fails_half_way_leaves_no_names() -> None:
     core.add(2, [*LONG[:12], 5], max_tokens=4)
     core.run()
     assert core.cached[SECOND] == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_name_is_not_sure_before_the_results_of_its_step(is_async: bool) -> None:
+    core = CoreUnderTest(is_async=is_async)
+    core.add(1, LONG[:3], max_tokens=30)
+    cache, looks = core.manager.cache, []
+
+    def look(decided: SchedulerOutput) -> None:
+        sequence = core.scheduler.running.sequence_at(0)
+        num_settled = core.scheduler._in_flight.num_settled(sequence, core.rows)
+        num_sure = sum(cache.find_computed(0, name) is not None for name in sequence.block_hashes)
+        assert num_sure * 4 <= num_settled
+        looks.append(len(sequence.block_hashes) - num_sure)
+
+    core.executor.observers.append(look)
+    core.run()
+    assert len(looks) >= 30
+    assert set(looks) == {0, 1}

@@ -24,7 +24,7 @@ class DecisionChecks:
         # requests that are preempted, and the length that each had when it came back the last time
         self._preempted: dict[int, Request] = {}
         self._length_at_resume: dict[int, int] = {}
-        self._pinned: set[int] = set()
+        self._pinned: frozenset[int] = frozenset()
         # how many sequences each request had when the last step was sent
         self._num_sequences: dict[int, int] = {}
         # requests that have run, those that have lost their rows, and sequences that the last step computes

@@ -77,6 +77,7 @@ class KeptSequences:
         self._cache = cache
         self._by_handle: dict[str, KeptSequence] = {}
         self._pinned: list[KeptSequence] = []
+        self._pinned_blocks: frozenset[int] = frozenset()
         # those that offer their blocks, least recently used first
         self._offering: OrderedDict[str, KeptSequence] = OrderedDict()
 
@@ -148,6 +149,7 @@ class KeptSequences:
         self._drop_blocks(kept)
         if kept.is_pinned:
             self._pinned.remove(kept)
+            self._count_pinned()
         del self._by_handle[handle]
         return True
 
@@ -181,6 +183,7 @@ class KeptSequences:
             self._pinned.append(kept)
             # the longest that fits is the best hit
             self._pinned.sort(key=lambda one: -len(one.tokens))
+        self._count_pinned()
         self.name_pinned()
         return kept.report()
 
@@ -209,8 +212,9 @@ class KeptSequences:
         """Of a tenant's prompt the full blocks that a pinned prefix has as well, and that are no secret. It is settled
         before the first of its blocks has a name."""
         (sequence,) = request.sequences.values()
-        if not request.scope or sequence.block_hashes or sequence.is_begun:
+        if not request.scope or request.was_started or sequence.is_begun:
             return
+        sequence.block_hashes = []  # it was looked up with less of its prompt
         tokens = sequence.token_ids(0, sequence.num_known_tokens)
         request.num_public_blocks = self._num_public_blocks(request.user_key, tokens)
 
@@ -278,8 +282,8 @@ class KeptSequences:
         self._offer(kept)
         return True
 
-    def pinned_blocks(self) -> set[int]:
-        return {block for kept in self._pinned for table in kept.block_tables for block in table.held().tolist()}
+    def pinned_blocks(self) -> frozenset[int]:
+        return self._pinned_blocks
 
     # ------------------------------------------------------------------------------------------ inside
 
@@ -288,6 +292,11 @@ class KeptSequences:
         if kept is None:
             raise UserError(f"handle {handle!r}: nothing is kept under it.{suggestion(str(handle), self._by_handle)}")
         return kept
+
+    def _count_pinned(self) -> None:
+        """Once when they change: each arrival asks."""
+        tables = (table for kept in self._pinned for table in kept.block_tables)
+        self._pinned_blocks = frozenset(block for table in tables for block in table.held().tolist())
 
     def _hold(self, kept: KeptSequence) -> None:
         for table in kept.block_tables:

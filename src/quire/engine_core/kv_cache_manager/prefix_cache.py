@@ -174,6 +174,11 @@ class PrefixCache:
         """The results of the earliest step are there: what failed in it is forgotten."""
         self._fresh.popleft()
 
+    @property
+    def num_steps_awaited(self) -> int:
+        """Whose results are not there."""
+        return len(self._fresh) - 1
+
     def settle(self) -> None:
         """Nobody can be preempted in this step any more: promises will be kept."""
         self._promises.clear()

@@ -54,9 +54,9 @@ class Admission:
         """Asked when all tokens that are there are its sequence's, and how many are everybody's is settled."""
         manager, n, total, size = self._manager, request.num_sequences, request.max_total, self._manager.block_size
         needed, there = self.most_blocks(request), manager.pool.num_blocks
-        if needed <= self._num_usable(request):
-            return None
         num_pinned = len(manager.kept.pinned_blocks())
+        if needed <= there - num_pinned or needed <= self._num_usable(request):
+            return None
         pinned = f", {num_pinned} of them pinned" if num_pinned else ""
         groups = f" in {len(manager.groups)} groups of layers" if len(manager.groups) > 1 else ""
         width = "" if n == 1 else " or n" if request.message.decoding is None else " or beam_width"
@@ -113,6 +113,8 @@ class Admission:
         """The greatest length; where the user left it open, what fits beside pinned prefixes."""
         most = request.max_total_tokens(self._max_model_len)
         if request.sampling.max_tokens is not None or request.message.pooling:
+            return most
+        if self._most_blocks(request, most) <= self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks()):
             return most
         there, size = self._num_usable(request), self._manager.block_size
         least = max(request.num_prompt_tokens + 1, request.num_prompt_tokens + request.sampling.min_tokens)
