@@ -274,9 +274,9 @@ def test_a_start_that_fails_half_way_leaves_no_names() -> None:
     core.core.control("reset_prefix_cache", {})
     core.poison_free_blocks()
     allocate = core.manager.allocate_slots
-    core.manager.allocate_slots = lambda sequence, *rest: not sequence.index and allocate(sequence, *rest)  # type: ignore[method-assign]
-    core.step()
-    core.manager.allocate_slots = allocate  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core.manager, "allocate_slots", lambda one, *rest: not one.index and allocate(one, *rest))
+        core.step()
     assert "more blocks are needed" in str(core.ends[FIRST].error)
     core.add(2, [*LONG[:12], 5], max_tokens=4)
     core.run()

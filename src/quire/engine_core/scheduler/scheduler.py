@@ -390,6 +390,6 @@ class Scheduler:
     def check_invariants(self) -> None:
         self.rows.check_invariants()
         assert sum(self._granted.tolist()) <= self.max_num_batched_tokens, "a step was granted more than the budget"
-        assert self.manager.cache.num_steps_awaited == len(self._in_flight), "names are unsure for too long or too short"
+        assert self.manager.cache.num_steps_awaited == len(self._in_flight), "names are unsure too long or too short"
         self.manager.check_invariants(self.running.living_sequences())
         self.lifecycle.check_invariants()
