@@ -243,3 +243,21 @@ def test_who_comes_back_copies_nothing_that_is_written_only_in_the_same_step() -
     core.run()
     assert core.executor.work.num_swapped_in_blocks == 3
     assert core.tokens[sequence_id_of(1, 0)] == core.tokens[sequence_id_of(1, 1)]
+
+
+def test_what_a_later_output_copies_is_counted_also_behind_a_window() -> None:
+    """The session that a request continues has changed since: its second output, which has a token less, still finds
+    the beginning there, and copies the block that is partly filled."""
+    core = CoreUnderTest(
+        num_blocks=2, block_size=16, groups=[KVGroup(("a",), 5)], prefix_caching=False, max_model_len=20
+    )
+    prompt = list(range(1, 11))
+    core.add(1, prompt, max_tokens=1, request={"keep": "s"})
+    core.run()
+    said = core.tokens[sequence_id_of(1, 0)]
+    core.add(2, [40], n=2, max_tokens=3, request={"continues": "s"})
+    core.step()
+    core.scheduler.entrance.push_out(core.scheduler.lifecycle.requests[2], "somebody needed its blocks")
+    core.add(3, [*prompt, *said, 41], max_tokens=1, request={"keep": "s", "priority": -1})
+    core.run()
+    assert {core.ends[sequence_id_of(2, index)].finish_reason for index in range(2)} == {"length"}

@@ -54,13 +54,17 @@ class Estimates:
             if sequence.is_begun or sequence.host_tables:
                 # its last block may be shared by then, and is copied before it is written
                 needed += len(self._groups) if num_more_tokens and request.num_sequences > 1 else 0
-            elif not (earlier and self._manager.has_windows):
-                # (with windows, what is there now may have been passed when the turn of a later sibling comes)
+            else:
                 computed = self._manager.get_computed_blocks(sequence)
-                found.update(self._within_reach(computed.held_blocks()))
+                num_whole = computed.num_tokens // self._block_size
                 # one that is partly filled is copied before it is written, and so counts as missing
-                tables = [blocks[: computed.num_tokens // self._block_size] for blocks in computed.blocks]
-                num_shared = self.num_shared(sequence, earlier)
+                if earlier and self._manager.has_windows:
+                    # what is there now may have been passed when its turn comes; what it copies is held meanwhile
+                    found.update(self._within_reach(computed.held_blocks(num_whole)))
+                else:
+                    found.update(self._within_reach(computed.held_blocks()))
+                    tables = [blocks[:num_whole] for blocks in computed.blocks]
+                    num_shared = self.num_shared(sequence, earlier)
             total = max(sequence.num_total_tokens + num_more_tokens, reach)
             total = min(total + num_ahead, request.max_total)
             needed += sum(

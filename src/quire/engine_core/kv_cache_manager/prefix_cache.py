@@ -42,8 +42,9 @@ class ComputedBlocks:
     # the kept sequence that served it, if it was one
     source: KeptSequence | None = None
 
-    def held_blocks(self) -> Blocks:
-        return int_array([block for table in self.blocks for block in table if block != NO_BLOCK])
+    def held_blocks(self, first: int = 0) -> Blocks:
+        """Those that are there, of each group from its `first` one on."""
+        return int_array([block for table in self.blocks for block in table[first:] if block != NO_BLOCK])
 
 
 class PrefixHasher:
