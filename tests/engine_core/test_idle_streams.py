@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine_core.request import Status
+from quire.engine_core.request import Request, Status
+from quire.engine_core.scheduler.entrance import Entrance
 from quire.messages import ExtendRequest, sequence_id_of
 from quire.testing.core import CoreUnderTest
 
@@ -220,13 +221,12 @@ def test_streams_that_came_back_for_a_piece_do_not_stay_when_nothing_runs() -> N
 
 
 def test_who_loses_its_row_while_it_waits_for_input_goes_on_waiting() -> None:
-    """Swapped out with all that came of its input, then an empty piece of it, then displaced."""
+    """Swapped out with all that came of its input, then displaced."""
     core = CoreUnderTest(max_num_seqs=2, num_host_blocks=64, preemption_mode="swap", prefix_caching=False)
     core.add(1, [1] * 10, is_final=False, max_tokens=4)
     core.run()
     stream = core.scheduler.lifecycle.requests[1]
     core.scheduler.entrance.push_out(stream, "asked for")
-    core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=False))
     core.add(2, [2] * 10, n=2, max_tokens=4)
     core.run()
     assert {end >> 10 for end in core.ends} == {2}
@@ -248,3 +248,34 @@ def test_an_empty_piece_brings_nobody_back(mode: str) -> None:
     core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=True))
     core.run()
     assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"
+
+
+def test_who_has_given_way_lends_its_row_before_who_still_has_blocks() -> None:
+    core = CoreUnderTest(max_num_seqs=2)
+    for number in (1, 2):
+        core.add(number, [number] * 20, max_tokens=2, is_final=False)
+    core.run()
+    early, late = (core.scheduler.lifecycle.requests[number] for number in (1, 2))
+    core.scheduler.entrance.push_out(early, "somebody needed its blocks")
+    core.add(3, [5] * 8, max_tokens=2)
+    core.step()
+    assert (early.holds_rows, late.holds_rows, late.status) == (False, True, Status.RUNNING)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "two_level"])
+def test_a_step_looks_for_lenders_a_few_times_however_many_wait(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = CoreUnderTest(max_num_seqs=4, num_blocks=1_000, budget=256, policy=policy)
+    for number in range(60):
+        core.add(number, [number % 50, 7, 8, 9], max_tokens=2, is_final=False)
+    core.run()
+    for number in range(100, 104):
+        core.add(number, [1, 2, 3], max_tokens=100)
+    core.step()
+    assert not any(stream.holds_rows for stream in core.scheduler.lifecycle.streams.values())
+    for number in range(60):
+        core.core.extend(ExtendRequest(request_id=number, token_ids=[5] * 6, is_final=False))
+    looked_at: list[Request] = []
+    lends = Entrance._lends
+    monkeypatch.setattr(Entrance, "_lends", lambda one, request: looked_at.append(request) or lends(one, request))
+    core.step()
+    assert len(looked_at) <= 4 * 60

@@ -51,6 +51,8 @@ class Entrance:
         self._step_tokens = step_tokens
         self._granted = granted
         self._step = 0
+        # who lends rows, while nobody has come or gone
+        self._lenders: list[Request] | None = None
         # the new request that had no room the last time, and how many had arrived by then
         self._turned_away: Request | None = None
         self._num_arrivals_then = 0
@@ -61,7 +63,7 @@ class Entrance:
 
         Who must make way does so now: later, others may count on what was granted to it.
         """
-        self._step = step
+        self._step, self._lenders = step, None
         self._has_results_to_come = has_results_to_come
         head = next(self._heads(), None) if self._may_displace() else None
         if head is not None and not self.may_start(head):
@@ -71,8 +73,9 @@ class Entrance:
 
     def next(self) -> Request | None:
         """The request that starts now."""
+        self._lenders = None
         for head in self._heads():
-            if self.may_start(head) and self._has_taken_what_is_lent(head):
+            if self.may_start(head) and self._borrows(head):
                 head.stays_until = self._step + _STAYS_FOR if head.was_started else 0
                 return head
             if head.status is Status.WAITING:
@@ -91,8 +94,8 @@ class Entrance:
         num_computed = self._manager.get_computed_blocks(sequence).num_tokens
         return sequence.num_total_tokens - num_computed - self._transfers.num_found(sequence, num_computed)
 
-    def lets_somebody_in(self) -> bool:
-        """Nothing was granted: whether somebody who waits has more room now, so that it is worth deciding again."""
+    def make_room_for_stuck(self) -> bool:
+        """Nothing was granted. Returns whether somebody who waits has more room now, so that it may decide anew."""
         if self._has_results_to_come or self._queues.most_important is None:
             return False
         if self._ends_stays():
@@ -118,6 +121,7 @@ class Entrance:
 
     def _ends_stays(self) -> bool:
         """While no step is decided, nobody's time passes."""
+        self._lenders = None
         staying = [one for one in self._lifecycle.streams.values() if one.stays_until > self._step]
         for one in staying:
             one.stays_until = 0
@@ -158,7 +162,7 @@ class Entrance:
 
     def _may_let_new_ones_in(self) -> bool:
         """The policy need not look where it would find nobody: it may look up the prompts of all that it considers."""
-        if not (self._num_free_rows > 0 or self._may_displace() or self._idle_ones()):
+        if not (self._num_free_rows > 0 or self._may_displace() or self._row_lenders()):
             return False
         before = self._turned_away
         return (
@@ -184,7 +188,7 @@ class Entrance:
     def lacks(self, request: Request) -> tuple[str, int, int]:
         """(what, how much of it, how much is there) of one that was turned away."""
         if not self._may_have_rows(request):
-            return "rows", request.num_rows, max(0, self._num_free_rows + _num_rows(self._idle_ones()))
+            return "rows", request.num_rows, max(0, self._num_free_rows + _num_rows(self._row_lenders()))
         return "memory", request.needed_blocks, self._manager.num_within_reach
 
     def why_waits(self, request: Request) -> tuple[str, int, int]:
@@ -229,16 +233,17 @@ class Entrance:
     def _may_have_rows(self, request: Request, others: Sequence[Request] = ()) -> bool:
         """It has its rows, or finds as many with those of `others` and of who only waits for input."""
         num_more = request.num_rows - self._num_free_rows - _num_rows(others)
-        return request.holds_rows or num_more <= 0 or num_more <= _num_rows(self._idle_ones())
+        return request.holds_rows or num_more <= 0 or num_more <= _num_rows(self._row_lenders())
 
     def _has_blocks(self, request: Request) -> bool:
         """A question: kept sequences give up theirs when the blocks are taken, and not those that it finds computed."""
         if self._is_still_too_little(request):
             return False
-        needed = self._num_needed(request, self._running.requests)
-        if needed <= self._manager.num_within_reach or self._fits_without(self._idle_block_holders(), request):
+        request.needed_blocks = self._num_needed(request, self._running.requests)
+        is_there = request.needed_blocks <= self._manager.num_within_reach
+        if is_there or self._fits_without(self._block_lenders(), request):
             return True
-        request.needed_blocks, request.look_again_at = needed, self._step + _LOOK_AGAIN_AFTER
+        request.look_again_at = self._step + _LOOK_AGAIN_AFTER
         return False
 
     def _fits_without(self, idle: list[Request], request: Request) -> bool:
@@ -265,42 +270,45 @@ class Entrance:
     def push_out(self, request: Request, reason: str) -> None:
         """It gives up all its blocks, by recomputation or into swap space, and waits to go on."""
         request.preempted_at, request.stays_until = self._step, 0
+        self._lenders = None
         request.is_parked = request.is_idle
         self._recovery.give_up(request, reason)
         self._recorder.preempted(request.request_id, reason, is_swapped=request.is_swapped)
         self._running.leave(request)
         self._queues.add_preempted(request)
 
-    def _is_idle_one(self, request: Request) -> bool:
-        """Who only waits for input stands in nobody's way: not in a row, and not with blocks."""
+    def _lends(self, request: Request) -> bool:
+        """It only waits for input, and so stands in nobody's way: not in a row, and not with blocks."""
         return request.is_idle and request.holds_rows and self._step >= request.stays_until
 
-    def _idle_ones(self) -> list[Request]:
-        return [one for one in self._lifecycle.streams.values() if self._is_idle_one(one)]
+    def _row_lenders(self) -> list[Request]:
+        """Looked for once where many ask: whoever changes them forgets them."""
+        if self._lenders is None:
+            self._lenders = [one for one in self._lifecycle.streams.values() if self._lends(one)]
+        return self._lenders
 
-    def _idle_block_holders(self) -> list[Request]:
-        return [one for one in self._idle_ones() if one.status is Status.RUNNING]
+    def _block_lenders(self) -> list[Request]:
+        return [one for one in self._row_lenders() if one.status is Status.RUNNING]
 
-    def _has_taken_what_is_lent(self, head: Request) -> bool:
-        """As few of them give way as are needed. The head starts in this step: nobody else comes in between."""
+    def _borrows(self, head: Request) -> bool:
+        """As few of the lenders give way as are needed. The head starts in this step: nobody else comes in between."""
         if not head.holds_rows:
-            self._take_rows(head)
-        idle = self._idle_block_holders()
-        if not idle:
-            return True  # it has room without
+            self._borrow_rows(head)
+        if head.needed_blocks <= self._manager.num_within_reach:
+            return True
+        lenders = self._block_lenders()
         while self._num_needed(head, self._running.requests) > self._manager.num_within_reach:
-            if not idle:
+            if not lenders:
                 return False
-            victim = self._policy.victim(idle)
-            idle.remove(victim)
+            victim = self._policy.victim(lenders)
+            lenders.remove(victim)
             self.push_out(victim, f"it waits for input, and request {head.request_id} for blocks")
         return True
 
-    def _take_rows(self, head: Request) -> None:
-        idle = self._idle_ones()
-        while idle and head.num_rows > self._num_free_rows:
-            victim = self._policy.victim(idle)
-            idle.remove(victim)
+    def _borrow_rows(self, head: Request) -> None:
+        while head.num_rows > self._num_free_rows and (lenders := self._row_lenders()):
+            # who has given way already loses nothing but its place
+            victim = self._policy.victim([one for one in lenders if one.status is not Status.RUNNING] or lenders)
             if victim.status is Status.RUNNING:
                 self.push_out(victim, f"it waits for input, and request {head.request_id} for a row")
             self._displace(victim)
@@ -319,12 +327,12 @@ class Entrance:
 
     def _gives_way_to(self, other: Request, head: Request) -> bool:
         is_lesser = other.priority > head.priority and self._recovery.may_be_victim(other)
-        return is_lesser and not self._is_idle_one(other)
+        return is_lesser and not self._lends(other)
 
     def _would_fit(self, head: Request, lesser: list[Request]) -> bool:
         if not self._may_have_rows(head, [*lesser, *self._out_with_rows(head)]):
             return False
-        who_go = [*lesser, *self._idle_block_holders()]
+        who_go = [*lesser, *self._block_lenders()]
         # Those who go on need a block each before long: the head would be the next to give way.
         others = [one for one in self._running.requests if one not in who_go]
         with self._manager.offering(who_go):
@@ -338,7 +346,7 @@ class Entrance:
     def _out_with_rows(self, head: Request) -> list[Request]:
         """Less important requests that have given way already and kept their rows."""
         out = self._queues.all_preempted()
-        return [one for one in out if one.priority > head.priority and one.holds_rows and not self._is_idle_one(one)]
+        return [one for one in out if one.priority > head.priority and one.holds_rows and not self._lends(one)]
 
     def _free_rows(self, head: Request, lesser: list[Request], reason: str) -> None:
         """Rows of those that have given way already come first: they lose nothing but their place."""
@@ -354,7 +362,7 @@ class Entrance:
             self._displace(self._policy.victim(out))
 
     def _displace(self, victim: Request) -> None:
-        victim.is_parked = victim.is_idle  # its numbers, which say so else, leave with its rows
+        self._lenders = None
         self._recovery.give_up_swapped(victim)
         self._lifecycle.displace(victim)
 

@@ -102,13 +102,13 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Decides anew while nothing was granted, but what was meant for somebody who failed is there for others, or
-        somebody who waits has more room: each time fewer are in the way."""
+        somebody who waits has more room: each time fewer are in the way, or stay."""
         while True:
             num_requests = len(self.lifecycle.requests)
             rows = self._grant()
             if len(rows):
                 return self._decided(rows, self._granted[rows])
-            if len(self.lifecycle.requests) == num_requests and not self.entrance.lets_somebody_in():
+            if len(self.lifecycle.requests) == num_requests and not self.entrance.make_room_for_stuck():
                 return None
 
     def _grant(self) -> IntArray:
