@@ -279,3 +279,14 @@ def test_a_step_looks_for_lenders_a_few_times_however_many_wait(policy: str, mon
     monkeypatch.setattr(Entrance, "_lends", lambda one, request: looked_at.append(request) or lends(one, request))
     core.step()
     assert len(looked_at) <= 4 * 60
+
+
+def test_what_is_shared_with_who_lends_its_row_is_needed_as_well() -> None:
+    """And then the blocks of another one, which would have sufficed before."""
+    core = CoreUnderTest(max_num_seqs=2, num_blocks=40, max_model_len=150, budget=1_000)
+    for number, length in ((1, 80), (2, 40)):
+        core.add(number, [number] * length, is_final=False, max_tokens=4)
+        core.run()
+    core.add(3, [*[2] * 40, *[3] * 60], max_tokens=2)
+    core.run()
+    assert core.ends[3 << 10].finish_reason == "length"

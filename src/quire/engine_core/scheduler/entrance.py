@@ -292,9 +292,9 @@ class Entrance:
 
     def _borrows(self, head: Request) -> bool:
         """As few of the lenders give way as are needed. The head starts in this step: nobody else comes in between."""
-        if not head.holds_rows:
-            self._borrow_rows(head)
-        if head.needed_blocks <= self._manager.num_within_reach:
+        if not head.holds_rows and head.num_rows > self._num_free_rows:
+            self._borrow_rows(head)  # what it shares with them it needs now
+        elif head.needed_blocks <= self._manager.num_within_reach:
             return True
         lenders = self._block_lenders()
         while self._num_needed(head, self._running.requests) > self._manager.num_within_reach:
