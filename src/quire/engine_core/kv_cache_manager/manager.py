@@ -63,6 +63,8 @@ class KVCacheManager:
         self.moves = BlockMoves(pool)
         self.kept = KeptSequences(pool, self.moves, groups, block_size, self.cache)
         self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks), pool, self.moves)
+        # by sequence, while those of one request begin
+        self._found: dict[int, ComputedBlocks] = {}
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_copied_blocks = 0
@@ -76,9 +78,11 @@ class KVCacheManager:
     def get_computed_blocks(self, sequence: Sequence) -> ComputedBlocks:
         """The longest prefix at hand. Pure: references are taken in allocate_slots."""
         computed = self.kept.extended(sequence, self.cache.longest_hit(sequence))
-        continued = self.kept.continued(sequence)
-        # of what it continues, blocks may have been given up and live on in the cache
-        return continued if continued is not None and continued.num_tokens > computed.num_tokens else computed
+        # of what it continues, blocks may have been given up and live on in the cache, or were found and are held
+        for other in (self.kept.continued(sequence), self._found.get(sequence.sequence_id)):
+            if other is not None and other.num_tokens > computed.num_tokens:
+                computed = other
+        return computed
 
     # ------------------------------------------------------------------------------------------ allocation
 
@@ -117,17 +121,20 @@ class KVCacheManager:
 
     @contextmanager
     def holding_prefixes(self, request: Request) -> Iterator[None]:
-        """What its sequences find is held while they begin one after the other.
+        """What its sequences find is held, and known, while they begin one after the other.
 
-        An allocation for one may evict what another counts on; with windows one lost block costs a whole prefix.
+        For one an allocation may evict what another counts on, or take it from the session that both continue; with
+        windows one lost block costs a whole prefix.
         """
         waiting = [one for one in request.sequences.values() if not one.is_begun] if len(request.sequences) > 1 else []
-        prefixes = [self.get_computed_blocks(one).held_blocks() for one in waiting]
+        self._found = {one.sequence_id: self.get_computed_blocks(one) for one in waiting}
+        prefixes = [computed.held_blocks() for computed in self._found.values()]
         for prefix in prefixes:
             self.pool.hold(prefix)
         try:
             yield
         finally:
+            self._found = {}
             for prefix in prefixes:
                 self.moves.release(prefix[::-1])
 
