@@ -324,6 +324,41 @@ def test_two_servers_share_a_file(run, storage):
     run(main())
 
 
+@pytest.mark.parametrize("num_made_by_another", [1, 3])
+def test_another_server_that_makes_the_tables_at_the_same_moment(run, storage, monkeypatch, num_made_by_another):
+    """Table by table it is first."""
+    create_all = METADATA.create_all
+    made = iter(METADATA.sorted_tables[:num_made_by_another])
+
+    def too_late(engine, tables=None):
+        if tables is None and (table := next(made, None)) is not None:
+            create_all(engine, [table])
+            raise sa.exc.OperationalError("CREATE TABLE", {}, sqlite3.OperationalError("table already exists"))
+        create_all(engine, tables)
+
+    monkeypatch.setattr(METADATA, "create_all", too_late)
+
+    async def main():
+        server = storage()
+        await write(server, "a")
+        assert await names(server) == ["a"]
+
+    run(main())
+
+
+def test_tables_that_cannot_be_made_are_not_tried_for_ever(run, storage, monkeypatch):
+    def fails(engine, tables=None):
+        raise sa.exc.OperationalError("CREATE TABLE", {}, sqlite3.OperationalError("disk I/O error"))
+
+    monkeypatch.setattr(METADATA, "create_all", fails)
+
+    async def main():
+        with pytest.raises(ApiError):
+            await write(storage(), "a")
+
+    run(main())
+
+
 WRITER = """
 import asyncio, sys
 import sqlalchemy as sa

@@ -274,11 +274,16 @@ class Storage:
 
 
 def _create_missing(engine: sa.Engine, tables: list[sa.Table] | None) -> None:
-    try:
-        METADATA.create_all(engine, tables)
-    except (exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):
-        # another server began at the same moment and was first
-        METADATA.create_all(engine, tables)
+    num_there = -1
+    while True:
+        try:
+            METADATA.create_all(engine, tables)
+            return
+        except (exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):
+            # another server began at the same moment and was first, maybe with the next table as well
+            num_before, num_there = num_there, len(sa.inspect(engine).get_table_names())
+            if num_there == num_before:
+                raise
 
 
 def _not_now() -> ApiError:
