@@ -62,7 +62,7 @@ def test_the_mask_is_every_token_that_can_be_followed(grammars, form):
     """Against the matcher itself, asked token by token; along random ways, and back."""
     rng = random.Random(form)
     walk, checking = walk_of(grammars, **FORMS[form]), walk_of(grammars, **FORMS[form])
-    matcher = checking._start.result().deep_copy()
+    matcher = checking._form.result().easy.deep_copy()
     for _ in range(6):
         tokens = []
         matcher.reset()
@@ -152,5 +152,5 @@ def test_compiled_grammars_are_kept_within_a_bound():
     assert grammars.num_bytes <= 300_000
     # those that were dropped are still followed by who has them
     assert all(mask_after(grammars, walk, []) == {ord("a")} for walk in walks)
-    assert grammars.walk(Params(regex="a19"))._start is walks[-1]._start
+    assert grammars.walk(Params(regex="a19"))._form is walks[-1]._form
     grammars.close()

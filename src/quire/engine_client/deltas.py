@@ -23,6 +23,8 @@ class TokenDelta(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    # the error is the client's: what it asked for cannot be done
+    is_refused: bool = False
     # in the last one: drafts of the sequence that were verified, and those of them that were right
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -59,4 +61,5 @@ class TokenDelta(msgspec.Struct, gc=False):
             self.num_cached_tokens = later.num_cached_tokens
         if later.finish_reason is not None:
             self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+            self.is_refused = later.is_refused
             self.num_drafted_tokens, self.num_accepted_tokens = later.num_drafted_tokens, later.num_accepted_tokens

@@ -127,6 +127,7 @@ class Mailboxes:
                 continue  # the answer to an abort whose reader has left: expected, so not counted
             if (delta := delta_of(end.sequence_id, filled)) is not None:
                 delta.finish_reason, delta.stop_reason, delta.error = end.finish_reason, end.stop_reason, end.error
+                delta.is_refused = end.is_refused
                 delta.num_drafted_tokens, delta.num_accepted_tokens = end.num_drafted_tokens, end.num_accepted_tokens
                 self._boxes[split_sequence_id(end.sequence_id)[0]].open_indices.discard(delta.index)
         return filled

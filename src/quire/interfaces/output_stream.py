@@ -44,8 +44,8 @@ class OutputStream:
         return self._tokens.is_done
 
     def take(self) -> list[OutputDelta]:
-        """A sequence that fails raises RequestFailedError, a request that the engine has no room for even alone
-        RequestError; the engine's death raises EngineDeadError."""
+        """A sequence that fails raises RequestFailedError; a request that the engine has no room for even alone, or
+        whose form cannot be followed, RequestError; the engine's death raises EngineDeadError."""
         news = []
         push = self._assembly.push
         for delta in self._tokens.take():
@@ -70,5 +70,5 @@ class OutputStream:
             self._has_started = True
         if new.finish_reason == "error":
             # One that never started was refused: the core found that it could not run even alone.
-            is_failure = self._has_started and self._is_whole
+            is_failure = self._has_started and self._is_whole and not new.is_refused
             raise (RequestFailedError if is_failure else RequestError)(str(new.stop_reason))

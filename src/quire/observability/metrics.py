@@ -103,6 +103,10 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Requests that failed alone, while the others went on.",
     ),
     "num_nan_rows_total": ("quire:nan_logits_total", "Rows whose logits were not finite; each failed its request."),
+    "num_late_rows_total": (
+        "quire:late_rows_total",
+        "Rows whose next token was not there yet, because their form takes long to follow.",
+    ),
     "num_divided_steps_total": (
         "quire:divided_steps_total",
         "Steps that failed as a whole and were run in parts, to find whose fault it was.",

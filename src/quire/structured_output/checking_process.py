@@ -14,7 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from quire.errors import UserError, one_line
-from quire.structured_output.grammar import GrammarError, compiled, json_grammar, matcher_of, reason_of
+from quire.structured_output.grammar import Form, GrammarError, json_grammar, matcher_of, reason_of
 from quire.structured_output.schema_place import place_of_error
 from quire.structured_output.vocabulary import Vocabulary
 from quire.structured_outputs_params import StructuredOutputsParams
@@ -31,7 +31,7 @@ def write_frame(file: IO[bytes], data: bytes) -> None:
 def why_not(params: StructuredOutputsParams, tokenizer: Any) -> str | None:
     """None: it is a grammar, and something begins it."""
     try:
-        return _refusal(compiled(params, tokenizer))
+        return _refusal(Form(params, tokenizer).hard)
     except (GrammarError, UserError) as error:
         reason = one_line(error)
     except (KeyboardInterrupt, SystemExit):

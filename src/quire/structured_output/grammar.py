@@ -1,11 +1,14 @@
 """From StructuredOutputsParams to a matcher of llguidance. Raises GrammarError for what is none.
 
-Called in the checking process, and by the worker for what has passed there.
+Owns the limits of what following a form may take. They count work, so they end the same request in the same place on
+every run. Called in the checking process, and by the worker for what has passed there.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from quire.errors import one_line
@@ -15,7 +18,9 @@ from quire.structured_outputs_params import StructuredOutputsParams
 # Of a lexer's states, each 1 to 2 kB: what one grammar may hold in memory while it is followed.
 _MOST_LEXER_STATES = 30_000
 # Of what may come next in one place: an object of 1,000 optional properties has 4,000.
-_MOST_ITEMS = 20_000
+_MOST_ITEMS_IN_ROW = 20_000
+# Steps of the lexer for one mask: at most 20 ms of one core.
+_MOST_LEXER_STEPS = 200_000
 # Where only one text can follow, the library would allow that text in one division into tokens only, its own. Here
 # every token that fits is allowed, and the model chooses.
 _ANY_TOKEN = '%llguidance {"no_forcing": true}\nstart: @form'
@@ -23,24 +28,61 @@ _TAG_FIELDS = {"begin", "schema", "end"}
 
 
 class GrammarError(Exception):
-    """There is no grammar in what was given, or it allows nothing."""
+    """There is no grammar in what was given, or it allows nothing, or following it takes too much work."""
 
 
-def compiled(params: StructuredOutputsParams, tokenizer: Any) -> Any:
-    """An LLMatcher at the beginning of an output."""
-    failpoint("in_grammar_compile")
-    return matcher_of(grammar_of(params), tokenizer)
+@dataclass(frozen=True)
+class Limits:
+    """What one mask may take. `num_items`: of the parser, each a rule that may be in progress. An item takes 1 to 5
+    microseconds, and more the longer an ambiguous output becomes."""
+
+    num_items: int
 
 
-def matcher_of(grammar: str, tokenizer: Any) -> Any:
-    """Of a grammar in the library's form: a text of Lark, or JSON with a list of grammars."""
+# Nearly every mask of a form that people use takes less: milliseconds at the worst.
+EASY = Limits(num_items=2_000)
+# An object of some 700 optional properties, an ambiguous rule behind twelve tokens: at most 0.3 s of one core.
+HARD = Limits(num_items=20_000)
+
+
+class Form:
+    """What a form compiles to, when it is first needed: matchers at the beginning of an output, which are shared and
+    never moved."""
+
+    def __init__(self, params: StructuredOutputsParams, tokenizer: Any) -> None:
+        failpoint("in_grammar_compile")
+        self._tokenizer = tokenizer
+        self._grammar = grammar_of(params)
+
+    @cached_property
+    def easy(self) -> Any:
+        return matcher_of(self._grammar, self._tokenizer, EASY)
+
+    @cached_property
+    def companion(self) -> Any:
+        """Another one, which may be spoiled (`walk._ConsumeWithoutLock`)."""
+        return self.easy.deep_copy()
+
+    @cached_property
+    def hard(self) -> Any:
+        return matcher_of(self._grammar, self._tokenizer, HARD)
+
+
+def matcher_of(grammar: str, tokenizer: Any, limits: Limits = HARD) -> Any:
+    """An LLMatcher of a grammar in the library's form: a text of Lark, or JSON with a list of grammars."""
     from llguidance import LLMatcher, LLParserLimits
 
     inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     inner[0]["name"] = "form"
     grammar = json.dumps({"grammars": [{"lark_grammar": _ANY_TOKEN}, *inner]})
-    limits = LLParserLimits(max_lexer_states=_MOST_LEXER_STATES, max_items_in_row=_MOST_ITEMS, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
+    library_limits = LLParserLimits(
+        max_lexer_states=_MOST_LEXER_STATES,
+        max_items_in_row=_MOST_ITEMS_IN_ROW,
+        step_lexer_fuel=_MOST_LEXER_STEPS,
+        step_max_items=limits.num_items,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, grammar, limits=library_limits, log_level=0)
     if matcher.is_error():
         raise GrammarError(reason_of(matcher))
     return matcher

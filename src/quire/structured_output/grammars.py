@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from quire.structured_output.grammar import GrammarError, compiled
+from quire.structured_output.grammar import Form, GrammarError
 from quire.structured_output.vocabulary import Vocabulary
-from quire.structured_output.walk import Walk
+from quire.structured_output.walk import Effort, Walk
 from quire.structured_outputs_params import StructuredOutputsParams
 
 # Of compiled grammars that nobody may be following. What one takes is not known; it grows with its text.
@@ -35,8 +37,10 @@ class Grammars:
         self._end_ids: frozenset[int] = frozenset()
         self._vocab_size = 0
         self._compiler: ThreadPoolExecutor | None = None
-        self._compiled: OrderedDict[bytes, Future[Any]] = OrderedDict()
+        self._compiled: OrderedDict[bytes, Future[Form]] = OrderedDict()
         self._num_bytes = 0
+        # of requests that have rows
+        self._efforts: MutableMapping[int, Effort] = WeakValueDictionary()
         # all that were ever compiled, and the time that took; written by the thread that compiles
         self.num_compilations = 0
         self.compile_seconds = 0.0
@@ -73,21 +77,24 @@ class Grammars:
             found = self._compile(form, msgspec.msgpack.decode(form, type=StructuredOutputsParams))
         return found.done()
 
-    def walk(self, params: StructuredOutputsParams) -> Walk:
+    def walk(self, params: StructuredOutputsParams, request_id: int = 0) -> Walk:
         """The way of a new sequence. Whatever is wrong with the grammar shows when its first mask is asked for."""
         key = msgspec.msgpack.encode(params)
         found = self._compiled.get(key)
         if found is None or (found.done() and found.exception() is not None):
             found = self._compile(key, params)
         self._compiled.move_to_end(key)
-        return Walk(found, self._end_ids)
+        effort = self._efforts.get(request_id)
+        if effort is None:
+            effort = self._efforts[request_id] = Effort()
+        return Walk(found, self._end_ids, effort)
 
     def close(self) -> None:
         if self._compiler is not None:
             self._compiler.shutdown(cancel_futures=True)
             self._compiler = None
 
-    def _compile(self, key: bytes, params: StructuredOutputsParams) -> Future[Any]:
+    def _compile(self, key: bytes, params: StructuredOutputsParams) -> Future[Form]:
         if self._compiler is None:
             self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammar")
         if key not in self._compiled:
@@ -98,12 +105,14 @@ class Grammars:
             self._num_bytes -= _size(oldest)
         return found
 
-    def _compile_now(self, params: StructuredOutputsParams, tokenizer: Any) -> Any:
+    def _compile_now(self, params: StructuredOutputsParams, tokenizer: Any) -> Form:
         if tokenizer is None:
             raise GrammarError("the engine was told no vocabulary to compile for")
         began = time.perf_counter()
         try:
-            return compiled(params, tokenizer)
+            form = Form(params, tokenizer)
+            _ = form.easy
+            return form
         finally:
             self.num_compilations += 1
             self.compile_seconds += time.perf_counter() - began

@@ -74,17 +74,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:
+        self.sampler.beside.begin()
         self.walls.open(scheduled)
         failures = self._apply(scheduled)
         moves: StepTransfers = scheduled.step_data.get(STEP_DATA, _NOTHING)
         failures |= self.transfers.load(moves.loads, self.walls)
-        rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
+        rows, num_tokens = self._without_late(*self.table.granted(scheduled.rows, scheduled.num_tokens))
         if len(rows):
             output = self.walls.run(scheduled, rows, num_tokens)
         else:
             output = StepOutput(step=scheduled.step, speculated=self.report(scheduled))
         output.failures |= failures
         self.transfers.store(moves.stores, output, self.walls)
+        self.sampler.beside.end()
         return output
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
@@ -106,7 +108,11 @@ class ModelRunner:
         self.table.append(sampled.rows, sampled.lengths, sampled.token_ids)
         if sampled.failures:
             self.table.drop_drafts(int_array(list(sampled.failures)))
-        speculated = self.drafting.end_step(scheduled, batch, computed.hidden_TE, sampled.rows)
+        if len(sampled.late):
+            self.table.step_back(sampled.late)
+        speculated = self.drafting.end_step(
+            scheduled, batch, computed.hidden_TE, sampled.rows, self.sampler.beside.late
+        )
         return StepOutput(
             step=scheduled.step,
             rows=sampled.rows,
@@ -116,13 +122,14 @@ class ModelRunner:
             candidates=sampled.candidates,
             vectors=sampled.vectors,
             failures=sampled.failures,
+            blamed=sampled.blamed if sampled.failures else [],
             speculated=speculated,
             counts=sampled.counts,
         )
 
     def report(self, scheduled: SchedulerOutput) -> IntArray:
         """Where rows stand that computed nothing."""
-        return self.drafting.report(scheduled)
+        return self.drafting.report(scheduled, self.sampler.beside.late)
 
     def check_model(self) -> None:
         """One token beside all rows and without a cache; raises if not even this can be computed."""
@@ -131,6 +138,12 @@ class ModelRunner:
         with forward_context(profiling_context()):
             self.model(token, token)
         self.platform.synchronize()
+
+    def _without_late(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
+        """Those whose next token waits for work that is done beside the steps compute nothing before it is done."""
+        is_next = self.table.num_total[rows] - self.table.num_computed[rows] == 1
+        is_out = self.sampler.beside.leave_out(rows, is_next)
+        return (rows[~is_out], num_tokens[~is_out]) if is_out.any() else (rows, num_tokens)
 
     def _apply(self, scheduled: SchedulerOutput) -> dict[int, str]:
         """The differences, in the order of the message's fields. Rows that could not be made ready, with the reason."""

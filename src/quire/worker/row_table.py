@@ -144,10 +144,15 @@ class RowTable:
         self.num_total[rows] += self.num_drafts[rows]
 
     def drop_drafts(self, rows: IntArray) -> None:
-        """Of rows that failed: what was computed beyond their verified tokens is nothing."""
+        """What was computed beyond the verified tokens of these rows is nothing."""
         self.num_total[rows] -= self.num_drafts[rows]
         self.num_drafts[rows] = 0
         self.num_computed[rows] = np.minimum(self.num_computed[rows], self.num_total[rows])
+
+    def step_back(self, rows: IntArray) -> None:
+        """Rows that have computed all they had, and no token was chosen: their last token is computed once more."""
+        self.drop_drafts(rows)
+        self.num_computed[rows] = np.minimum(self.num_computed[rows], self.num_total[rows] - 1)
 
     def num_verified(self, rows: int | list[int] | IntArray) -> Any:
         """Tokens of a row that are none of its drafts; of several rows, an array."""

@@ -233,6 +233,8 @@ def _together(left: Any, right: Any) -> Any:
     """Columns behind each other, and what is said by row. A row may be in several parts: then its entries follow."""
     if isinstance(left, np.ndarray):
         return np.concatenate([left, right], axis=-1)
+    if isinstance(left, list):
+        return [*left, *right]
     for row, entries in right.items():
         left[row] = [*left[row], *entries] if row in left and isinstance(entries, list) else entries
     return left

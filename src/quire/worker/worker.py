@@ -144,6 +144,8 @@ class Worker:
         """Let go of model and cache; nothing may be executed after this."""
         if self._model is not None:
             self._platform.synchronize()
+        if self._runner is not None:
+            self._runner.sampler.beside.close()
         self._runner = None
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()

@@ -79,7 +79,7 @@ class Results:
                 self._running.sequence_at(row).request.num_reported_positions += len(positions)
         if output.failures:
             # First, because a decoding method may give the row of one that ended to another one.
-            self._end_failed(output.failures, decided)
+            self._end_failed(output, decided)
         if output.vectors:
             self._end_pooled(output.vectors, decided)
         if output.speculated.size:
@@ -228,9 +228,10 @@ class Results:
 
     # ------------------------------------------------------------------------------------------ failures
 
-    def _end_failed(self, failures: dict[int, str], decided: StepInFlight) -> None:
+    def _end_failed(self, output: StepOutput, decided: StepInFlight) -> None:
         """A failed row ends its request. What the row has cached may be what failed it, or was never written, so it is
         forgotten."""
+        failures = output.failures
         failed = [self._running.sequence_at(row) for row in failures if self._is_as_decided(row, decided)]
         if len(failed) < len(failures) or not all(map(self._has_what_it_was_to_write, failed)):
             # Which blocks they were to write is not known any more.
@@ -241,7 +242,9 @@ class Results:
         for sequence in failed:
             if sequence.request.request_id in self._lifecycle.requests:
                 self._lifecycle.num_failed += 1
-                self._lifecycle.end_request(sequence.request, "error", failures[sequence.row])
+                self._lifecycle.end_request(
+                    sequence.request, "error", failures[sequence.row], is_refused=sequence.row in output.blamed
+                )
 
     def _has_what_it_was_to_write(self, sequence: Sequence) -> bool:
         """Not if it has given way since, or if a window has passed it, when a later step was decided."""

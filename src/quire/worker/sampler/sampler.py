@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from quire.failpoints import is_armed
-from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, no_ints
+from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, int_array, no_ints
 from quire.structured_output.grammars import Grammars
 from quire.worker.input_batch import InputBatch
 from quire.worker.kernels import gather_logits
 from quire.worker.row_table import RowTable
 from quire.worker.sampler import pooling
+from quire.worker.sampler.beside import BesideSteps
 from quire.worker.sampler.candidates import NOTHING_TO_READ, CandidateReading, read_candidates
 from quire.worker.sampler.choose import choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
@@ -59,13 +60,21 @@ class Sampled:
     # of prompts that were pooled; their rows get no token either
     vectors: dict[int, bytes]
     failures: dict[int, str]
+    # rows that computed what they had and get their token later: nothing of them counts
+    late: IntArray
 
     @property
     def counts(self) -> dict[str, int]:
         """As StepOutput has them."""
         not_finite = (NOT_FINITE, pooling.NOT_FINITE)
         num_nan_rows = sum(reason in not_finite for reason in self.failures.values()) if self.failures else 0
-        return {"num_nan_rows": num_nan_rows} if num_nan_rows else {}
+        counts = {"num_nan_rows": num_nan_rows, "num_late_rows": len(self.late)}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def blamed(self) -> list[int]:
+        """Rows that failed by what was asked for: the engine could do it, and did."""
+        return [row for row, reason in self.failures.items() if reason not in (NOT_FINITE, pooling.NOT_FINITE)]
 
 
 class Sampler:
@@ -79,7 +88,8 @@ class Sampler:
         self.settings = RowSettings(table.num_rows)
         # of this step: why a processor left a row with nothing, where it knows
         self._reasons: dict[int, str] = {}
-        self._processors = built_in_processors(table, grammars, self._reasons)
+        self.beside = BesideSteps(table.num_rows)
+        self._processors = built_in_processors(table, grammars, self.beside, self._reasons)
         self._prompt_logprobs = PromptLogprobs(table, compute_logits)
         self._pooling = Pooling(table)
         followers = (self.settings, *self._processors, self._prompt_logprobs, self._pooling)
@@ -91,16 +101,19 @@ class Sampler:
 
     def admit(self, sequence: AdmittedSequence) -> None:
         self._plan = None
+        self.beside.forget(sequence.row)
         for follower in self._followers:
             follower.admit(sequence)
 
     def fork(self, fork: ForkedSequence) -> None:
         self._plan = None
+        self.beside.forget(fork.row)
         for follower in self._followers:
             follower.fork(fork)
 
     def release(self, row: int) -> None:
         self._plan = None
+        self.beside.forget(row)
         for follower in self._followers:
             follower.release(row)
 
@@ -112,7 +125,9 @@ class Sampler:
             scores, states = _to_host_together((prompt.tensors, pooled.tensors))
             vectors, spoiled = pooled.by_row(states)
             failures = prompt.failures | spoiled
-            return Sampled(no_ints(), no_ints(), no_ints(), {}, prompt.by_row(scores), {}, vectors, failures)
+            return Sampled(
+                no_ints(), no_ints(), no_ints(), {}, prompt.by_row(scores), {}, vectors, failures, late=no_ints()
+            )
         # In a step of decoding every token asks, and nothing need be picked out.
         is_whole = hidden_TE.shape[0] == len(batch.sampling_rows_N)
         logits_NV = self._compute_logits(hidden_TE if is_whole else hidden_TE[batch.logits_indices_N])
@@ -126,13 +141,15 @@ class Sampler:
         parts = (tokens_N, top_N), *others, pooled.tensors
         (token_ids, top), *rest = _to_host_together(parts)
         candidates, failed = reading.by_row(rest[1])
-        is_kept = np.isfinite(top)
-        is_failed = ~is_kept
+        late = self._late_among(rows_N)
+        is_late = np.isin(rows_N, late)
+        is_failed = ~np.isfinite(top) & ~is_late
+        is_kept = ~is_failed & ~is_late
         if batch.has_drafts:
             is_said = kept_draws(self._table, rows_N, lengths_N, token_ids)
             # What followed a wrong draft may be as it likes. A row that fails before gets no token at all.
             is_failed &= is_said
-            is_kept = is_said & ~np.isin(rows_N, rows_N[is_failed])
+            is_kept = is_said & ~is_late & ~np.isin(rows_N, rows_N[is_failed])
         vectors, spoiled = pooled.by_row(rest[3])
         failures = prompt.failures | spoiled | dict.fromkeys(failed, NOT_FINITE)
         logprobs = plan.logprobs.by_row(rest[0], rows_N, is_kept)
@@ -140,7 +157,14 @@ class Sampler:
             failures |= _failures(rows_N[is_failed], top[is_failed], self._reasons)
             rows_N, lengths_N, token_ids = rows_N[is_kept], lengths_N[is_kept], token_ids[is_kept]
         by_row = prompt.by_row(rest[2])
-        return Sampled(rows_N, lengths_N, token_ids, logprobs, by_row, candidates, vectors, failures)
+        return Sampled(rows_N, lengths_N, token_ids, logprobs, by_row, candidates, vectors, failures, late)
+
+    def _late_among(self, rows_N: IntArray) -> IntArray:
+        """Each once."""
+        if not self.beside.late:
+            return no_ints()
+        late = self.beside.late.intersection(rows_N.tolist())
+        return int_array(sorted(late))
 
     def _plan_for(self, rows_N: IntArray, logits_NV: Tensor) -> SamplingPlan:
         """The last plan, unless rows have come or gone or stand in the batch otherwise."""

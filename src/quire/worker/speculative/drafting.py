@@ -7,7 +7,7 @@ Called by ModelRunner, when the tokens of the step stand in the row table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -41,19 +41,27 @@ class Drafting:
         self.proposer.set_progress(progress)
 
     def end_step(
-        self, scheduled: SchedulerOutput, batch: InputBatch, hidden_TE: Tensor, sampled_rows: IntArray
+        self,
+        scheduled: SchedulerOutput,
+        batch: InputBatch,
+        hidden_TE: Tensor,
+        sampled_rows: IntArray,
+        late: Collection[int] = (),
     ) -> IntArray:
-        """What StepOutput.speculated says of the step. `sampled_rows` has a row once for each of its new tokens."""
+        """What StepOutput.speculated says of the step. `sampled_rows` has a row once for each of its new tokens; rows
+        that are late have none yet."""
         asked = scheduled.step_data.get(NUM_DRAFTS)
         verified = self._verified(batch, sampled_rows) if batch.has_drafts else None
         rows_n, counts_n = self._asked(scheduled.rows, asked, sampled_rows)
         self._propose(FinishedStep(batch, hidden_TE, rows_n, counts_n))
-        return self.report(scheduled, verified)
+        return self.report(scheduled, late, verified)
 
-    def report(self, scheduled: SchedulerOutput, verified: IntArray | None = None) -> IntArray:
-        """Rows that had drafts or were asked for some, with their numbers; `verified` as below."""
+    def report(
+        self, scheduled: SchedulerOutput, late: Collection[int] = (), verified: IntArray | None = None
+    ) -> IntArray:
+        """Rows that had drafts, were asked for some or are late, with their numbers; `verified` as below."""
         asked = scheduled.step_data.get(NUM_DRAFTS)
-        if asked is None and verified is None:
+        if asked is None and verified is None and not late:
             return _NO_REPORT
         table, rows = self._table, scheduled.rows
         if verified is None:
@@ -62,6 +70,8 @@ class Drafting:
         is_concerned = num_drafts > 0
         if asked is not None:
             is_concerned |= asked > 0
+        if late:
+            is_concerned |= np.isin(rows, list(late))
         columns = rows, table.num_computed[rows], table.num_total[rows], num_verified, num_accepted
         return np.stack(columns)[:, is_concerned]
 

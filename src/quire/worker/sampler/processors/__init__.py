@@ -7,6 +7,7 @@ below.
 
 from quire.structured_output.grammars import Grammars
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.beside import BesideSteps
 from quire.worker.sampler.processors.allowed_token_ids import AllowedTokenIds
 from quire.worker.sampler.processors.bad_words import BadWords
 from quire.worker.sampler.processors.logit_bias import LogitBias
@@ -18,11 +19,17 @@ from quire.worker.sampler.processors.thinking_budget import ThinkingBudget
 
 
 def built_in_processors(
-    table: RowTable, grammars: Grammars | None = None, reasons: dict[int, str] | None = None
+    table: RowTable,
+    grammars: Grammars | None = None,
+    beside: BesideSteps | None = None,
+    reasons: dict[int, str] | None = None,
 ) -> tuple[LogitsProcessor, ...]:
-    """One of each, over the rows of this table. `reasons`: where one says why it left a row with nothing, by row."""
+    """One of each, over the rows of this table. `beside`: for what takes too long for a step. `reasons`: where one says
+    why it left a row with nothing, by row."""
     num_rows = table.num_rows
-    structured = StructuredOutput(table, grammars or Grammars(), {} if reasons is None else reasons)
+    structured = StructuredOutput(
+        table, grammars or Grammars(), beside or BesideSteps(num_rows), {} if reasons is None else reasons
+    )
     return (
         ByRow(AllowedTokenIds(), num_rows),
         ByRow(BadWords(table), num_rows),
