@@ -194,8 +194,7 @@ class SequenceEnd(msgspec.Struct, array_like=True):
     # of speculation: drafts that were verified for this sequence, and how many of them were right
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
-    # an error is the client's: what it asked for cannot be done
-    is_refused: bool = False
+    is_refused: bool = False  # what was asked for cannot be done: an error of the client
 
 
 class SequenceVector(msgspec.Struct, array_like=True):
@@ -336,9 +335,8 @@ class Candidates(msgspec.Struct, array_like=True):
     logprobs: list[float]
 
 
-# What a worker counts in a step and the core adds up: rows whose logits were not finite, rows that computed and got no
-# token yet, steps that failed as a whole and were divided, those among them that were short of memory, and prompts that a
-# connector could not store.
+# What a worker counts in a step and the core adds up: rows whose logits were not finite, rows that got no token yet,
+# steps that failed as a whole and were divided, those short of memory, and prompts that a connector could not store.
 STEP_COUNTS = ("num_nan_rows", "num_late_rows", "num_divided_steps", "num_out_of_memory", "num_failed_stores")
 
 
@@ -353,18 +351,14 @@ class StepOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     # of the rows whose next token the core chooses
     candidates: dict[int, Candidates] = {}
-    # of the rows that pool and have computed all they have: float32 numbers
-    vectors: dict[int, bytes] = {}
+    vectors: dict[int, bytes] = {}  # float32 numbers, of rows that pool and have computed all they have
     # rows that failed alone, with the reason
     failures: dict[int, str] = {}
-    # those of them that failed by what their requests asked for
-    blamed: list[int] = []
+    blamed: list[int] = []  # those of them that failed by what their requests asked for
     # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
-    # after the step, new drafts included, of every row that had drafts before it or was asked for some, and of those
-    # that are late: granted their last token, and not given the next one, which takes longer than a step
+    # after the step, new drafts included, of rows that had drafts before it, were asked for some, or get a token later
     speculated: np.ndarray = msgspec.field(default_factory=lambda: np.empty((5, 0), dtype=np.int64))
-    # of STEP_COUNTS, what was not 0
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = {}  # of STEP_COUNTS, what was not 0
 
 
 # Names of the layers of a model that drafts begin with this.

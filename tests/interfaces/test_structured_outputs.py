@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire import LLM, AsyncLLM, BeamSearchParams, RequestError, RequestFailedError, SamplingParams
+from quire import LLM, AsyncLLM, BeamSearchParams, RequestError, SamplingParams
 from quire import StructuredOutputsParams as Form
 from quire.config.model_source import embedded_path
 from quire.engine_core import launch
@@ -258,7 +258,7 @@ def test_an_exception_in_the_matcher_ends_its_request_alone(llm, expected, monke
     fill = Walk.fill
 
     def failing(self, tokens, num_sure, mask):
-        if self._start is broken[0] and len(tokens) == 5:
+        if self._form is broken[0] and len(tokens) == 5:
             raise PanicException("the library fell over")
         return fill(self, tokens, num_sure, mask)
 
@@ -323,7 +323,7 @@ def test_sessions_and_streamed_prompts():
             with pytest.raises(RequestError, match="unclosed group"):
                 await session.generate(" And", greedy(Form(regex="(")))
             await session.close()
-            with pytest.raises(RequestFailedError, match="structured_outputs"):
+            with pytest.raises(RequestError, match="structured_outputs"):
                 async for _ in engine.stream(PROMPTS[0], greedy(FORMS["choice"], min_tokens=40)):
                     pass
 

@@ -159,6 +159,8 @@ class Request:
         self.content_key = self.user_key + (struct.pack("<q", message.request_id) if is_private else b"")
         # both need every position computed, so nothing may come from the cache
         self.use_prefix_cache = message.sampling.prompt_logprobs is None and message.pooling != MEAN
+        # it ends because what it asks for cannot be done
+        self.is_refused = False
         self.was_started = False
         # it gave way while it waited for input, and is not computed again before some comes
         self.is_parked = False

@@ -89,6 +89,7 @@ class Workload:
         engine: EngineSettings | None = None,
         *,
         has_mishaps: bool = False,
+        has_late_rows: bool = False,
     ) -> None:
         """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them."""
         self.seed = seed
@@ -123,6 +124,9 @@ class Workload:
         # whose a request is changes nothing of what is drawn; tenants evict each other's
         self._tenants = random.Random(f"tenants of {seed}") if self.engine.tenant_cache_share is not None else None
         unlucky = random.Random(f"mishaps of {seed}")
+        by_chance = random.Random(f"late rows of {seed}")
+        if has_late_rows and by_chance.random() < 0.3:
+            self.core.executor.lateness.share = by_chance.choice([0.05, 0.3, 0.8])
         self._mishaps = Mishaps(self.checked, unlucky) if has_mishaps and unlucky.random() < 0.25 else None
         events = [self._abort, self._abort_and_reuse, self._handle_kept, self._fail]
         self._events: list[Callable[[], None]] = pick.sample(events, pick.randrange(len(events) + 1))

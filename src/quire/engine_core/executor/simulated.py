@@ -18,6 +18,7 @@ from quire.engine_core.executor.checking_cache import CheckingCache
 from quire.engine_core.executor.checking_model import log_probabilities, next_tokens, pooling_vectors
 from quire.engine_core.executor.simulated_connector import simulated_layout
 from quire.engine_core.executor.simulated_drafts import SimulatedDrafts, propose, verify
+from quire.engine_core.executor.simulated_lateness import SimulatedLateness
 from quire.engine_core.executor.simulated_rows import SimulatedRows
 from quire.engine_core.executor.simulated_work import SimulatedAnswer, SimulatedClock, SimulatedWork, StepCosts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
@@ -71,6 +72,7 @@ class SimulatedExecutor:
         # when the steps that were handed in are done
         self._busy_until = 0.0
         self.rows = SimulatedRows(len(groups), block_size)
+        self.lateness = SimulatedLateness(self.rows)
         # by group: how many tokens back from a new one, itself included, attention reads
         self._reach = np.array([[group.sliding_window or _EVERYTHING] for group in groups])
         self._has_windows = any(group.sliding_window for group in groups)
@@ -90,12 +92,16 @@ class SimulatedExecutor:
         if transfers is not None:
             self.connector.load(transfers.loads)
         rows, num_tokens = self._computable(output.rows, output.num_tokens)
+        is_out = self.lateness.leave_out(output.step, rows, self._fails(rows))
+        rows, num_tokens = rows[~is_out], num_tokens[~is_out]
         num_context_tokens = self._compute(rows, num_tokens)
+        rows = self.lateness.without_late(output.step, rows, self._fails(rows))
         asked = output.step_data.get(NUM_DRAFTS)
         if asked is None and (self.drafts is None or not np.count_nonzero(self.rows.num_drafts[rows])):
             answer = self._answer(output.step, rows)
         else:
             answer = self._answer_with_drafts(output, rows, asked)
+        answer.speculated = np.concatenate([answer.speculated, self.lateness.report()], axis=1)
         if transfers is not None:
             self.connector.store([store for store in transfers.stores if not self.rows.has_failed[store.row]])
         seconds = self._count(output, sum(num_tokens.tolist()), num_context_tokens)
@@ -154,7 +160,8 @@ class SimulatedExecutor:
         is_short = granted > there
         if not np.count_nonzero(is_short):
             return rows, granted
-        is_uncertain = state.has_failed[rows] | (state.num_candidates[rows] == 0) & (self.drafts is not None)
+        is_guessed = self.drafts is not None or self.lateness.share > 0
+        is_uncertain = state.has_failed[rows] | (state.num_candidates[rows] == 0) & is_guessed
         assert not (is_short & ~is_uncertain).any(), "granted more tokens than there are"
         granted = np.minimum(granted, there)
         return rows[granted > 0], granted[granted > 0]

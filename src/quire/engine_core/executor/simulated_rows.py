@@ -39,6 +39,8 @@ class SimulatedRows:
         self.num_summed: IntArray = np.zeros(0, dtype=np.int64)
         # its answer was an error; the core hears of it later
         self.has_failed = np.zeros(0, dtype=np.bool_)
+        # it has computed all it has since it was admitted, and its next token was not there yet
+        self.is_late = np.zeros(0, dtype=np.bool_)
         # [row, i]: the hash of the first i tokens
         self.hashes: Hashes = np.zeros((0, 1), dtype=np.uint64)
         # [group, row, index in the block table, offset]: the slots of each block
@@ -63,7 +65,7 @@ class SimulatedRows:
             column[child] = column[parent]
         self._tables[:, child] = self._tables[:, parent]
         self.is_used[child] = True
-        self.has_failed[child] = self.is_pooled[child] = False
+        self.has_failed[child] = self.is_late[child] = self.is_pooled[child] = False
         self.num_drafts[child] = 0
         self.num_summed[child] = -1
         self.num_total[child] = fork.num_total_tokens
@@ -81,7 +83,7 @@ class SimulatedRows:
         assert not self.is_used[row], f"row {row} is still used"
         assert admitted.num_computed_tokens < max(1, count), "nothing is left to compute"
         self.is_used[row] = True
-        self.has_failed[row] = False
+        self.has_failed[row] = self.is_late[row] = False
         self.num_drafts[row] = 0
         self.hashes[row, 0] = EMPTY_PREFIX
         self.hashes[row, 1 : count + 1] = prefix_hashes(admitted.token_ids.tolist())
@@ -156,7 +158,7 @@ class SimulatedRows:
         numbers = "num_computed", "num_total", "num_drafts", "num_candidates", "num_summed"
         for name in (*numbers, "seeds", "temperatures"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
-        for name in ("is_greedy", "is_final", "is_used", "has_failed", "is_pooled"):
+        for name in ("is_greedy", "is_final", "is_used", "has_failed", "is_late", "is_pooled"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
         self.hashes = np.pad(self.hashes, ((0, more), (0, 0)))
         self._tables = np.pad(self._tables, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=NO_SLOT)

@@ -366,8 +366,7 @@ class KVCacheManager:
         }
 
     def check_invariants(self, sequences: list[Sequence]) -> None:
-        # a row that is late steps back by a token that has its slot (StepOutput.speculated)
-        most_slots_ahead = self.block_size + self.lookahead + self.num_uncertain
+        most_slots_ahead = self.block_size + self.lookahead + self.num_uncertain - 1
         for sequence in sequences:
             # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
             num_slots = max(map(len, sequence.block_tables)) * self.block_size

@@ -297,14 +297,12 @@ class Lifecycle:
         stop_reason: int | None = None,
         error: str | None = None,
         drafts: tuple[int, int] = (0, 0),
-        *,
-        is_refused: bool = False,
     ) -> None:
         if output in request.open_outputs:
             request.open_outputs.discard(output)
-            sequence_id = sequence_id_of(request.request_id, output)
-            self.events.ends.append(SequenceEnd(sequence_id, finish_reason, stop_reason, error, *drafts, is_refused))
-            self.recorder.ended(sequence_id, finish_reason, len(request.open_outputs))
+            number, is_refused = sequence_id_of(request.request_id, output), request.is_refused
+            self.events.ends.append(SequenceEnd(number, finish_reason, stop_reason, error, *drafts, is_refused))
+            self.recorder.ended(number, finish_reason, len(request.open_outputs))
             if not request.open_outputs:
                 self._close(request)
 
@@ -325,12 +323,9 @@ class Lifecycle:
         if not request.sequences:
             self.end_request(request, finish_reason)  # what was never forked; the client waits for each of them
 
-    def end_request(
-        self, request: Request, finish_reason: str, error: str | None = None, *, is_refused: bool = False
-    ) -> None:
-        """`is_refused`: an error that is the client's, because what it asked for cannot be done."""
+    def end_request(self, request: Request, finish_reason: str, error: str | None = None) -> None:
         for output in sorted(request.open_outputs):
-            self.finish(request, output, finish_reason, error=error, is_refused=is_refused)
+            self.finish(request, output, finish_reason, error=error)
 
     def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None:
         """Something went wrong while a request was attended to: it ends, and what it has computed is forgotten. Of one

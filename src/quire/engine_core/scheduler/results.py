@@ -242,9 +242,8 @@ class Results:
         for sequence in failed:
             if sequence.request.request_id in self._lifecycle.requests:
                 self._lifecycle.num_failed += 1
-                self._lifecycle.end_request(
-                    sequence.request, "error", failures[sequence.row], is_refused=sequence.row in output.blamed
-                )
+                sequence.request.is_refused = sequence.row in output.blamed
+                self._lifecycle.end_request(sequence.request, "error", failures[sequence.row])
 
     def _has_what_it_was_to_write(self, sequence: Sequence) -> bool:
         """Not if it has given way since, or if a window has passed it, when a later step was decided."""
