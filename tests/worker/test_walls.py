@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, StepTransfers
-from quire.messages import AdmittedSequence, SchedulerOutput, StepOutput, int_array
+from quire.messages import AdmittedSequence, SchedulerOutput, StepOutput, int_array, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.worker_driver import WorkerDriver
 from quire.worker.model_runner import STRANGE_TOKEN
+from quire.worker.patience import TooLongError, Watch
 from quire.worker.row_table import RowTable
 from quire.worker.transfers import NOT_FETCHED
 from quire.worker.unwritten import UnwrittenBlocks
-from quire.worker.walls import OUT_OF_MEMORY
+from quire.worker.walls import OUT_OF_MEMORY, TOO_LONG, Walls
 from quire.worker.worker import Worker
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -364,3 +365,104 @@ def test_a_row_that_failed_in_an_earlier_step_stores_nothing(
     )
     assert not output.failures
     assert connector.moved == [1]
+
+
+class ToldWatch:
+    """Ends work as a clock would that runs only while certain tokens are computed."""
+
+    def __init__(self, model: FakeModel, slow_token: int | None) -> None:
+        self.model = model
+        self.slow_token = slow_token
+        self.limits: list[float] = []
+
+    def run(self, work: Any, seconds: float) -> Any:
+        self.limits.append(seconds)
+        forward = self.model.forward
+
+        def slow(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            if self.slow_token in input_ids.tolist() or (self.slow_token is None and len(input_ids) > 8):
+                raise TooLongError
+            return forward(input_ids, positions)
+
+        self.model.forward = slow  # type: ignore[method-assign]
+        try:
+            return work()
+        finally:
+            self.model.forward = forward  # type: ignore[method-assign]
+
+
+def watch_with(driver: WorkerDriver, watch: ToldWatch) -> Walls:
+    walls: Walls = runner_of(driver).walls
+    walls._watch = watch  # type: ignore[assignment]
+    return walls
+
+
+def test_a_request_that_takes_too_long_fails_with_all_its_rows(driver: WorkerDriver, model: FakeModel) -> None:
+    """The others get what they would have got, and what follows is not watched more closely."""
+    watch = ToldWatch(model, slow_token=33)
+    walls = watch_with(driver, watch)
+    driver.admit(0, PROMPT)
+    driver.admit(1, [*PROMPT, 33], sequence_id=sequence_id_of(7, 0))
+    driver.admit(2, [1, 2])
+    driver.admit(3, [*PROMPT, 33], sequence_id=sequence_id_of(7, 1))
+    driver.admit(4, [*PROMPT, 4], sequence_id=sequence_id_of(7, 2))
+    patience = walls._patience.seconds
+    output = driver.step()
+    failed_together = {row for row, reason in output.failures.items() if reason == TOO_LONG}
+    assert {1, 3} <= failed_together <= {1, 3, 4}
+    tokens = dict(zip(output.rows.tolist(), output.token_ids.tolist(), strict=True))
+    assert tokens[0] == model.greedy(PROMPT, 1)[0]
+    assert tokens[2] == model.greedy([1, 2], 1)[0]
+    assert watch.limits[0] >= patience
+    assert max(watch.limits[1:]) < patience
+    # of two rows that would take too long, one was run alone
+    assert len(watch.limits) <= 7
+    assert walls._patience.seconds == patience
+    for row in failed_together:
+        driver.release(row)
+    num_limits = len(watch.limits)
+    driver.step()
+    assert len(watch.limits) == num_limits + 1
+
+
+def test_steps_that_are_slow_without_a_culprit_get_more_time(driver: WorkerDriver, model: FakeModel) -> None:
+    """On a machine that stood still, nobody fails."""
+    watch = ToldWatch(model, slow_token=None)
+    walls = watch_with(driver, watch)
+    for row in range(4):
+        driver.admit(row, PROMPT)
+    patience = walls._patience.seconds
+    output = driver.step()
+    assert output.failures == {}
+    assert sorted(output.rows.tolist()) == [0, 1, 2, 3]
+    assert walls._patience.seconds == 2 * patience
+
+
+def test_work_that_does_not_end_is_ended() -> None:
+    watch = Watch()
+
+    def endless() -> None:
+        while True:
+            pass
+
+    with pytest.raises(TooLongError):
+        watch.run(endless, 0.01)
+    assert watch.run(lambda: 5, 100.0) == 5
+    with pytest.raises(KeyError):
+        watch.run(lambda: {}[1], 100.0)
+    watch.close()
+
+
+def test_an_end_that_the_work_itself_catches_does_no_harm_later() -> None:
+    watch = Watch()
+
+    def stubborn() -> int:
+        try:
+            while True:
+                pass
+        except TooLongError:
+            return 3
+
+    assert watch.run(stubborn, 0.01) == 3
+    assert watch.run(lambda: sum(range(100_000)), 100.0) == 4999950000
+    watch.close()

@@ -19,6 +19,7 @@ from quire.messages import (
     SchedulerOutput,
     StepOutput,
     int_array,
+    sequence_id_of,
 )
 from quire.sampling_params import SamplingParams
 from quire.worker.worker import Worker
@@ -65,8 +66,9 @@ class WorkerDriver:
         fields.setdefault("sampling", SamplingParams(temperature=0.0))
         fields.setdefault("num_prompt_tokens", len(tokens))
         fields.setdefault("seed", row)
+        fields.setdefault("sequence_id", sequence_id_of(row, 0))
         admitted = AdmittedSequence(
-            row=row, sequence_id=row, token_ids=int_array(tokens), num_computed_tokens=self.computed[row], **fields
+            row=row, token_ids=int_array(tokens), num_computed_tokens=self.computed[row], **fields
         )
         self._changes["admitted"].append(admitted)
 
@@ -92,7 +94,7 @@ class WorkerDriver:
             ForkedSequence(
                 parent_row=parent,
                 row=row,
-                sequence_id=row,
+                sequence_id=sequence_id_of(row, 0),
                 num_total_tokens=num_total_tokens,
                 num_computed_tokens=computed,
                 seed=seed,

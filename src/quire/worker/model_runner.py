@@ -24,6 +24,7 @@ from quire.worker.attention import AttentionBackend
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.kv_cache import KVCache
+from quire.worker.patience import Patience, Watch
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampled, Sampler
@@ -59,6 +60,7 @@ class ModelRunner:
         drafting: Drafting,
         connector: WorkerHalf,
         platform: Platform,
+        patience: Patience,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -69,8 +71,13 @@ class ModelRunner:
         self.drafting = drafting
         self.transfers = Transfers(connector)
         self.platform = platform
+        self.watch = Watch()
         # a reference back would keep the caches of a runner that is gone until the collector comes
-        self.walls = Walls(weakref.proxy(self), table, platform, batches.block_size)
+        self.walls = Walls(weakref.proxy(self), table, platform, batches.block_size, patience, self.watch)
+
+    def close(self) -> None:
+        self.sampler.beside.close()
+        self.watch.close()
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:

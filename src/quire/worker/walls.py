@@ -6,6 +6,9 @@ and the others have what they would have had. Rows run in the order of num_compu
 one writes in the same step (a prefix found there) comes after it. What a failed row did not write is remembered for as
 long as somebody may read it, and who would read it fails too.
 
+A step that takes far longer than its tokens do is ended in the middle, and runs again in halves in the same way, with
+less patience: a row that takes too long alone fails, with all rows of its request.
+
 Owns rows that failed, until the core lets go of them, and blocks that were promised and not written. Must never change
 a number of a row: ModelRunner does, when a part has been computed. Called by ModelRunner.
 """
@@ -19,13 +22,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, StepOutput, int_array
+from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, StepOutput, int_array, split_sequence_id
+from quire.worker.patience import Patience, TooLongError, Watch
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
 from quire.worker.unwritten import UnwrittenBlocks
 
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = "there was not enough memory to compute it."
+TOO_LONG = "computing it took far longer than its tokens do, and held up all other requests."
 READS_UNWRITTEN = "it shares the beginning of its prompt with a request that failed in the same step. Send it again."
 
 
@@ -52,11 +57,17 @@ class Steps(Protocol):
 class Walls:
     """Runs the rows of a step, all at once unless something goes wrong."""
 
-    def __init__(self, steps: Steps, table: RowTable, platform: Platform, block_size: int) -> None:
+    def __init__(
+        self, steps: Steps, table: RowTable, platform: Platform, block_size: int, patience: Patience, watch: Watch
+    ) -> None:
         self._steps = steps
         self._table = table
         self._platform = platform
+        self._patience = patience
+        self._watch = watch
         self._unwritten = UnwrittenBlocks(table, block_size)
+        # by row
+        self._requests: dict[int, int] = {}
         # where the core believes that each failed row stands
         self._failed: dict[int, int] = {}
 
@@ -65,11 +76,14 @@ class Walls:
     def open(self, scheduled: SchedulerOutput) -> None:
         """Rows that the core has let go of, or placed elsewhere, since they failed."""
         self._unwritten.step = scheduled.step
+        placed = [(one.row, one.sequence_id) for one in scheduled.admitted]
+        placed += [(one.row, one.sequence_id) for one in scheduled.forked]
+        for row, sequence_id in placed:
+            self._requests[row] = split_sequence_id(sequence_id)[0]
         if not self._failed and not self._unwritten:
             return
         self._unwritten.open(scheduled)
-        gone = [*scheduled.released, *(one.row for one in scheduled.admitted), *(one.row for one in scheduled.forked)]
-        for row in gone:
+        for row in (*scheduled.released, *dict(placed)):
             self._failed.pop(row, None)
         self._failed.update((row, place) for row, place in scheduled.progress if row in self._failed)
 
@@ -88,8 +102,9 @@ class Walls:
         """Of `scheduled`, these rows have so many tokens to compute."""
         if self._failed or self._unwritten:
             return self._run_what_can_be(scheduled, rows, num_tokens)
+        seconds = self._patience.of_step(int(num_tokens.sum()))
         try:
-            computed = self._steps.compute(rows, num_tokens)
+            computed = self._watch.run(lambda: self._steps.compute(rows, num_tokens), seconds)
         except Exception as error:
             return _Division(self, scheduled, rows, num_tokens).run(error)
         return self._steps.commit(scheduled, computed)
@@ -139,6 +154,8 @@ class _Division:
             self._divide(self._rows, self._num_tokens, error)
         if self._failures and not self._outputs:
             self._steps.check_model()
+        if not self._failures and isinstance(_cause_of(error), TooLongError):
+            self._walls._patience.grow()
         for row in self._failures:
             self._walls._failed[row] = self._ends[row]
         self._table.check_invariants()
@@ -155,8 +172,9 @@ class _Division:
         rows, num_tokens = self._table.granted(rows, num_tokens)
         if not len(rows):
             return
+        seconds = self._walls._patience.of_part(int(num_tokens.sum()))
         try:
-            computed = self._steps.compute(rows, num_tokens)
+            computed = self._walls._watch.run(lambda: self._steps.compute(rows, num_tokens), seconds)
         except Exception as error:
             self._divide(rows, num_tokens, error)
             return
@@ -173,7 +191,7 @@ class _Division:
 
     def _divide(self, rows: IntArray, num_tokens: IntArray, error: Exception) -> None:
         """In halves; what cannot be divided has failed."""
-        cause = error.__cause__ if isinstance(error, NotSampledError) else error
+        cause = _cause_of(error)
         self._look_at(cause)
         # Frames hold tensors, and memory may be what is short.
         for one in (error, cause):
@@ -183,6 +201,8 @@ class _Division:
             middle = len(rows) // 2
             self._attempt(rows[:middle], num_tokens[:middle])
             self._attempt(rows[middle:], num_tokens[middle:])
+        elif isinstance(cause, TooLongError):
+            self._fail_request(int(rows[0]))
         elif num_tokens[0] > 1 and not self._table.num_drafts[rows[0]] and not isinstance(error, NotSampledError):
             half = num_tokens // 2
             self._attempt(rows, half)
@@ -204,6 +224,15 @@ class _Division:
         self._failures[row] = reason
         start = int(self._table.num_computed[row]) + num_written
         self._unwritten.add_span(row, start, self._ends[row] - start)
+
+    def _fail_request(self, row: int) -> None:
+        """Its other rows would take as long, one after another."""
+        requests, num_computed = self._walls._requests, self._table.num_computed
+        for sibling in self._rows.tolist():
+            is_open = sibling not in self._failures and num_computed[sibling] < self._ends[sibling]
+            if is_open and requests[sibling] == requests[row]:
+                logger.error("row %d failed: its request takes too long", sibling)
+                self._fail(sibling, TOO_LONG)
 
     def _part(self, rows: IntArray, num_tokens: IntArray, asked: IntArray) -> SchedulerOutput:
         has_speculation = NUM_DRAFTS in self._scheduled.step_data
@@ -243,6 +272,10 @@ def _together(left: Any, right: Any) -> Any:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """By name: each library has an exception of its own."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _cause_of(error: Exception | None) -> BaseException | None:
+    return error.__cause__ if isinstance(error, NotSampledError) else error
 
 
 def _reason(error: BaseException | None) -> str:

@@ -6,6 +6,7 @@ this order: load, measure_capacity, initialize_cache, then execute and control a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,11 +30,15 @@ from quire.worker.layers.embedding import LMHead
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
+from quire.worker.patience import Patience
 from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
 from quire.worker.speculative.cost import measure_costs
+
+# what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
+_PATIENCE_SECONDS, _PATIENCE_SECONDS_OF_A_DEVICE = 8.0, 30.0
 
 
 class Worker:
@@ -49,6 +54,7 @@ class Worker:
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
         self._runner: ModelRunner | None = None
+        self._seconds_per_token = 0.0
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
@@ -75,6 +81,7 @@ class Worker:
         memory = replace(memory, free_bytes=max(0, memory.free_bytes - mapped))
         host_bytes = max(0, self._host_memory.free_bytes() - mapped)
         found = capacity(model, memory, step, self._config.gpu_memory_utilization, host_bytes)
+        self._seconds_per_token = found.seconds_per_token
         found.layers += [layer.spec for layer in self._proposer.layers.values()]
         return found
 
@@ -107,7 +114,7 @@ class Worker:
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
         self._runner = ModelRunner(
-            model, backend, table, cache, sampler, batches, drafting, self._connector, self._platform
+            model, backend, table, cache, sampler, batches, drafting, self._connector, self._platform, self._patience()
         )
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
@@ -145,12 +152,17 @@ class Worker:
         if self._model is not None:
             self._platform.synchronize()
         if self._runner is not None:
-            self._runner.sampler.beside.close()
+            self._runner.close()
         self._runner = None
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()
         self._grammars.close()
         self._model = None
+
+    def _patience(self) -> Patience:
+        """Endless where a step may stop to compile."""
+        seconds = _PATIENCE_SECONDS if self._platform.name == "cpu" else _PATIENCE_SECONDS_OF_A_DEVICE
+        return Patience(math.inf if self._config.compile else seconds, self._seconds_per_token)
 
     def _measure_swap(self) -> float:
         """Seconds per block and direction; 0.0 without swap space."""

@@ -1,0 +1,101 @@
+"""A computation that does not end: it is ended by an exception in its own thread, so that whoever made it can be found.
+
+Time decides here as the last resort. What a request may cost is bounded elsewhere by counting; this is for what nobody
+has thought of, such as a processor of one's own that loops. Native code is not interrupted: the exception comes when it
+returns, and if it never does, whoever watches the engine ends it.
+
+Owns a thread that looks at the clock twice a second. Called by Walls, which say how long is too long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# a step may take so many times as long as its tokens took when they were measured
+_TIMES_MEASURED = 4.0
+_LOOK_SECONDS = 0.5
+_DELIVERY_SECONDS = 0.001
+_MOST_LOOKS_FOR_IT = 1000
+
+
+class TooLongError(Exception):
+    """It was ended because it took too long."""
+
+
+@dataclass
+class Patience:
+    """How long a step may take, beyond what its tokens take. A part of one that took too long gets a quarter of it."""
+
+    seconds: float
+    seconds_per_token: float = 0.0
+
+    def of_step(self, num_tokens: int) -> float:
+        return self.seconds + _TIMES_MEASURED * num_tokens * self.seconds_per_token
+
+    def of_part(self, num_tokens: int) -> float:
+        return self.seconds / 4 + _TIMES_MEASURED * num_tokens * self.seconds_per_token
+
+    def grow(self) -> None:
+        """It took long, and nobody was to blame."""
+        self.seconds *= 2
+
+
+@dataclass(eq=False)
+class _Limit:
+    thread: int
+    deadline: float
+
+
+class Watch:
+    """Runs work that may take so long. For one thread."""
+
+    def __init__(self) -> None:
+        # At most one. Whoever takes it out decides: the worker's thread that its work has ended, the watching one that
+        # it ends it. So an exception comes while `run` waits for it, and never later.
+        self._running: list[_Limit] = []
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Callable[[], T], seconds: float) -> T:
+        """Raises TooLongError in the middle of the work."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="quire-watch", daemon=True)
+            self._thread.start()
+        limit = _Limit(threading.get_ident(), time.monotonic() + seconds)
+        self._running.append(limit)
+        try:
+            return work()
+        finally:
+            self._end(limit)
+
+    def _end(self, limit: _Limit) -> None:
+        try:
+            self._running.remove(limit)
+        except ValueError:
+            # the exception is on its way, unless the work itself has caught it
+            for _ in range(_MOST_LOOKS_FOR_IT):
+                time.sleep(_DELIVERY_SECONDS)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(limit.thread), None)
+
+    def _look(self) -> None:
+        while not self._is_closed.wait(_LOOK_SECONDS):
+            for limit in list(self._running):
+                if time.monotonic() > limit.deadline:
+                    self._interrupt(limit)
+
+    def _interrupt(self, limit: _Limit) -> None:
+        try:
+            self._running.remove(limit)
+        except ValueError:
+            return  # it has ended just now
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(limit.thread), ctypes.py_object(TooLongError))
+
+    def close(self) -> None:
+        self._is_closed.set()
