@@ -1,6 +1,7 @@
 """structured_outputs with the embedded model and the real core: exact, and the same on every way."""
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -16,10 +17,11 @@ from quire import StructuredOutputsParams as Form
 from quire.config.model_source import embedded_path
 from quire.engine_core import launch
 from quire.engine_core.scheduler.speculation import SpeculationCosts
+from quire.structured_output import walk as walks
 from quire.structured_output.grammar import Form as CompiledForm
 from quire.structured_output.tool_calls import tool_calls_form
 from quire.structured_output.vocabulary import Vocabulary
-from quire.structured_output.walk import Walk
+from quire.worker.sampler.beside import BesideSteps
 
 PROMPTS = ["Give me JSON: ", "A person, as JSON:", "2+3=", "Once upon a time"]
 PERSON = {
@@ -156,6 +158,66 @@ def test_the_same_on_every_way(expected, way, monkeypatch):
             assert statistics["num_draft_tokens_total"] > 0
 
 
+@pytest.mark.parametrize("way", ["asynchronous", "preempted", "a draft model"])
+def test_the_same_whatever_comes_late(expected, way, monkeypatch):
+    """No step can afford a mask in two cases of three: rows wait, and get the tokens that they would have got."""
+    cases = itertools.count()
+    monkeypatch.setattr(BesideSteps, "can_afford", lambda self, seconds: next(cases) % 3 == 0)
+    monkeypatch.setattr(launch, "SpeculationCosts", lambda **measured: SpeculationCosts())
+    with LLM(**{**SMALL, **WAYS[way]}) as llm:
+        assert run(llm, jobs()) == expected
+        assert llm.statistics()["num_late_rows_total"] > 100
+        llm.control("worker.check_invariants")
+
+
+# Much may follow in many places: each token makes the next mask harder.
+AMBIGUOUS = """
+start: e
+e: e e | e "+" e | "(" e ")" | /[a-z]/ | " " | e e e | e e e e
+"""
+
+
+def test_a_hard_grammar_ends_its_request_alone(llm, expected, monkeypatch):
+    """With many outputs of it, everybody else gets what they would have got; it is refused, with the reason."""
+    monkeypatch.setattr(walks, "MOST_HARD_MASKS", 24)
+    hard = sampled(Form(grammar=AMBIGUOUS), n=12, max_tokens=60)
+    given = jobs()[:12]
+    outputs = run(llm, [(PROMPTS[0], hard), *given])
+    # some end before it becomes hard
+    assert "error" in {reason for _, reason in outputs[0]} <= {"error", "stop"}
+    assert outputs[1:] == expected[:12]
+    with pytest.raises(RequestError, match=r"structured_outputs.*(Make the form simpler|masks that are hard)"):
+        stream_of(hard)
+    llm.control("worker.check_invariants")
+
+
+ALTERNATIVES = [f"([a-z ]*[{letter}-z][a-z ]{{{place}}})" for place, letter in enumerate("abcdefghijklmnopqrst", 5)]
+LIMITS_OF_THE_LIBRARY = {
+    "nested counters": Form(regex="(.{0,3000}){0,3000}"),
+    "optional properties": Form(
+        json={"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(5000)}}
+    ),
+    # reached after some tokens
+    "overlapping alternatives": Form(regex=f"({'|'.join(ALTERNATIVES)}){{10}}"),
+}
+
+
+@pytest.mark.parametrize("form", LIMITS_OF_THE_LIBRARY)
+def test_a_limit_of_the_library_is_the_clients_error(form):
+    """Whenever it is reached: when the form is checked, when it is compiled, or in the middle of the output."""
+    params = sampled(LIMITS_OF_THE_LIBRARY[form], n=8, max_tokens=40)
+    with pytest.raises(RequestError, match="structured_outputs"):
+        stream_of(params)
+
+
+def stream_of(params):
+    async def main():
+        async with AsyncLLM(**SMALL) as engine:
+            return [output async for output in engine.stream(PROMPTS[0], params)]
+
+    return asyncio.run(main())
+
+
 def random_schema(rng, depth=0):
     """What people write, with bounds, so that even a model that knows nothing comes to an end."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "pattern"]
@@ -255,7 +317,7 @@ def test_an_exception_in_the_matcher_ends_its_request_alone(llm, expected, monke
     class PanicException(BaseException):
         pass
 
-    fill = Walk.fill
+    fill = walks.Walk.fill
 
     def failing(self, tokens, num_sure, mask):
         if self._form is broken[0] and len(tokens) == 5:
@@ -264,7 +326,7 @@ def test_an_exception_in_the_matcher_ends_its_request_alone(llm, expected, monke
 
     broken = []
     child = Form(regex="[a-z]{40}")
-    walk = Walk.__init__
+    walk = walks.Walk.__init__
 
     def noticing(self, start, *others):
         walk(self, start, *others)
@@ -273,8 +335,8 @@ def test_an_exception_in_the_matcher_ends_its_request_alone(llm, expected, monke
 
     # the request that is to fail is known by its grammar: the only one that takes forty letters
     ids = llm.renderer.encode("abcdefghijklmnop", add_special_tokens=False)
-    monkeypatch.setattr(Walk, "__init__", noticing)
-    monkeypatch.setattr(Walk, "fill", failing)
+    monkeypatch.setattr(walks.Walk, "__init__", noticing)
+    monkeypatch.setattr(walks.Walk, "fill", failing)
     given = jobs()[:8]
     outputs = run(llm, [*given, (PROMPTS[0], greedy(child, n=2))])
     assert outputs[:-1] == expected[:8]

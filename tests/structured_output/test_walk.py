@@ -10,6 +10,7 @@ import pytest
 from quire.structured_output.grammar import GrammarError
 from quire.structured_output.grammars import Grammars
 from quire.structured_output.vocabulary import Vocabulary
+from quire.structured_output.walk import HardMaskError
 from quire.structured_outputs_params import StructuredOutputsParams as Params
 
 TEXTS = [b'{"', b'"a"', b'": ', b"true", b"false", b"}]", b"\n\n", b"abc", b"ab", b"12", "é".encode(), b""]
@@ -154,3 +155,84 @@ def test_compiled_grammars_are_kept_within_a_bound():
     assert all(mask_after(grammars, walk, []) == {ord("a")} for walk in walks)
     assert grammars.walk(Params(regex="a19"))._form is walks[-1]._form
     grammars.close()
+
+
+# Every two tokens may stand for one or many: a mask is harder the more there are before it.
+AMBIGUOUS = """
+start: e
+e: e e | e "+" e | "(" e ")" | /[a-z]/ | " " | e e e | e e e e
+"""
+
+
+def fill_beside(grammars, walk, tokens):
+    words = np.zeros(grammars.num_words, dtype=np.int32)
+    assert walk.fill_beside(np.array(tokens, dtype=np.int32), len(tokens), words)
+    return words
+
+
+def test_a_hard_mask_is_refused_by_the_step_and_made_beside_it(grammars):
+    """At the same token in every run: what is counted is the parser's work."""
+    words = np.zeros(grammars.num_words, dtype=np.int32)
+    places = []
+    for request in (1, 2):
+        walk, tokens = grammars.walk(Params(grammar=AMBIGUOUS), request), []
+        while len(tokens) < 40:
+            try:
+                assert walk.fill(np.array(tokens, dtype=np.int32), len(tokens), words)
+            except HardMaskError:
+                break
+            tokens.append(ord("a"))
+        places.append(len(tokens))
+        assert walk.effort.num_hard_masks == 0
+        fill_beside(grammars, walk, tokens)
+        assert walk.effort.num_hard_masks == 1
+        # once more, after a step back, it is not counted again
+        fill_beside(grammars, walk, tokens)
+        assert walk.effort.num_hard_masks == 1
+    assert places[0] == places[1] < 40
+
+
+def test_a_mask_beside_the_steps_is_the_mask_of_the_step(grammars):
+    for form in FORMS.values():
+        inline, beside = walk_of(grammars, **form), walk_of(grammars, **form)
+        matcher = inline._form.result().easy.deep_copy()
+        tokens, words = [], np.zeros(grammars.num_words, dtype=np.int32)
+        for place in range(12):
+            assert inline.fill(np.array(tokens, dtype=np.int32), len(tokens), words)
+            np.testing.assert_array_equal(fill_beside(grammars, beside, tokens), words)
+            following = [token for token in range(256) if words[token >> 5] >> (token & 31) & 1]
+            if not following:
+                break
+            tokens.append(following[place % len(following)])
+            matcher.consume_token(tokens[-1])
+        assert beside.effort.num_hard_masks == 0
+
+
+def test_a_request_may_have_so_many_hard_masks_over_all_its_outputs(grammars, monkeypatch):
+    monkeypatch.setattr("quire.structured_output.walk.MOST_HARD_MASKS", 3)
+    parent = grammars.walk(Params(grammar=AMBIGUOUS), 7)
+    child = parent.child()
+    other = grammars.walk(Params(grammar=AMBIGUOUS), 8)
+    letters = [ord("a")] * 36
+    walks = [parent, child, grammars.walk(Params(grammar=AMBIGUOUS), 7)]
+    for walk in walks:
+        fill_beside(grammars, walk, letters)
+    with pytest.raises(GrammarError, match="more than 3 masks that are hard"):
+        fill_beside(grammars, parent, [*letters, ord("a")])
+    fill_beside(grammars, other, letters)
+
+
+def test_a_mask_beyond_all_limits_says_what_to_do(grammars):
+    """At the same token in every run as well."""
+
+    def last_place(walk):
+        for place in range(20, 400, 4):
+            try:
+                fill_beside(grammars, walk, [ord("a")] * place)
+            except GrammarError as error:
+                return place, str(error)
+        return None
+
+    ends = {last_place(grammars.walk(Params(grammar=AMBIGUOUS), request)) for request in (3, 4)}
+    assert len(ends) == 1
+    assert "Make the form simpler" in ends.pop()[1]
