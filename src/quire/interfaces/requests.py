@@ -182,7 +182,7 @@ def _check_sampling_ids(asked: Asked, limits: Limits) -> None:
 
 
 def _check_sizes(asked: Asked, limits: Limits) -> None:
-    for name, most in _MOST_ENTRIES:
+    for name, most in (*_MOST_ENTRIES, ("allowed_token_ids", limits.vocab_size)):
         count = len(getattr(asked.sampling, name) or ())
         if count > most:
             raise RequestError(f"{name}: {count} entries, at most {most} are allowed.", param=name)

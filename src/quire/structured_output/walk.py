@@ -48,7 +48,7 @@ class Effort:
         if self.num_hard_masks > MOST_HARD_MASKS:
             raise GrammarError(
                 f"its outputs need more than {MOST_HARD_MASKS} masks that are hard to make, because much may follow in "
-                "many places"
+                "many places. Make the form simpler, or ask for fewer outputs"
             )
 
 

@@ -77,12 +77,10 @@ def _is_open(prompt: IntArray, marks: ThoughtMarks) -> bool:
 
 def _num_thoughts(output: IntArray, marks: ThoughtMarks, *, is_open: bool) -> int | None:
     """How many tokens of an output that ends inside a thought are thoughts; None: it does not end inside one."""
-    count = begin = 0
-    for place in np.flatnonzero((output == marks.opening) | (output == marks.closing)).tolist():
-        is_opening = output[place] == marks.opening
-        if is_opening and not is_open:
-            begin = place + 1
-        elif is_open and not is_opening:
-            count += place - begin
-        is_open = bool(is_opening)
-    return count + len(output) - begin if is_open else None
+    places = np.flatnonzero((output == marks.opening) | (output == marks.closing))
+    is_opening = output[places] == marks.opening
+    was_open = np.concatenate([[is_open], is_opening[:-1]])[: len(places)]
+    # an opening mark inside a thought, and a closing one outside, are tokens like any other
+    num_tokens = int(places[~is_opening & was_open].sum()) - int((places[is_opening & ~was_open] + 1).sum())
+    is_open_now = is_opening[-1] if len(places) else is_open
+    return num_tokens + len(output) if is_open_now else None
