@@ -13,6 +13,8 @@ from quire.errors import RequestError, suggestion
 # (field, least, greatest): both inclusive; whole numbers if `least` is one
 Bounds = tuple[str, float, float]
 _PLAIN = frozenset({bool, int, float, str, type(None)})
+# of a list that is wrong
+_MOST_SHOWN = 32
 
 
 class Suggesting(msgspec.StructMeta):
@@ -88,9 +90,11 @@ def check_bounds(params: msgspec.Struct, bounds: Iterable[Bounds], *, optional: 
 
 
 def check_token_ids(name: str, token_ids: Iterable[object]) -> None:
-    for token in token_ids:
-        if not is_int(token) or token < 0:  # type: ignore[operator]
-            raise RequestError(f"{name}={token_ids!r}: must be a list of token ids, 0 or greater.", param=name)
+    ids: Any = list(token_ids)
+    # types are compared all at once: there may be as many ids as the vocabulary has
+    if {*map(type, ids)} - {int} or (ids and min(ids) < 0):
+        shown = f"{ids!r}" if len(ids) <= _MOST_SHOWN else f"{ids[:_MOST_SHOWN]!r} and more"
+        raise RequestError(f"{name}={shown}: must be a list of token ids, 0 or greater.", param=name)
 
 
 def list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
@@ -103,7 +107,8 @@ def list_of(name: str, value: Any, *, is_text: bool = False) -> list[Any]:
     if not isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "tolist"):
         kind = "a text or a list of texts" if is_text else "a list of token ids"
         raise RequestError(f"{name}={value!r}: must be {kind}.", param=name)
-    return [plain(entry) for entry in (value.tolist() if hasattr(value, "tolist") else value)]
+    entries = value.tolist() if hasattr(value, "tolist") else value
+    return list(entries) if {*map(type, entries)} <= _PLAIN else [plain(entry) for entry in entries]
 
 
 def is_int(value: object) -> bool:

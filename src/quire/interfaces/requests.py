@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
 
 # What one request may cost before it runs: most entries of a field.
-_MOST_ENTRIES = (("bad_words", 128), ("logit_bias", 1024), ("stop_token_ids", 1024))
+MOST_ENTRIES = {"bad_words": 128, "logit_bias": 1024, "stop_token_ids": 1024}
 _MOST_CHARACTERS = 1024
 _MOST_PRIORITY = 2**31 - 1
 # What a step of one beam search looks through, all beams together: 128 beams with 384 tokens that end them.
@@ -173,7 +173,7 @@ def _check_sampling_ids(asked: Asked, limits: Limits) -> None:
         ("allowed_token_ids", sampling.allowed_token_ids),
         ("logit_bias", sampling.logit_bias),
     ):
-        for token in ids or ():
+        for token in (min(ids), max(ids)) if ids else ():
             if not 0 <= token < limits.vocab_size:
                 raise RequestError(
                     f"{name}: token {token} is not in the vocabulary of this model (0 to {limits.vocab_size - 1}).",
@@ -182,7 +182,7 @@ def _check_sampling_ids(asked: Asked, limits: Limits) -> None:
 
 
 def _check_sizes(asked: Asked, limits: Limits) -> None:
-    for name, most in (*_MOST_ENTRIES, ("allowed_token_ids", limits.vocab_size)):
+    for name, most in {**MOST_ENTRIES, "allowed_token_ids": limits.vocab_size}.items():
         count = len(getattr(asked.sampling, name) or ())
         if count > most:
             raise RequestError(f"{name}: {count} entries, at most {most} are allowed.", param=name)

@@ -145,7 +145,7 @@ def test_two_at_once_and_others_between(url):
         (["{}", b"\x00\x01"], "must be texts"),
         (["{}", '{"token_ids": [1, 99999999999999999999]}'], None),
         (["{}", '{"token_ids": [99999]}'], "99999"),
-        (["[" * 5000], "The message is nested too deeply"),
+        (["[" * 5000], "The message is nested more than 64 levels"),
         ([json.dumps({"prompt": "word " * 5000}), '{"is_final": true}'], "maximum context length"),
         (['{"max_tokens": 2000, "prompt": "a"}', '{"is_final": true}'], "maximum context length"),
     ],

@@ -4,6 +4,7 @@ first use, so a server that is never asked for one neither opens a database nor 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import tempfile
@@ -58,6 +59,20 @@ class ServiceSettings:
         """With a folder that belongs to the storage, if none is named."""
         settings = cls.of(options)
         return replace(settings, files_folder=settings.files_folder or files_beside(options.storage_url))
+
+
+_FOR_LATER = (
+    "quire.renderer.template_sandbox",
+    "quire.interfaces.server.files.files",
+    "quire.interfaces.server.batches.service",
+    "quire.interfaces.server.openai_responses.stored",
+)
+
+
+def _import_the_rest() -> None:
+    """What the start does without. Whoever needed it first would hold the event loop for a quarter of a second."""
+    for module in _FOR_LATER:
+        importlib.import_module(module)
 
 
 class Services:
@@ -161,6 +176,7 @@ class Services:
         return Path(self._temporary.name)
 
     async def _keep_up(self) -> None:
+        await asyncio.to_thread(_import_the_rest)
         while True:
             await self.look_after()
             await asyncio.sleep(UPKEEP_SECONDS)

@@ -12,20 +12,25 @@ _MAX_INLINE_CHARACTERS = 2_000
 _MAX_INLINE_TOKENS = 4_000
 
 
-def _size(chat: Any) -> int:
-    """Characters of a text, or of all texts in a chat: arguments of a tool's call may be as long as any content."""
-    if isinstance(chat, str):
-        return len(chat)
-    if isinstance(chat, dict):
-        return sum(map(_size, chat.values()))
-    return sum(10 + _size(part) for part in chat) if isinstance(chat, list) else 0
+def _is_short(*given: Any) -> bool:
+    """Whether the texts have few characters, and there is little beside them. Looks no further than until it knows."""
+    left, values = _MAX_INLINE_CHARACTERS, list(given)
+    while values and left >= 0:
+        value = values.pop()
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, list | dict):
+            left -= 10 * len(value)
+            if left >= 0:
+                values.extend(value.values() if isinstance(value, dict) else value)
+    return left >= 0
 
 
 async def render(state: ServerState, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:
     """`Renderer.render_prompt`, in a thread if the text is long; what cannot fit into the model is refused first."""
     renderer = state.engine.renderer
     options["max_tokens"] = state.max_model_len
-    if _size(chat) + _size(options) <= _MAX_INLINE_CHARACTERS and not options.get("tools"):
+    if not options.get("tools") and _is_short(chat, options):
         return renderer.render_prompt(chat, **options)
     return await state.text_threads.call(renderer.render_prompt, chat, **options)
 

@@ -28,7 +28,7 @@ from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS, Ev
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, FieldRules
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.prompt_pieces import Messages, bounded, lines_of, pieces_of, socket_messages
-from quire.interfaces.server.wire.request_body import check_encoding, parse_request
+from quire.interfaces.server.wire.request_body import check_encoding, read_text
 
 router = APIRouter()
 SOCKET_PATH = "/v1/completions/stream"
@@ -152,7 +152,7 @@ async def _received(
             raise invalid("The body is empty. Its first line holds the parameters as a JSON object.")
         _check_no_piece(first)
         what = "message" if is_socket else "line"
-        body = parse_request(first, StreamedCompletionRequest, _RULES, strict=state.strict, what=what)
+        body = read_text(first, StreamedCompletionRequest, _RULES, strict=state.strict, what=what)
         if is_socket:
             _check_socket_fields(body)
         state.check_model(body.model)
@@ -178,14 +178,22 @@ async def _received(
             raise
 
 
+class _FieldsOfPiece(msgspec.Struct):
+    """Whether they are there; nothing else of the text is made into a value."""
+
+    text: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    is_final: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 def _check_no_piece(first: bytes) -> None:
     """What belongs to a piece must not be taken for an unknown field and dropped."""
     try:
-        fields = msgspec.json.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = msgspec.json.decode(first, type=_FieldsOfPiece)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return  # the check of the whole says it better
-    for name in ("text", "token_ids", "is_final"):
-        if isinstance(fields, dict) and name in fields:
+    for name in _FieldsOfPiece.__struct_fields__:
+        if getattr(fields, name) is not msgspec.UNSET:
             raise invalid(
                 f"{name}: the first message holds the parameters. Send {name} in a later one; "
                 "a first piece may come with the parameters as `prompt`.",

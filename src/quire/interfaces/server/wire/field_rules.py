@@ -13,11 +13,18 @@ from typing import Any
 import msgspec
 
 from quire.errors import suggestion
+from quire.interfaces.requests import MOST_ENTRIES as MOST_ENTRIES_OF_PARAMETERS
 from quire.interfaces.server.wire.errors import invalid
+from quire.sampling_params import MAX_STOP_STRINGS
+from quire.structured_outputs_params import MOST_CHOICES
 
 logger = logging.getLogger("quire.server")
 
-_MAX_REMEMBERED = 256
+# Unknown names of one request: each is compared with all known ones.
+_MOST_UNKNOWN = 32
+# of those that were told once
+_MOST_REMEMBERED = 32
+_LONGEST_NAME = 64
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
@@ -79,8 +86,8 @@ REFUSED_BY_CHAT: dict[str, Refused] = {
     "prompt": Refused("it belongs to /v1/completions; use messages"),
 }
 
-# Most entries of a list, where nothing that is done with it later bounds them.
-MOST_ENTRIES = {"messages": 4096}
+# Most entries of lists and objects: what is longer is refused before anything is made of its entries.
+MOST_ENTRIES = {**MOST_ENTRIES_OF_PARAMETERS, "messages": 4096, "stop": MAX_STOP_STRINGS, "guided_choice": MOST_CHOICES}
 
 IGNORED: dict[str, str] = {
     "user": "the client's name for its user",
@@ -119,25 +126,33 @@ class FieldRules:
         self.refused = refused
         self.ignored = ignored
         self._known = {*self.implemented, *refused, *ignored}
-        self._logged: set[str] = set()
+        self._told: set[str] = set()
 
     def check(self, body: dict[str, Any], *, strict: bool = False) -> None:
         """Raises ApiError for a field that would change the answer and is not implemented; strict: for any unknown."""
+        unknown = body.keys() - self._known
+        if len(unknown) > _MOST_UNKNOWN:
+            text = f"{len(unknown)} fields are unknown here, at most {_MOST_UNKNOWN} are passed over."
+            raise invalid(f"{text} Leave them out.")
         for name, value in body.items():
             if name in self.refused:
                 rule = self.refused[name]
                 if value is not None and value not in rule.neutral:
                     raise invalid(f"{name}: not supported: {rule.reason}.", name)
-            elif name not in self._known:
-                self._check_unknown(name, strict)
-            elif name in MOST_ENTRIES and isinstance(value, list) and len(value) > MOST_ENTRIES[name]:
-                raise invalid(f"{name}: {len(value)} of them, at most {MOST_ENTRIES[name]} are allowed.", name)
+            elif name in unknown:
+                self._check_unknown(name[:_LONGEST_NAME], strict)
+            elif name in MOST_ENTRIES and isinstance(value, list | dict) and len(value) > MOST_ENTRIES[name]:
+                raise invalid(f"{name}: {len(value)} entries, at most {MOST_ENTRIES[name]} are allowed.", name)
+        self._tell(unknown)
 
     def _check_unknown(self, name: str, strict: bool) -> None:
-        shown = name[:64]
-        hint = suggestion(shown, self._known)
+        hint = "" if name in self._told and not strict else suggestion(name, self._known)
         if hint or strict:
-            raise invalid(f"Unknown field {shown!r}.{hint}", shown)
-        if shown not in self._logged and len(self._logged) < _MAX_REMEMBERED:
-            self._logged.add(shown)
-            logger.warning("unknown request field %r is ignored (said once)", shown)
+            raise invalid(f"Unknown field {name!r}.{hint}", name)
+
+    def _tell(self, unknown: set[str]) -> None:
+        """Once of each, and of no more than a log should hold."""
+        new = sorted({name[:_LONGEST_NAME] for name in unknown} - self._told)[: _MOST_REMEMBERED - len(self._told)]
+        if new:
+            self._told.update(new)
+            logger.warning("unknown request fields are ignored (said once): %s", ", ".join(map(repr, new)))

@@ -17,7 +17,7 @@ from quire.interfaces.server.openai.requests import PromptPiece
 from quire.interfaces.server.wire.body_chunks import BodyChunks
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
-from quire.interfaces.server.wire.request_body import in_bytes, parse_request
+from quire.interfaces.server.wire.request_body import in_bytes, read_text
 
 Messages: TypeAlias = AsyncGenerator[bytes, None]
 
@@ -34,7 +34,7 @@ async def pieces_of(messages: Messages, first: str | list[int] | None, what: str
     if first is not None:
         yield first
     async for data in messages:
-        piece = parse_request(data, PromptPiece, _RULES, strict=True, what=what)
+        piece = read_text(data, PromptPiece, _RULES, strict=True, what=what)
         if piece.text is not None and piece.token_ids is not None:
             raise invalid("text, token_ids: a piece has one of them.", "token_ids")
         if piece.text is None and piece.token_ids is None and not piece.is_final:
