@@ -29,6 +29,7 @@ from quire.interfaces.server.processes.no_fleet import NoFleet
 from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.server.transport.doors import doors_of
 from quire.interfaces.server.transport.listener import listen, url_of
+from quire.interfaces.server.transport.unfinished import networks_of
 from quire.observability.logging import configure_logging, flush_log
 from quire.observability.phases import PhaseTimer
 
@@ -59,6 +60,8 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
     try:
         # a key file that cannot be read is found before anything loads
         doors_of(options)
+        # so is a proxy that has no address
+        networks_of(options.proxy_addresses)
         if options.files_folder:
             check_folder(options.files_folder)
         options = with_shared_secret(options)
