@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 
 from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
 from quire.interfaces.server.transport.http import HttpServer
@@ -229,3 +230,17 @@ def test_a_server_that_ends_does_not_wait_for_a_first_message(run, tmp_path):
     assert b"The server is shutting down." in rest
     # 1013: try again later
     assert b"\x88\x02\x03\xf5" in rest
+
+
+def test_each_step_of_an_end_is_done(run, caplog):
+    done = []
+
+    async def step(name):
+        done.append(name)
+        if name == "second":
+            raise ValueError("it cannot")
+
+    run(end_each(first=lambda: step("first"), second_part=lambda: step("second"), third=lambda: step("third")))
+    assert done == ["first", "second", "third"]
+    [record] = caplog.records
+    assert record.getMessage() == "second part: its end failed; the end of the server goes on"

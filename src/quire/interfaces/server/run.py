@@ -22,6 +22,7 @@ from quire.config.option import checked
 from quire.errors import EngineDeadError
 from quire.interfaces.server.files.disk import check_folder
 from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.life.welcome import welcome
 from quire.interfaces.server.options import ServerOptions
@@ -139,8 +140,8 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if http is not None:
-                await http.close()
-            await fleet.close()
+                await end_each(HTTP_server=http.close)
+            await end_each(fleet=fleet.close)
             self._engine.shutdown()
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:

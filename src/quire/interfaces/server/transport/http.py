@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.processes.handing_on import is_for_any
 from quire.interfaces.server.processes.place import Place
@@ -185,13 +186,21 @@ class HttpServer:
         """Ends what runs with an error event, closes connections and the socket."""
         if self._state.readiness is not Readiness.DEAD:
             self._state.readiness = Readiness.STOPPING
-        # before the rest, so that what is interrupted in a batch is left for the next start
-        await self._state.services.stop()
+        await end_each(
+            # before the rest, so that what is interrupted in a batch is left for the next start
+            services=self._state.services.stop,
+            connections=self._close_connections,
+            tracing=lambda: asyncio.to_thread(self._state.tracing.close),
+            storage=lambda: asyncio.to_thread(self._state.close_storage),
+        )
+
+    async def _close_connections(self) -> None:
         self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
         for _, server in self._ports:
             server.should_exit = True
-        await asyncio.gather(*self._tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._lag is not None:
             self._lag.cancel()
-        await asyncio.to_thread(self._state.tracing.close)
-        await asyncio.to_thread(self._state.close_storage)
+        for task in self._tasks:
+            task.result()
