@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 from types import SimpleNamespace
@@ -168,6 +169,20 @@ def test_descriptors_are_counted_the_less_often_the_more_there_are():
         assert sum(counts) <= 1000 * 16 + num_open
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert 0 < Descriptors().num_for(0) < soft
+
+
+@pytest.mark.parametrize(("number", "goes"), [(errno.EMFILE, [0]), (errno.ENFILE, [0]), (errno.ENOENT, [])])
+def test_where_descriptors_cannot_be_counted(monkeypatch, number, goes):
+    def listdir(path):
+        raise OSError(number, path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    room = Unfinished(descriptors=Descriptors())
+    beginners = [Beginner() for _ in range(2)]
+    # the first one is alone, and stays for that
+    for beginner in beginners:
+        room.arrive(beginner)
+    assert given_up(beginners) == goes
 
 
 @pytest.mark.parametrize("address", ["proxy.test", "10.0.0.0/99", "1.2.3"])

@@ -9,6 +9,8 @@ answered and is idle.
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import ipaddress
 import logging
 import os
@@ -26,6 +28,7 @@ logger = logging.getLogger("quire.server.access")
 _SPARE_DESCRIPTORS = 48
 # what one host is given of IPv6
 _IPV6_PREFIX = 64
+_REMEMBERED_ADDRESSES = 4096
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -77,7 +80,7 @@ class Unfinished:
         """`proxies`: many clients share their addresses, so they are not bounded; nor is this machine. `descriptors`
         for all connections, finished ones too."""
         self._most_per_address = most_per_address
-        self._proxies = tuple(proxies)
+        self._counted_as = _names_of(tuple(proxies))
         self._descriptors = descriptors
         self._num_open = 0
         self._clocks: dict[Beginner, asyncio.TimerHandle] = {}
@@ -157,19 +160,24 @@ class Unfinished:
                 return
 
     def _bounded_address(self, connection: Beginner) -> str | None:
-        """What is counted as one address; None: nobody counts."""
-        if connection.client is None:
-            return None
-        address = ipaddress.ip_address(connection.client[0].partition("%")[0])
-        if isinstance(address, ipaddress.IPv6Address):
-            if address.ipv4_mapped is None:
-                return self._unless_shared(address, str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False)))
-            address = address.ipv4_mapped
-        return self._unless_shared(address, str(address))
+        return None if connection.client is None else self._counted_as(connection.client[0])
 
-    def _unless_shared(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, name: str) -> str | None:
-        is_shared = address.is_loopback or any(address in network for network in self._proxies)
-        return None if is_shared else name
+
+def _names_of(proxies: Sequence[Network]) -> Callable[[str], str | None]:
+    """What an address is counted as; None: it is not bounded. Asked several times a request, so it is remembered."""
+
+    @functools.lru_cache(_REMEMBERED_ADDRESSES)
+    def counted_as(text: str) -> str | None:
+        address = ipaddress.ip_address(text.partition("%")[0])
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        address = mapped or address
+        if address.is_loopback or any(address in network for network in proxies):
+            return None
+        if isinstance(address, ipaddress.IPv6Address):
+            return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+        return str(address)
+
+    return counted_as
 
 
 def networks_of(addresses: Iterable[str]) -> list[Network]:
@@ -192,4 +200,8 @@ def _num_allowed() -> int:
 
 
 def _num_open() -> int:
-    return len(os.listdir("/dev/fd"))
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError as error:
+        # none is left to look with; or there is nothing to look at, and nobody has to go for that
+        return _num_allowed() if error.errno in (errno.EMFILE, errno.ENFILE) else 0
