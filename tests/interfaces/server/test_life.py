@@ -47,10 +47,20 @@ def make(**engine_options):
         print("tokenising", flush=True)
         threading.Event().wait()
 
+    if behaviour == "ends badly":
+        engine.shutdown = lambda: print("the engine is ended", flush=True)
     if behaviour == "tokenises":
         engine.renderer.render_prompt = tokenise
     engine.fake.reply_to = reply
     return engine
+
+if behaviour == "ends badly":
+    from quire.interfaces.server.transport.http import HttpServer
+
+    async def close(server):
+        raise AssertionError("a connection in a state that nobody thought of")
+
+    HttpServer.close = close
 
 room.AsyncLLM = make
 sys.exit(run_server({}, "127.0.0.1", port, **options))
@@ -126,6 +136,17 @@ def test_a_connection_that_does_nothing_does_not_hold_it(start):
             server.signal()
             assert server.wait() == 0
             assert idle.recv(1) == b""
+
+
+def test_an_end_that_fails_in_one_place_goes_on_in_the_others(start):
+    with start("ends badly") as server:
+        server.wait_ready()
+        server.signal()
+        assert server.wait() == 0
+        output = server.output
+    assert "HTTP server: its end failed; the end of the server goes on" in output
+    assert "a connection in a state that nobody thought of" in output
+    assert "the engine is ended" in output
 
 
 @pytest.mark.parametrize("ending", ["finished", "second signal"])

@@ -63,13 +63,24 @@ class ServerOptions:
         least=0.001, unit="seconds",
     )  # fmt: skip
     first_byte_seconds: float = option(
-        10.0, "a connection is closed if a request's head does not arrive whole in this time; a JSON body that stands "
-        "still so long is refused with 408 (uploads and prompts in pieces have 60 seconds)",
+        10.0, "a connection is closed if a request's head, or the first message of a WebSocket, does not arrive whole "
+        "in this time; a JSON body that stands still so long is refused with 408 (uploads and prompts in pieces have "
+        "60 seconds)",
         section="requests", least=0.001, unit="seconds",
     )  # fmt: skip
     keep_alive_seconds: int = option(
         75, "how long an idle connection stays open for another request", section="requests", least=1, unit="seconds"
     )
+
+    max_unfinished_connections: int = option(
+        128, "connections of one address that have not said yet what they want: a head that is not whole, a WebSocket "
+        "without a message; of more the oldest is closed. This machine and proxy_addresses are not bounded",
+        section="requests", least=1,
+    )  # fmt: skip
+    proxy_addresses: tuple[str, ...] = option(
+        (), "address or network (10.0.0.0/8) of a proxy in front of this server, through which many clients come",
+        section="requests", flag="--proxy-address",
+    )  # fmt: skip
 
     # tenants
     tenant_max_requests: int | None = option(

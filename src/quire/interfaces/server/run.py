@@ -22,6 +22,7 @@ from quire.config.option import checked
 from quire.errors import EngineDeadError
 from quire.interfaces.server.files.disk import check_folder
 from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.life.welcome import welcome
 from quire.interfaces.server.options import ServerOptions
@@ -29,6 +30,7 @@ from quire.interfaces.server.processes.no_fleet import NoFleet
 from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.server.transport.doors import doors_of
 from quire.interfaces.server.transport.listener import listen, url_of
+from quire.interfaces.server.transport.unfinished import networks_of
 from quire.observability.logging import configure_logging, flush_log
 from quire.observability.phases import PhaseTimer
 
@@ -59,6 +61,8 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
     try:
         # a key file that cannot be read is found before anything loads
         doors_of(options)
+        # so is a proxy that has no address
+        networks_of(options.proxy_addresses)
         if options.files_folder:
             check_folder(options.files_folder)
         options = with_shared_secret(options)
@@ -136,8 +140,8 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if http is not None:
-                await http.close()
-            await fleet.close()
+                await end_each(HTTP_server=http.close)
+            await end_each(fleet=fleet.close)
             self._engine.shutdown()
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:

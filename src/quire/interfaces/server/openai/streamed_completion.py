@@ -78,7 +78,12 @@ async def stream_completion(socket: WebSocket) -> None:
     (a mistake), 1009 (too large), 1011 (a failure) or 1013 (starting or stopping).
     """
     state = state_of(socket)
-    await socket.accept()
+    try:
+        await socket.accept()
+    except OSError:
+        # the client has gone, or its handshake was refused because it could not be answered in time
+        socket.scope["client_gone"] = True
+        return
     try:
         with state.in_flight.enter() as ticket:
             await _converse(socket, state, ticket)
@@ -147,7 +152,9 @@ async def _received(
 ) -> tuple[StreamedCompletionRequest, Continuations]:
     """Parameters, and the prompt when it is whole. The request runs."""
     async with aclosing(messages), aclosing(bounded(messages, state.max_body_bytes)) as checked:
-        first = await anext(checked, None)
+        # a server that ends does not wait for it, as it does not wait for a body
+        with state.in_flight.enter(is_awaited=False):
+            first = await anext(checked, None)
         if first is None:
             raise invalid("The body is empty. Its first line holds the parameters as a JSON object.")
         _check_no_piece(first)

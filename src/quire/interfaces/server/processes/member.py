@@ -23,6 +23,7 @@ from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.errors import EngineDeadError, QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.processes.answers import answers_of, counts_of
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
@@ -97,8 +98,7 @@ class Member:
         finally:
             if self._starting is not None:
                 self._starting.cancel()
-            await self._http.close()
-            await self._hand_over_counts(channel)
+            await end_each(HTTP_server=self._http.close, counts=lambda: self._hand_over_counts(channel))
             self._engine.shutdown()
             listening.cancel()
 

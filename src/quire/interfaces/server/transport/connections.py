@@ -13,6 +13,8 @@ import logging
 from typing import Any
 
 from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
+from quire.interfaces.server.transport.unfinished import Unfinished
+from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS
 
 logger = logging.getLogger("quire.server.access")
@@ -25,25 +27,26 @@ _LOOKS = 4
 
 
 class Connection(OpenAIProtocol):
-    """A clock runs from the first byte that is missing to the end of the head, and another one while an answer waits
+    """It is unfinished from the first byte that is missing to the end of the head. A clock runs while an answer waits
     for its client to read. An event stream has its own for that, which knows the request behind it."""
 
+    # overridden by `connections_of`
     head_seconds = 10.0
+    unfinished = Unfinished()
     write_seconds = WRITE_DEADLINE_SECONDS
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._clock: asyncio.TimerHandle | None = None
         self._write_clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # a client that does not read costs no more than this, and the text that the engine goes on to make
         transport.set_write_buffer_limits(high=_MOST_UNSENT_BYTES)
-        self._start_clock()
+        self.unfinished.arrive(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_clock()
+        self.unfinished.leave(self)
         self._stop_write_clock()
         super().connection_lost(exc)
 
@@ -57,28 +60,35 @@ class Connection(OpenAIProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._start_clock()
+        self.unfinished.begin(self)
 
     def on_headers_complete(self) -> None:
-        self._stop_clock()
+        self.unfinished.end(self)
         super().on_headers_complete()
 
-    def _start_clock(self) -> None:
-        if self._clock is None:
-            self._clock = self.loop.call_later(self.head_seconds, self._give_up)
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self.unfinished.rest(self)
 
-    def _stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
-
-    def _give_up(self) -> None:
-        self._clock = None
+    def give_up(self) -> bool:
         # while an answer is on its way the client may be slow with its next request: that answer closes when it is done
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
-        else:
-            self.cycle.keep_alive = False
+            return True
+        self.cycle.keep_alive = False
+        return False
+
+    def _refuse(self, error: ApiError) -> None:
+        super()._refuse(error)
+        # it is listened to for a moment, unless its place is needed
+        if not self.transport.is_closing():
+            self.unfinished.begin(self)
+
+    def _hand_over(self, rest: bytes) -> None:
+        # what is written from now on is no answer any more
+        self._stop_write_clock()
+        super()._hand_over(rest)
 
     def _look_again(self, num_looks: int) -> None:
         """So often before the client is given up, unless it takes something."""
@@ -109,6 +119,7 @@ class Connection(OpenAIProtocol):
             self._write_clock = None
 
 
-def connections_of(head_seconds: float) -> type[asyncio.Protocol]:
-    """The protocol for a server whose clients have so long for a request's head."""
-    return type("Connection", (Connection,), {"head_seconds": head_seconds})
+def connections_of(head_seconds: float, unfinished: Unfinished | None = None) -> type[Connection]:
+    """The protocol for a server whose clients have so long for a request's head, and are bounded by `unfinished`."""
+    members = {"head_seconds": head_seconds, "unfinished": Unfinished() if unfinished is None else unfinished}
+    return type("Connection", (Connection,), members)

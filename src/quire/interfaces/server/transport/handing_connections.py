@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.interfaces.server.access.visit import new_request_id
 from quire.interfaces.server.transport.connections import Connection
+from quire.interfaces.server.transport.unfinished import Unfinished
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, unavailable
 
 # A longer first line is refused by whoever parses it.
@@ -82,10 +83,14 @@ class HandingConnection(Connection):
 
 
 def handing_connections_of(
-    head_seconds: float, hand_on: Callable[[int, bytes], bool], is_for_any: Callable[[bytes, bytes], bool]
+    head_seconds: float,
+    unfinished: Unfinished,
+    hand_on: Callable[[int, bytes], bool],
+    is_for_any: Callable[[bytes, bytes], bool],
 ) -> type[HandingConnection]:
     members = {
         "head_seconds": head_seconds,
+        "unfinished": unfinished,
         "hand_on": staticmethod(hand_on),
         "is_for_any": staticmethod(is_for_any),
     }

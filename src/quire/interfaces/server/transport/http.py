@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.processes.handing_on import is_for_any
 from quire.interfaces.server.processes.place import Place
@@ -23,7 +24,8 @@ from quire.interfaces.server.transport.connections import connections_of
 from quire.interfaces.server.transport.doors import is_loopback
 from quire.interfaces.server.transport.handing_connections import handing_connections_of
 from quire.interfaces.server.transport.loop_lag import measure_loop_lag
-from quire.interfaces.server.transport.web_sockets import WebSockets
+from quire.interfaces.server.transport.unfinished import Descriptors, Unfinished, networks_of
+from quire.interfaces.server.transport.web_sockets import web_sockets_of
 from quire.interfaces.server.wire.errors import unavailable
 from quire.interfaces.server.wire.prompt_pieces import MAX_PIECE_BYTES
 from quire.observability.metrics import ServerMetrics
@@ -74,6 +76,10 @@ class HttpServer:
             services=ServiceSettings.lasting(options),
         )
         self._state: ServerState = app.state.server
+        # of both ports: they share the descriptors of this process
+        self._unfinished = Unfinished(
+            options.max_unfinished_connections, networks_of(options.proxy_addresses), Descriptors()
+        )
         # socket and application of each port
         self._ports = [(listener, self._uvicorn_of(app, options, place))]
         if admin_listener is not None:
@@ -81,17 +87,16 @@ class HttpServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._lag: asyncio.Task[None] | None = None
 
-    @staticmethod
-    def _uvicorn_of(app: FastAPI, options: ServerOptions, place: Place) -> _Uvicorn:
+    def _uvicorn_of(self, app: FastAPI, options: ServerOptions, place: Place) -> _Uvicorn:
         seconds = options.first_byte_seconds
         hand_on = place.hand_on
         return _Uvicorn(
             uvicorn.Config(
                 app,
-                http=connections_of(seconds)
+                http=connections_of(seconds, self._unfinished)
                 if hand_on is None
-                else handing_connections_of(seconds, hand_on, is_for_any),
-                ws=WebSockets,
+                else handing_connections_of(seconds, self._unfinished, hand_on, is_for_any),
+                ws=web_sockets_of(seconds, self._unfinished),
                 ws_max_size=MAX_PIECE_BYTES,
                 lifespan="off",
                 log_config=None,
@@ -181,13 +186,21 @@ class HttpServer:
         """Ends what runs with an error event, closes connections and the socket."""
         if self._state.readiness is not Readiness.DEAD:
             self._state.readiness = Readiness.STOPPING
-        # before the rest, so that what is interrupted in a batch is left for the next start
-        await self._state.services.stop()
+        await end_each(
+            # before the rest, so that what is interrupted in a batch is left for the next start
+            services=self._state.services.stop,
+            connections=self._close_connections,
+            tracing=lambda: asyncio.to_thread(self._state.tracing.close),
+            storage=lambda: asyncio.to_thread(self._state.close_storage),
+        )
+
+    async def _close_connections(self) -> None:
         self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
         for _, server in self._ports:
             server.should_exit = True
-        await asyncio.gather(*self._tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._lag is not None:
             self._lag.cancel()
-        await asyncio.to_thread(self._state.tracing.close)
-        await asyncio.to_thread(self._state.close_storage)
+        for task in self._tasks:
+            task.result()

@@ -1,16 +1,21 @@
-"""uvicorn's HTTP, with errors that are OpenAI's also where no request could be read, and heads that end.
+"""uvicorn's HTTP, with errors that are OpenAI's also where no request could be read, heads that end, and upgrades that
+are either a handshake of a WebSocket or none at all.
 
 uvicorn answers what it cannot parse with a line of text, and collects headers for as long as they come. Its log says
-neither whom it answered nor what.
+neither whom it answered nor what. Whatever asks for a WebSocket it hands to another parser, which says nothing to what
+it cannot read; and of a request that asks for any other protocol it loses the body.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -21,8 +26,7 @@ from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.event_stream import OUTLET, Outlet
 
 logger = logging.getLogger("quire.server.access")
-# uvicorn's own line for what `refused` logs with an id and an address
-logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
+_server_logger = logging.getLogger("quire.server")
 
 # A client that is still sending is listened to for so long after an error.
 _LISTEN_SECONDS = 1.0
@@ -62,11 +66,24 @@ def refused(error: ApiError, client: tuple[str, int] | None) -> ApiError:
     return error
 
 
+def _not_allowed(text: str, allowed: str) -> ApiError:
+    return ApiError(405, text, code="method_not_supported", headers={"allow": allowed})
+
+
 def _answering(error: ApiError) -> ASGI3Application:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await error.response(scope["path"])(scope, receive, send)
 
     return answer
+
+
+def close_in_any_case(close: Callable[[], None], transport: asyncio.Transport) -> None:
+    """The end of the server does not depend on what one of its connections has come to."""
+    try:
+        close()
+    except Exception:
+        _server_logger.exception("a connection could not be closed in order; it is cut off")
+        transport.abort()
 
 
 class OpenAIProtocol(HttpToolsProtocol):
@@ -93,10 +110,16 @@ class OpenAIProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._head = _Head()
+        self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._head, before = None, self.cycle
+        self._unset_keepalive_if_required()
+        if self.parser.should_upgrade():
+            # httptools reads nothing behind such a head, and says so next
+            self._check_upgrade()
+            return
         super().on_headers_complete()
         if self.cycle is not before:
             self.scope["extensions"] = {OUTLET: {"write": _outlet_of(self.cycle), "give_up": self.transport.abort}}
@@ -104,11 +127,17 @@ class OpenAIProtocol(HttpToolsProtocol):
             # uvicorn reads nothing more while a request waits behind another one, and so not that the client has gone
             self.flow.resume_reading()
 
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
     def data_received(self, data: bytes) -> None:
+        # The clock of an idle connection is stopped by the next request and not by any byte: line ends between requests
+        # may come for ever, and so may what is left of a body that was answered already.
         if self._is_refused:
             return
         before, is_first = self._head, self.cycle is None
-        super().data_received(data)
+        self._parse(data)
         head = self._head
         if head is None or self._is_refused:
             return
@@ -118,9 +147,79 @@ class OpenAIProtocol(HttpToolsProtocol):
         if head.num_bytes > MAX_HEADER_BYTES:
             self._refuse(headers_too_large())
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls if it cannot read a request."""
-        self._refuse(ApiError(400, "This is no valid HTTP/1.1 request."))
+    def shutdown(self) -> None:
+        close_in_any_case(super().shutdown, self.transport)
+
+    def _parse(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._parse_to_upgrade(rest) :]
+        except httptools.HttpParserError as failure:
+            # what was raised while a part of the request was looked at
+            cause = failure.__context__
+            self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, "This is no valid HTTP/1.1 request."))
+
+    def _parse_to_upgrade(self, data: memoryview) -> int:
+        """How many bytes were read: all, or those up to the end of a head that asks for an upgrade."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            num_read = int(upgrade.args[0])
+        else:
+            return len(data)
+        if self._is_handshake:
+            self._hand_over(bytes(data[num_read:]))
+            return len(data)
+        self._ignore_upgrade()
+        return num_read
+
+    # ------------------------------------------------------------------------------------------ upgrades
+
+    @property
+    def _is_handshake(self) -> bool:
+        """Of a WebSocket. Any other upgrade is ignored, and so is one of HTTP/1.0 (RFC 9110, 7.8)."""
+        return self.parser.get_http_version() == "1.1" and self._should_upgrade()
+
+    def _check_upgrade(self) -> None:
+        """Raises what a head is refused with that no WebSocket can begin with."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise _not_allowed("method=CONNECT: this server is no proxy. Use GET or POST.", "GET, HEAD, POST")
+        if not self._is_handshake:
+            return
+        if method != b"GET":
+            text = f"method={method.decode()}: a WebSocket begins with GET (RFC 6455). Leave out the header Upgrade."
+            raise _not_allowed(text, "GET")
+        lengths = [value for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
+        if lengths not in ([], [b"0"]):
+            raise ApiError(400, "The handshake of a WebSocket has a body: it must have none. Send messages after it.")
+        if any(name == b"sec-websocket-version" and value != b"13" for name, value in self.headers):
+            text = "Sec-WebSocket-Version must be 13: that is the version of RFC 6455. Use a client that speaks it."
+            raise ApiError(426, text, headers={"upgrade": "websocket", "sec-websocket-version": "13"})
+        if self.cycle is not None and not self.cycle.response_complete:
+            raise ApiError(400, "The handshake of a WebSocket came before the request in front of it was answered.")
+        # raises for what is no address
+        httptools.parse_url(self.url)
+
+    def _hand_over(self, rest: bytes) -> None:
+        """To the parser of WebSockets. `rest`: what came with the head, and stands behind it."""
+        self.connections.discard(self)
+        socket: Any = self.ws_protocol_class(  # type: ignore[call-arg, misc]
+            config=self.config, server_state=self.server_state, app_state=self.app_state
+        )
+        socket.begin(self.transport, self.url.decode("ascii"), self.headers, rest)
+
+    def _ignore_upgrade(self) -> None:
+        """The same head again, as one that asks for no upgrade: only behind such a head a body is read."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        head = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join([*head, b"", b""]))
+
+    # ------------------------------------------------------------------------------------------ refusing
 
     def _refuse(self, error: ApiError) -> None:
         self._is_refused = True
@@ -150,8 +249,8 @@ class OpenAIProtocol(HttpToolsProtocol):
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", error.headers["x-request-id"].encode()),
             (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in error.headers.items()),
         ]
         first = b"HTTP/1.1 %d %b\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
         return b"".join([first, *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body])
