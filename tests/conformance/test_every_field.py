@@ -129,6 +129,7 @@ ROWS = {
         ("add_special_tokens", {}, True),
         ("continue_final_message", {"messages": [SEA, {"role": "assistant", "content": "The"}]}, True),
         ("chat_template_kwargs", {}, {"mood": "calm"}),
+        ("reasoning_effort", {}, "low"),
     ]),
     "ResponsesRequest": (RESPONSES, {"input": SEA["content"], "max_output_tokens": 10, "temperature": 0}, [
         *dialect("max_output_tokens", "stop"),
@@ -155,7 +156,7 @@ ROWS = {
         ("tools", {}, [TOOL]),
         ("tool_choice", {"tools": [TOOL], "max_tokens": 60}, {"type": "any"}),
         ("thinking", {}, {"type": "enabled", "budget_tokens": 1024}),
-        ("output_config", {}, {"format": {"type": "json_schema", "schema": {"enum": ["a"]}}}),
+        ("output_config", {}, {"effort": "low"}),
     ]),
     "CountTokensRequest": (f"{MESSAGES}/count_tokens", {"messages": [SEA]}, [
         ("model", {}, "another"),
@@ -177,6 +178,7 @@ ROWS = {
         ("encoding_format", {}, "base64"),
         ("dimensions", {}, 8),
         ("normalize", {}, False),
+        ("use_activation", {}, False),
         ("pooling", {}, "mean"),
         ("add_special_tokens", {}, False),
     ]),
@@ -187,6 +189,8 @@ ROWS = {
         ("tools", {"prompt": None, "messages": [SEA]}, TOOLS),
         ("add_special_tokens", {}, False),
         ("add_generation_prompt", {"prompt": None, "messages": [SEA]}, False),
+        ("continue_final_message", {"prompt": None, "messages": [SEA, {"role": "assistant", "content": "The"}]}, True),
+        ("reasoning_effort", {"prompt": None, "messages": [SEA]}, "low"),
         ("chat_template_kwargs", {"prompt": None, "messages": [SEA]}, {"mood": "calm"}),
         ("return_token_strs", {}, True),
     ]),
@@ -214,6 +218,7 @@ ELSEWHERE = {
     ("CompletionRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("EmbeddingRequest", "priority"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
     ("EmbeddingRequest", "cache_salt"): "interfaces/server/test_embeddings.py::test_what_reaches_the_engine",
+    ("ChatRequest", "include_reasoning"): "interfaces/server/test_chat_tools.py::test_thoughts_are_left_out",
     ("ChatRequest", "priority"): "interfaces/server/test_chat.py::test_every_sampling_field_reaches_the_engine",
     ("PinPrefixRequest", "cache_salt"): "interfaces/server/test_admin.py::test_three_forms_and_a_salt",
     ("LogLevelRequest", "level"): "interfaces/server/test_admin.py::test_other_administration",
@@ -259,7 +264,8 @@ def http(tmp_path_factory):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     template = folder / "chat_template.jinja"
     template.write_text(
-        "{%- if mood %}[{{ mood }}]{% endif -%}{%- if enable_thinking %}[thinking]{% endif -%}" + template.read_text()
+        "{%- if mood %}[{{ mood }}]{% endif -%}{%- if enable_thinking %}[thinking]{% endif -%}"
+        "{%- if reasoning_effort %}[{{ reasoning_effort }}]{% endif -%}" + template.read_text()
     )
     storage = f"sqlite:///{tmp_path_factory.mktemp('storage') / 'stored.db'}"
     command = ["-m", "quire.interfaces.cli", "serve", str(folder), "--port", "0", "--storage-url", storage]

@@ -146,7 +146,10 @@ _NAMED: dict[str, tuple[str, str]] = {
     ),
     "storage_bytes": ("quire:storage_bytes", "What all stored rows take, about; it is counted anew once a minute."),
     "storage_waiting": ("quire:num_storage_calls_waiting", "Calls that wait for the database."),
-    "storage_failures_total": ("quire:storage_failures_total", "Calls that the database failed; each is a 503."),
+    "storage_failures_total": (
+        "quire:storage_failures_total",
+        "Calls that the database failed; each is a 503, or a 507 on a full disk.",
+    ),
 }
 # Key of the engine's statistics -> metric. A metric whose name ends in _total is a counter, any other a gauge. Keys
 # that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.

@@ -43,6 +43,7 @@ class OutputFormats:
         continued: str | None = None,
         special_tokens: frozenset[str] = frozenset(),
         parallel_calls: bool = True,
+        shows_reasoning: bool = True,
     ) -> AnswerFormats | None:
         """For the answers to one prompt. `continued`: the text of the assistant that they go on with. `special_tokens`:
         those of the tokenizer that are not to be shown. None if there is nothing to look for."""
@@ -57,6 +58,7 @@ class OutputFormats:
             tools=tools,
             hidden=special_tokens if marks & special_tokens else frozenset(),
             max_calls=None if parallel_calls else 1,
+            shows_reasoning=shows_reasoning,
         )
 
 
@@ -70,6 +72,7 @@ class AnswerFormats:
     tools: Sequence[Mapping[str, Any]]
     hidden: frozenset[str]
     max_calls: int | None
+    shows_reasoning: bool
 
     @property
     def needs_special_tokens(self) -> bool:
@@ -84,6 +87,7 @@ class AnswerFormats:
             tools=self.tools,
             hidden=self.hidden,
             max_calls=self.max_calls,
+            shows_reasoning=self.shows_reasoning,
         )
 
 

@@ -249,7 +249,8 @@ def test_thinking_is_switched_in_the_template(asked, thinking, expected):
             1
         ]
         await client.messages.create(**ASK, **({} if thinking is None else {"thinking": thinking}))
-        assert seen[0]["template_kwargs"] == {"enable_thinking": expected}
+        # two names of one switch
+        assert seen[0]["template_kwargs"] == {"enable_thinking": expected, "thinking": expected}
 
     asked(test)
 

@@ -94,6 +94,24 @@ def test_calls(run, served, events_of):
     run(main())
 
 
+def test_thoughts_are_left_out(run, served, events_of):
+    """They are counted all the same."""
+
+    async def main():
+        async with served() as server:
+            set_up(server, f"<think>\nHm, <tool_call>?\n</think>\n\nLet me see.\n{CALLS}")
+            shown = (await server.chat(tools=TOOLS)).json()
+            choice, deltas = await both(server, events_of, tools=TOOLS, include_reasoning=False)
+            message = without_ids(choice["message"])
+            assert (message["content"], message["tool_calls"]) == ("Let me see.", [WEATHER, F])
+            assert not any(name.startswith("reasoning") for part in (message, *deltas) for name in part)
+            hidden = (await server.chat(tools=TOOLS, include_reasoning=False)).json()
+            assert hidden["usage"] == shown["usage"]
+            assert hidden["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+    run(main())
+
+
 def test_thoughts_content_and_calls(run, served, events_of):
     async def main():
         async with served() as server:

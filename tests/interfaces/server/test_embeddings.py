@@ -69,8 +69,12 @@ def test_dimensions_length_and_pooling(run, served):
             assert np.array_equal(cut, unit([97, 98, 99], dimensions=2))
             assert np.linalg.norm(cut) == pytest.approx(1)
             [raw] = numbers(await embed(server, "abc", normalize=False, pooling="mean"))
+            [newer] = numbers(await embed(server, "abc", use_activation=False, pooling="mean"))
+            assert np.array_equal(newer, raw)
+            both = await embed(server, "abc", normalize=True, use_activation=False)
+            assert both.json()["error"]["param"] == "use_activation"
             assert np.array_equal(raw, vector_of([97, 98, 99], "mean"))
-            assert [request.pooling for request in server.requests()] == ["last", "mean"]
+            assert [request.pooling for request in server.requests()] == ["last", "mean", "mean"]
 
     run(main())
 

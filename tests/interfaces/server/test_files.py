@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import sqlite3
 import stat
 
 import httpx2 as httpx
@@ -14,6 +15,7 @@ from quire.interfaces.server import services
 from quire.interfaces.server.files import disk
 from quire.interfaces.server.files.records import FileRecords
 from quire.interfaces.server.state import Readiness, StorageSettings
+from quire.interfaces.server.storage import full_disk
 from quire.interfaces.server.wire.errors import unavailable
 
 LINES = b'{"custom_id": "a"}\n'
@@ -33,6 +35,20 @@ def filing(served, folder):
 def stored(folder):
     """Names of what lies in the folder."""
     return sorted(entry.name for entry in folder.iterdir() if entry.name != "open-batches")
+
+
+def with_code(code):
+    """A failure as SQLite reports it."""
+    error = sqlite3.OperationalError("of a test")
+    error.sqlite_errorcode = code
+    return error
+
+
+def with_state(state):
+    """A failure as PostgreSQL's driver reports it."""
+    error = Exception("of a test")
+    error.sqlstate = state
+    return error
 
 
 async def upload(server, data=LINES, filename="in.jsonl", fields=(("purpose", "batch"),)):
@@ -301,6 +317,50 @@ def test_a_disk_that_takes_nothing(run, filing, folder, monkeypatch, where, numb
             assert (await upload(server)).status_code == 200
 
     run(main())
+
+
+def test_a_database_without_room(run, filing, folder):
+    """The same answer as a folder without room gives: they lie on one disk."""
+
+    async def main():
+        async with filing() as server:
+            first = (await upload(server)).json()["id"]
+            storage = server.state.storage
+            pages = await storage.run(lambda one: one.exec_driver_sql("PRAGMA page_count").scalar())
+            await storage.run(lambda one: one.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
+            # rows that fit into the last page are taken
+            names = (f"{number}{'x' * 200}" for number in range(200))
+            answers = [await upload(server, filename=name) for name in names]
+            refused = [answer for answer in answers if answer.status_code != 200]
+            assert 0 < len(refused) < len(answers)
+            assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {
+                (507, "insufficient_storage")
+            }
+            assert (await server.http.get(f"/v1/files/{first}")).status_code == 200
+            files = (await server.http.get("/v1/files", params={"limit": 1000})).json()["data"]
+            assert stored(folder) == sorted(file["id"] for file in files)
+            batch = {"input_file_id": first, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            assert (await server.post("/v1/batches", batch)).status_code == 507
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "is_full"),
+    [
+        (OSError(errno.ENOSPC, "full"), True),
+        (OSError(errno.EDQUOT, "quota"), True),
+        (OSError(errno.EACCES, "no"), False),
+        (sqlite3.OperationalError("without a code"), False),
+        (with_code(sqlite3.SQLITE_FULL), True),
+        (with_code(sqlite3.SQLITE_IOERR_WRITE), False),
+        # PostgreSQL's disk_full, and a deadlock
+        (with_state("53100"), True),
+        (with_state("40P01"), False),
+    ],
+)
+def test_what_a_full_disk_looks_like(error, is_full):
+    assert full_disk.is_full(error) is is_full
 
 
 def test_a_folder_that_cannot_be_used(run, filing, folder):

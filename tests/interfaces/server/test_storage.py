@@ -189,16 +189,17 @@ def contents(path) -> bytes:
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_a_503_and_nothing_else(run, storage):
+def test_a_full_disk_is_a_507_and_nothing_else(run, storage):
     async def main():
         one = storage(max_bytes=2**30)
         await write(one, "a")
         pages = await one.run(lambda connection: connection.exec_driver_sql("PRAGMA page_count").scalar())
         await one.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
         error = await failure(write(one, "b", "x" * 100_000))
-        assert (error.status, error.code) == (503, "service_unavailable")
+        assert (error.status, error.code) == (507, "insufficient_storage")
+        assert error.headers["x-should-retry"] == "false"
         # the next one need not compute an answer to find out
-        assert (await failure(one.check())).status == 503
+        assert (await failure(one.check())).status == 507
         assert await read(one, "a") == "text"
         await one.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 100}"))
         await write(one, "b", "x" * 100_000)

@@ -12,25 +12,33 @@ import argparse
 import re
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from quire.interfaces.server.administration.pinned_prefixes import PinPrefixRequest
+from quire.interfaces.server.anthropic_messages.fields import REFUSED as REFUSED_BY_MESSAGES
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
 from quire.interfaces.server.batches.requests import BatchRequest
 from quire.interfaces.server.openai.beam_search import NOT_WITH_BEAMS
-from quire.interfaces.server.openai.chat import RULES as CHAT_RULES
-from quire.interfaces.server.openai.completions import RULES as COMPLETION_RULES
-from quire.interfaces.server.openai.embeddings import RULES as EMBEDDING_RULES
+from quire.interfaces.server.openai.embeddings import REFUSED as REFUSED_BY_EMBEDDINGS
 from quire.interfaces.server.openai.embeddings import EmbeddingRequest
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
+from quire.interfaces.server.openai_responses.fields import REFUSED as REFUSED_BY_RESPONSES
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.openai_responses.fields import ResponsesRequest
 from quire.interfaces.server.sessions.requests import REFUSED_BY_TURNS, RewindRequest, SessionRequest
-from quire.interfaces.server.wire.field_rules import FieldRules
+from quire.interfaces.server.wire.field_rules import (
+    IGNORED,
+    REFUSED_BY_BOTH,
+    REFUSED_BY_CHAT,
+    REFUSED_BY_COMPLETIONS,
+    FieldRules,
+    Refused,
+)
+from quire.interfaces.server.wire.known_fields import REFUSED_BY_ALL
 from quire.observability.instruments import Counter, Gauge, Histogram
 from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
 
@@ -48,18 +56,19 @@ def tables() -> dict[str, str]:
         "Fields of /v1/batches": _implemented(BatchRequest, set()),
         "Fields of /v1/sessions": _implemented(SessionRequest, set()),
         "Fields of /v1/sessions/{id}/rewind": _implemented(RewindRequest, set()),
-        "Refused by turns of sessions": _refused(FieldRules(ChatRequest, REFUSED_BY_TURNS)),
+        "Refused by turns of sessions": _refused(REFUSED_BY_TURNS),
         "Refused with use_beam_search": _table(("field", "let through"), _refused_with_beams()),
-        "Refused by /v1/chat/completions": _refused(CHAT_RULES),
-        "Refused by /v1/completions": _refused(COMPLETION_RULES),
-        "Accepted and ignored": _ignored(CHAT_RULES),
+        "Refused by /v1/chat/completions": _refused({**REFUSED_BY_BOTH, **REFUSED_BY_CHAT}),
+        "Refused by /v1/completions": _refused({**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS}),
+        "Refused by all endpoints": _refused(REFUSED_BY_ALL),
+        "Accepted and ignored": _ignored(IGNORED),
         "Fields of /v1/responses": _implemented(ResponsesRequest, set()),
-        "Refused by /v1/responses": _refused(RESPONSES_RULES),
-        "Accepted and ignored by /v1/responses": _ignored(RESPONSES_RULES),
+        "Refused by /v1/responses": _refused(REFUSED_BY_RESPONSES),
+        "Accepted and ignored by /v1/responses": _ignored(_own_words(RESPONSES_RULES)),
         "Fields of /v1/messages": _implemented(MessagesRequest, set()),
-        "Refused by /v1/messages": _refused(MESSAGES_RULES),
-        "Accepted and ignored by /v1/messages": _ignored(MESSAGES_RULES),
-        "Refused by /v1/embeddings": _refused(EMBEDDING_RULES),
+        "Refused by /v1/messages": _refused(REFUSED_BY_MESSAGES),
+        "Accepted and ignored by /v1/messages": _ignored(_own_words(MESSAGES_RULES)),
+        "Refused by /v1/embeddings": _refused(REFUSED_BY_EMBEDDINGS),
         "Of the front end": _table(("metric", "kind", "meaning"), _front_end_metrics()),
         "Of the engine": _table(("metric", "kind", "meaning"), _engine_metrics()),
     }
@@ -75,8 +84,13 @@ def page_of(title: str) -> str:
     return next((f"{name}.md" for name in pages if title.endswith(f"/v1/{name}")), "server.md")
 
 
-def _ignored(rules: FieldRules) -> str:
-    return _table(("field", "why"), sorted(rules.ignored.items()))
+def _ignored(ignored: Mapping[str, str]) -> str:
+    return _table(("field", "why"), sorted(ignored.items()))
+
+
+def _own_words(rules: FieldRules) -> dict[str, str]:
+    """What is ignored beyond the fields that every endpoint ignores."""
+    return {name: reason for name, reason in rules.ignored.items() if IGNORED.get(name) != reason}
 
 
 def _implemented(request_type: type[msgspec.Struct], without: set[str]) -> str:
@@ -102,9 +116,9 @@ def _kind_of(annotation: object) -> str:
     return words.get(annotation, "object")  # type: ignore[call-overload, no-any-return]
 
 
-def _refused(rules: FieldRules) -> str:
+def _refused(refused: Mapping[str, Refused]) -> str:
     rows = []
-    for name, rule in sorted(rules.refused.items()):
+    for name, rule in sorted(refused.items()):
         rows.append((name, rule.reason, _values(rule.neutral)))
     return _table(("field", "why", "let through"), rows)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.renderer.output_parsing.answer import Answer, Piece
+from quire.renderer.output_parsing.answer import Answer, Piece, Reasoning
 from quire.renderer.output_parsing.format import ReasoningFormat, ToolFormat, new_call_id
 from quire.renderer.output_parsing.reader import Reader, Steps
 
@@ -25,9 +25,11 @@ class OutputParser:
         tools: Sequence[Mapping[str, Any]] = (),
         hidden: frozenset[str] = frozenset(),
         max_calls: int | None = None,
+        shows_reasoning: bool = True,
     ) -> None:
         """is_thinking: the prompt ended inside a thought. hidden: special tokens that are not shown. max_calls: those
-        that come after are dropped."""
+        that come after are dropped. shows_reasoning: else thoughts are read, counted and left out."""
+        self._shows_reasoning = shows_reasoning
         new_id = tool_format.new_id if tool_format is not None else new_call_id
         self._answer = Answer(new_id, max_calls=max_calls)
         self._reader = Reader(self._answer, tools=tools, has_reasoning=reasoning_format is not None, hidden=hidden)
@@ -48,7 +50,8 @@ class OutputParser:
             self._is_finished = True
         if is_last:
             self._answer.finish()
-        return self._answer.take()
+        pieces = self._answer.take()
+        return pieces if self._shows_reasoning else [piece for piece in pieces if not isinstance(piece, Reasoning)]
 
     @property
     def thoughts(self) -> list[tuple[int, int]]:

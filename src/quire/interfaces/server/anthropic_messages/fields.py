@@ -10,8 +10,10 @@ from msgspec import Meta
 from quire.interfaces.server.anthropic_messages.blocks import messages_of
 from quire.interfaces.server.openai.dialect import DialectFields
 from quire.interfaces.server.openai.requests import ChatRequest
+from quire.interfaces.server.openai.thinking import thinking_switch
 from quire.interfaces.server.wire.errors import invalid
-from quire.interfaces.server.wire.field_rules import IGNORED, FieldRules, Refused
+from quire.interfaces.server.wire.field_rules import Refused
+from quire.interfaces.server.wire.known_fields import rules_for
 
 _MIN_BUDGET = 1024
 # more than any model writes
@@ -43,11 +45,12 @@ class PromptFields(DialectFields, kw_only=True):
     ] = None
     thinking: Annotated[
         dict[str, Any] | None,
-        Meta(description="enabled, adaptive or disabled (default): the template's `enable_thinking`; `display` omitted "
+        Meta(description="enabled, adaptive or disabled (default): the template's `enable_thinking` or "
+             "`thinking`; `display` omitted "
              "hides the text; after `budget_tokens` they end"),
     ] = None  # fmt: skip
     output_config: Annotated[
-        OutputConfig | None, Meta(description="`format` of type json_schema; `effort` is accepted and has no effect")
+        OutputConfig | None, Meta(description="`format` of type json_schema; `effort`: reasoning_effort of a chat")
     ] = None
 
 
@@ -76,11 +79,11 @@ REFUSED: dict[str, Refused] = {
     "output_format": Refused("it was a beta; use output_config.format"),
     "n": Refused("a message is one answer", (1,)),
     "input": Refused("it belongs to /v1/responses; use messages"),
+    "reasoning_effort": Refused("it belongs to /v1/chat/completions; use output_config.effort"),
+    "include_reasoning": Refused("it belongs to /v1/chat/completions; use thinking.display", (True,)),
 }
-IGNORED_FIELDS = {
+_IGNORED = {
     "metadata": "the client's name for its user",
-    "service_tier": IGNORED["service_tier"],
-    "cache_control": "the prefix cache finds equal prompts by itself",
     "speed": "a hint for speed",
     "inference_geo": "the server stands where it stands",
     "user_profile_id": "the client's name for its user",
@@ -88,8 +91,8 @@ IGNORED_FIELDS = {
     "anthropic_version": "there is one version; so is the header",
     "betas": "features are not told apart by names; so is the header",
 }
-RULES = FieldRules(MessagesRequest, REFUSED, IGNORED_FIELDS)
-COUNT_RULES = FieldRules(CountTokensRequest, REFUSED, IGNORED_FIELDS)
+RULES = rules_for(MessagesRequest, REFUSED, ignored=_IGNORED)
+COUNT_RULES = rules_for(CountTokensRequest, REFUSED, ignored=_IGNORED)
 
 # What a chat calls its fields, and what they are called here. The system message is the chat's first.
 NAMES = {
@@ -99,6 +102,7 @@ NAMES = {
     r"tools\[(\d+)\]\.function": r"tools[\1]",
     r"parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     r"response_format": "output_config.format",
+    r"reasoning_effort": "output_config.effort",
 }
 
 
@@ -115,6 +119,7 @@ def chat_of(body: MessagesRequest | CountTokensRequest) -> ChatRequest:
         parallel_tool_calls=not choice.get("disable_parallel_tool_use", False),
         continue_final_message=continues or None,
         response_format=_response_format(body.output_config),
+        reasoning_effort=None if body.output_config is None else body.output_config.effort,
     )
     if isinstance(body, MessagesRequest):
         chat.max_completion_tokens = body.max_tokens
@@ -149,7 +154,7 @@ def _template_kwargs(body: PromptFields) -> dict[str, Any]:
         raise invalid(f"thinking.budget_tokens={str(budget)[:40]}: {text}.", "thinking.budget_tokens")
     if thinking.get("display") not in (None, "summarized", "omitted"):
         raise invalid("thinking.display: must be summarized or omitted.", "thinking.display")
-    return {"enable_thinking": kind != "disabled", **(body.chat_template_kwargs or {})}
+    return {**thinking_switch(is_on=kind != "disabled"), **(body.chat_template_kwargs or {})}
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -25,8 +25,8 @@ from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of, 
 BACKGROUND_PRIORITY = 1000
 # Lines of a batch may go to these, if the application has them.
 BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-# not now: an overload, a server that is starting or ending
-_TEMPORARY = (429, 503)
+# not now: an overload, a server that is starting or ending, a disk without room for what is to be stored
+_TEMPORARY = (429, 503, 507)
 _FAILED = 500
 
 

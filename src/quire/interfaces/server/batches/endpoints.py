@@ -19,7 +19,7 @@ _PATH = "/v1/batches"
 _DEFAULT, _MOST = 20, 100
 
 
-@router.post(_PATH, openapi_extra=described(request=BatchRequest, answer=Batch, errors=(404, 429)))
+@router.post(_PATH, openapi_extra=described(request=BatchRequest, answer=Batch, errors=(404, 429, 507)))
 async def create_batch(request: Request) -> Response:
     """Begins to run the requests of a file."""
     state = state_of(request)

@@ -6,7 +6,6 @@ goes at a start an hour later.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -17,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire.errors import OptionError
+from quire.interfaces.server.storage.full_disk import is_full, no_room
 from quire.interfaces.server.wire.errors import RETRY_SOON, ApiError
 
 logger = logging.getLogger("quire.server")
 
 _ID = re.compile(r"file-[0-9a-f]{32}")
 _UNFINISHED = ".part"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def new_file_id() -> str:
@@ -134,10 +133,7 @@ def storing() -> Iterator[None]:
         yield
     except OSError as error:
         logger.error("a file cannot be stored: %s", error)
-        if error.errno in _FULL:
-            # the official clients repeat a request after any 5xx; this one would fail again
-            headers = {"x-should-retry": "false"}
-            text = "The server's disk is full, nothing was stored. Delete files that are no longer needed."
-            raise ApiError(507, text, type="server_error", code="insufficient_storage", headers=headers) from None
+        if is_full(error):
+            raise no_room() from None
         text = "The server cannot write to its disk, nothing was stored. Its log says why."
         raise ApiError(503, text, type="server_error", code="storage_unavailable", headers=RETRY_SOON) from None

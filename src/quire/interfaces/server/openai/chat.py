@@ -24,25 +24,27 @@ from quire.interfaces.server.openai.chunks import ChatChunk, encoder_of
 from quire.interfaces.server.openai.generation import Answer, Choice, collect
 from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from quire.interfaces.server.openai.reasoning_tokens import Thoughtful, total_reasoning_tokens
-from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.openai.rendering import opens_answer, render
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.openai.responses import ChatChoice, ChatCompletion, ChatLogprobs, new_id
 from quire.interfaces.server.openai.running import running
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, generation_params
 from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.openai.thinking import NO_EFFORT, template_kwargs_of
 from quire.interfaces.server.openai.work import Counts, Work, num_sequences
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid, renamed
 from quire.interfaces.server.wire.event_stream import EventStream
-from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT, FieldRules
+from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT
 from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.request_body import read_request
 from quire.renderer.output_formats import AnswerFormats, OutputFormats
 from quire.sampling_params import SamplingParams
 
 router = APIRouter()
-RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT})
+RULES = rules_for(ChatRequest, REFUSED_BY_BOTH, REFUSED_BY_CHAT)
 
 
 @router.post(
@@ -77,10 +79,10 @@ async def prepare_chat(
         state,
         body.messages,
         tools=choice.tools,
-        add_generation_prompt=_opens_answer(body),
+        add_generation_prompt=opens_answer(body),
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=body.add_special_tokens,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=template_kwargs_of(body.reasoning_effort, body.chat_template_kwargs),
     )
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_length(len(prompt.token_ids), name, _max_tokens(body), state.max_model_len, what=conversation)
@@ -113,6 +115,7 @@ def _answer_formats(
         continued=_text_of(body.messages[-1]) if body.continue_final_message else None,
         special_tokens=renderer.special_tokens if params.skip_special_tokens else frozenset(),
         parallel_calls=body.parallel_tool_calls is not False,
+        shows_reasoning=body.include_reasoning is not False,
     )
 
 
@@ -122,15 +125,6 @@ def _text_of(message: dict[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
-
-
-def _opens_answer(body: ChatRequest) -> bool:
-    """Whether the template ends with the beginning of a new answer: yes, unless an old one is continued."""
-    if not body.continue_final_message:
-        return body.add_generation_prompt is not False
-    if body.add_generation_prompt:
-        raise invalid("continue_final_message: not together with add_generation_prompt.", "continue_final_message")
-    return False
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
@@ -159,9 +153,19 @@ def _params(body: ChatRequest, state: ServerState) -> GenerationParams:
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     try:
-        return generation_params(body, state.defaults, **decided)
+        params = generation_params(body, state.defaults, **decided)
     except RequestError as error:
         raise renamed(error, names) from None
+    if body.reasoning_effort == NO_EFFORT and isinstance(params, SamplingParams):
+        return _without_thoughts(params, state)
+    return params
+
+
+def _without_thoughts(params: SamplingParams, state: ServerState) -> SamplingParams:
+    """Also of a model that thinks whatever its template was told, if its thoughts can be counted."""
+    if params.thinking_token_budget is not None or not state.engine.renderer.can_count_thoughts:
+        return params
+    return msgspec.structs.replace(params, thinking_token_budget=0)
 
 
 class Chat:

@@ -19,14 +19,15 @@ from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.event_stream import EventStream
-from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, FieldRules
+from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
 from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 
 router = APIRouter()
-RULES = FieldRules(CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS})
+RULES = rules_for(CompletionRequest, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)
 MAX_PROMPTS = 256
 
 

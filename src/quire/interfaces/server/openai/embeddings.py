@@ -22,8 +22,9 @@ from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
-from quire.interfaces.server.wire.field_rules import FieldRules, Refused
+from quire.interfaces.server.wire.field_rules import Refused
 from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
 from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
@@ -54,6 +55,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
         int | None, Meta(description="so many of the first numbers; for models that were trained for it")
     ] = None
     normalize: Annotated[bool | None, Meta(description="vLLM's: false leaves a vector's length as it is")] = None
+    use_activation: Annotated[bool | None, Meta(description="vLLM's newer name of normalize")] = None
     pooling: Annotated[str | None, Meta(description="Quire's: last or mean, where it is not to be the model's own")] = (
         None
     )
@@ -64,13 +66,13 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str | None, Meta(description="vLLM's: only requests of the same salt share a cache")] = None
 
 
-_REFUSED = {
+REFUSED = {
     "messages": Refused("input is a text or its tokens; /tokenize makes the tokens of a chat"),
     "truncate_prompt_tokens": Refused("inputs are never cut; shorten the input"),
     "embed_dtype": Refused("numbers are float32", ("float32",)),
     "endianness": Refused("base64 holds little-endian numbers", ("little", "native")),
 }
-RULES = FieldRules(EmbeddingRequest, _REFUSED)
+RULES = rules_for(EmbeddingRequest, REFUSED)
 
 
 class Embedding(msgspec.Struct):
@@ -106,9 +108,7 @@ async def create_embeddings(request: Request) -> Response:
     if body.encoding_format not in (None, FLOAT, BASE64):
         shown = str(body.encoding_format)[:40]
         raise invalid(f"encoding_format={shown!r}: must be {FLOAT} or {BASE64}.", "encoding_format")
-    params = PoolingParams(
-        pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
-    )
+    params = PoolingParams(pooling=body.pooling, dimensions=body.dimensions, normalize=_normalizes(body))
     asked, visit = split_prompts(body.input, "input", MAX_INPUTS), current_visit()
     names = names_of(body.input, asked, "input")
     visit.check_priority(body.priority or 0)
@@ -125,6 +125,14 @@ async def create_embeddings(request: Request) -> Response:
         for index, output in enumerate(outputs)
     ]
     return json_answer(EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens)))
+
+
+def _normalizes(body: EmbeddingRequest) -> bool:
+    newer, older = body.use_activation, body.normalize
+    if newer is not None and older is not None and newer != older:
+        values = f"normalize={str(older).lower()} and use_activation={str(newer).lower()}"
+        raise invalid(f"{values}: they mean the same. Give one of them.", "use_activation")
+    return newer is not False and older is not False
 
 
 async def _tokens(state: ServerState, one: str | list[int], name: str, add_special_tokens: bool | None) -> list[int]:

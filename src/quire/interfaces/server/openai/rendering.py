@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.interfaces.server.openai.requests import ChatRequest, TokenizeRequest
 from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.wire.errors import invalid
 from quire.renderer import RenderedPrompt
 
 # Up to here rendering takes less than a hand-over to a thread.
@@ -24,6 +26,15 @@ def _is_short(*given: Any) -> bool:
             if left >= 0:
                 values.extend(value.values() if isinstance(value, dict) else value)
     return left >= 0
+
+
+def opens_answer(body: ChatRequest | TokenizeRequest) -> bool:
+    """Whether the template ends with the beginning of a new answer: yes, unless an old one is continued."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        raise invalid("continue_final_message: not together with add_generation_prompt.", "continue_final_message")
+    return False
 
 
 async def render(state: ServerState, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:

@@ -145,6 +145,15 @@ class ChatRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="vLLM's: values that the chat template can see")
     ] = None
+    reasoning_effort: Annotated[
+        str | None,
+        Meta(description="none, minimal, low, medium, high, xhigh or max: a value that the chat template can see; none "
+             "also turns thinking off, the others on, where the template has a switch. A model whose template reads "
+             "neither answers as without it"),
+    ] = None  # fmt: skip
+    include_reasoning: Annotated[
+        bool | None, Meta(description="vLLM's and OpenRouter's: false leaves thoughts out of the answer")
+    ] = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -156,7 +165,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 

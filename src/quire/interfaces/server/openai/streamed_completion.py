@@ -25,14 +25,15 @@ from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.body_chunks import BodyChunks
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS, EventStream
-from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS, FieldRules
+from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_pieces import Messages, bounded, lines_of, pieces_of, socket_messages
 from quire.interfaces.server.wire.request_body import check_encoding, read_text
 
 router = APIRouter()
 SOCKET_PATH = "/v1/completions/stream"
-_RULES = FieldRules(StreamedCompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS})
+_RULES = rules_for(StreamedCompletionRequest, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)
 _LINES = re.compile(r'application/(x-)?ndjson\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
 # RFC 6455: done, a message that breaks the rules, one that is too large, our own fault, try again later
 _DONE, _REFUSED, _TOO_LARGE, _FAILED, _LATER = 1000, 1008, 1009, 1011, 1013

@@ -6,19 +6,20 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire.interfaces.server.openai.chat_tools import tool_choice_of
-from quire.interfaces.server.openai.rendering import render, text_of
+from quire.interfaces.server.openai.rendering import opens_answer, render, text_of
 from quire.interfaces.server.openai.requests import DetokenizeRequest, TokenizeRequest
+from quire.interfaces.server.openai.thinking import template_kwargs_of
 from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
-from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 
 router = APIRouter()
-_TOKENIZE = FieldRules(TokenizeRequest, {})
-_DETOKENIZE = FieldRules(DetokenizeRequest, {})
+TOKENIZE_RULES = rules_for(TokenizeRequest)
+DETOKENIZE_RULES = rules_for(DetokenizeRequest)
 
 
 class Tokenized(msgspec.Struct):
@@ -41,7 +42,7 @@ class Detokenized(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or of a chat, as the model would see them."""
     state = state_of(request)
-    body = await read_request(request, TokenizeRequest, _TOKENIZE, strict=state.strict)
+    body = await read_request(request, TokenizeRequest, TOKENIZE_RULES, strict=state.strict)
     state.check_model(body.model)
     renderer = state.engine.renderer
     if (body.prompt is None) == (body.messages is None):
@@ -53,9 +54,10 @@ async def tokenize(request: Request) -> Response:
             state,
             body.messages or [],
             tools=tool_choice_of(body.tools, None).tools,
-            add_generation_prompt=body.add_generation_prompt is not False,
+            add_generation_prompt=opens_answer(body),
+            continue_final_message=bool(body.continue_final_message),
             add_special_tokens=body.add_special_tokens,
-            template_kwargs=body.chat_template_kwargs,
+            template_kwargs=template_kwargs_of(body.reasoning_effort, body.chat_template_kwargs),
         )
     tokens = rendered.token_ids
     strings = [renderer.token_text(token) for token in tokens] if body.return_token_strs else None
@@ -66,7 +68,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included."""
     state = state_of(request)
-    body = await read_request(request, DetokenizeRequest, _DETOKENIZE, strict=state.strict)
+    body = await read_request(request, DetokenizeRequest, DETOKENIZE_RULES, strict=state.strict)
     state.check_model(body.model)
     check_token_ids(body.tokens, state.engine.renderer.vocab_size, "tokens")
     return json_answer(Detokenized(await text_of(state, body.tokens, skip_special_tokens=False)))

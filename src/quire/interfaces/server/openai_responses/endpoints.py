@@ -32,7 +32,9 @@ _EVENTS = "events `event: TYPE` and `data: JSON`, the last one is response.compl
 
 @router.post(
     "/v1/responses",
-    openapi_extra=described(request=ResponsesRequest, answer=ResponseObject, event=ResponseEvent, event_words=_EVENTS),
+    openapi_extra=described(
+        request=ResponsesRequest, answer=ResponseObject, event=ResponseEvent, event_words=_EVENTS, errors=(507,)
+    ),
 )
 async def create_response(request: Request) -> Response:
     """Answers, and keeps the answer unless store is false."""

@@ -10,7 +10,8 @@ from msgspec import Meta
 from quire.interfaces.server.openai.dialect import DialectFields
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.wire.errors import invalid
-from quire.interfaces.server.wire.field_rules import IGNORED, FieldRules, Refused, check_metadata
+from quire.interfaces.server.wire.field_rules import Refused, check_metadata
+from quire.interfaces.server.wire.known_fields import rules_for
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
@@ -66,8 +67,9 @@ class ResponsesRequest(DialectFields, kw_only=True):
     )
     reasoning: Annotated[
         dict[str, Any] | None,
-        Meta(description="comes back with the response; the models served here have no such control"),
-    ] = None
+        Meta(description="`effort`: reasoning_effort of a chat; `summary` is accepted and has no effect: thoughts are "
+             "given as they are"),
+    ] = None  # fmt: skip
     stop: Annotated[str | list[str] | None, Meta(description="as in a chat: strings that end the text")] = None
     stream_options: Annotated[
         StreamOptions | None, Meta(description="include_obfuscation: hide the lengths of tokens")
@@ -91,15 +93,10 @@ REFUSED: dict[str, Refused] = {
     "logprobs": Refused(f"{_CHAT_NAMES}; use include and top_logprobs", (False,)),
     "logit_bias": Refused(f"{_CHAT_NAMES}", ({},)),
     "reasoning_effort": Refused(f"{_CHAT_NAMES}; use reasoning.effort"),
+    "include_reasoning": Refused(f"{_CHAT_NAMES}; take the items of the type reasoning out", (True,)),
 }
-_SHARED = (
-    "user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "request_id",
-)  # fmt: skip
-IGNORED_FIELDS = {name: IGNORED[name] for name in _SHARED} | {
-    "max_tool_calls": "it counts calls of built-in tools, and there are none",
-}
-RULES = FieldRules(ResponsesRequest, REFUSED, IGNORED_FIELDS)
+_IGNORED = {"max_tool_calls": "it counts calls of built-in tools, and there are none"}
+RULES = rules_for(ResponsesRequest, REFUSED, ignored=_IGNORED)
 
 # What a chat calls its fields, and what they are called here.
 NAMES = {
@@ -107,7 +104,9 @@ NAMES = {
     r"max_completion_tokens|max_tokens": "max_output_tokens",
     r"tools\[(\d+)\]\.function": r"tools[\1]",
     r"response_format": "text.format",
+    r"reasoning_effort": "reasoning.effort",
 }
+_REASONING = ("effort", "summary", "generate_summary")
 
 
 def chat_of(body: ResponsesRequest, messages: list[dict[str, Any]]) -> ChatRequest:
@@ -124,6 +123,7 @@ def chat_of(body: ResponsesRequest, messages: list[dict[str, Any]]) -> ChatReque
         logprobs=wants_logprobs or None,
         top_logprobs=body.top_logprobs if wants_logprobs else None,
         stop=body.stop,
+        reasoning_effort=(body.reasoning or {}).get("effort"),
     )
 
 
@@ -141,6 +141,16 @@ def check(body: ResponsesRequest) -> None:
         text = "is not sent as a stream" if body.stream else "must be stored, there is no other way to get it"
         raise invalid(f"{other}={str(getattr(body, other)).lower()}: a response in the background {text}.", other)
     check_metadata(body.metadata)
+    _check_reasoning(body.reasoning or {})
+
+
+def _check_reasoning(reasoning: dict[str, Any]) -> None:
+    for name, value in reasoning.items():
+        if name not in _REASONING:
+            text = f"unknown field. There are {', '.join(_REASONING)}"
+            raise invalid(f"reasoning.{name[:40]}: {text}.", f"reasoning.{name[:40]}")
+        if value is not None and not isinstance(value, str):
+            raise invalid(f"reasoning.{name}: must be a string or null.", f"reasoning.{name}")
 
 
 def _check_include(body: ResponsesRequest) -> bool:

@@ -15,6 +15,7 @@ from quire.interfaces.server.wire.field_rules import (
     FieldRules,
     Refused,
 )
+from quire.interfaces.server.wire.known_fields import rules_for
 
 
 class SessionRequest(msgspec.Struct, kw_only=True):
@@ -57,5 +58,5 @@ _WHOLE = Refused("a fork has the whole past; rewind it afterwards")
 OPEN_RULES = FieldRules(SessionRequest, {})
 FORK_RULES = FieldRules(ForkRequest, {"num_turns": _WHOLE, "num_tokens": _WHOLE, "cache_salt": _BY_BOTH["cache_salt"]})
 REWIND_RULES = FieldRules(RewindRequest, {})
-CHAT_RULES = FieldRules(ChatRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_CHAT, **_BY_BOTH, **_BY_CHATS})
-TEXT_RULES = FieldRules(CompletionRequest, {**REFUSED_BY_BOTH, **REFUSED_BY_COMPLETIONS, **_BY_BOTH, **_BY_TEXTS})
+CHAT_RULES = rules_for(ChatRequest, _BY_BOTH, _BY_CHATS, REFUSED_BY_BOTH, REFUSED_BY_CHAT)
+TEXT_RULES = rules_for(CompletionRequest, _BY_BOTH, _BY_TEXTS, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)

@@ -13,6 +13,7 @@ from sqlalchemy.pool import StaticPool
 
 from quire.errors import OptionError
 from quire.interfaces.server.storage.data_folder import data_folder
+from quire.interfaces.server.storage.full_disk import is_full
 
 _BUSY_MILLISECONDS = 5_000
 _CONNECT_SECONDS = 5
@@ -29,6 +30,10 @@ _PRAGMAS = (
 
 class StorageError(OptionError):
     """The database cannot be used: as the option says, or not now."""
+
+
+class StorageFullError(StorageError):
+    """The database has no room; what it holds can be read."""
 
 
 def default_url() -> str:
@@ -94,7 +99,10 @@ def storage_error(url: str, cause: BaseException | str) -> StorageError:
         cause = cause.orig or cause
     kind = f"{type(cause).__name__}: " if isinstance(cause, sqlite3.Error) else ""
     text = " ".join(str(cause).split()).rstrip(".")
-    return StorageError(f"storage_url={shown(url)}: cannot be used: {kind}{text}.")
+    is_room_over = isinstance(cause, BaseException) and is_full(cause)
+    return (StorageFullError if is_room_over else StorageError)(
+        f"storage_url={shown(url)}: cannot be used: {kind}{text}."
+    )
 
 
 def shown(url: str) -> str:

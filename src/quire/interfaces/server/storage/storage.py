@@ -1,8 +1,8 @@
 """What the server keeps beyond a request, in a database: an SQLite file of the user, or what `storage_url` names.
 
-Owns one thread with one connection; nothing here stops the event loop. A disk that is full, read-only or silent makes
-calls that store 503 and nothing else. A family of endpoints declares its tables in a file of its own and hands
-functions to `run`, each of which is one transaction:
+Owns one thread with one connection; nothing here stops the event loop. A disk that is full makes calls that store 507,
+one that is read-only or silent 503, and nothing else. A family of endpoints declares its tables in a file of its own
+and hands functions to `run`, each of which is one transaction:
 
     NOTES = owned_table("notes", sa.Column("text", sa.Text, nullable=False))
 
@@ -30,12 +30,14 @@ from sqlalchemy import exc
 
 from quire.interfaces.server.storage.engine import (
     StorageError,
+    StorageFullError,
     connect,
     default_url,
     erase_traces,
     shown,
     storage_error,
 )
+from quire.interfaces.server.storage.full_disk import no_room
 from quire.interfaces.server.storage.retention import Retention
 from quire.interfaces.server.wire.errors import ApiError, unavailable
 
@@ -113,6 +115,8 @@ class Storage:
         # names of tables that are there for certain
         self._known_tables: set[str] = set()
         self._failed_at = -_PAUSE_SECONDS
+        # the last one; None: it said nothing
+        self._failure: StorageError | None = None
         self._num_failures = 0
         self._swept_at = 0.0
 
@@ -121,20 +125,21 @@ class Storage:
         await self._submit(lambda connection: None)
 
     async def check(self) -> None:
-        """Before work whose result is to be stored: raises 503 if that would fail as it did a moment ago."""
+        """Before work whose result is to be stored: raises 503 or 507 if that would fail as it did a moment ago."""
         if time.monotonic() - self._failed_at < _PAUSE_SECONDS:
-            raise _not_now()
+            raise _refusal(self._failure)
         if self._engine is None:
             await self.run(lambda connection: None)
 
     async def run(self, work: Work[_T], *, adds_bytes: int = 0, erases: bool = False) -> _T:
-        """What `work` returns or raises, done in a transaction; 503 if the database fails. adds_bytes: of the rows
-        that it writes, so that the bound on all of them is kept. erases: it deletes, and no trace is to remain."""
+        """What `work` returns or raises, done in a transaction; 503 if the database fails, 507 if it has no room.
+        adds_bytes: of the rows that it writes, so that the bound on all of them is kept. erases: it deletes, and no
+        trace is to remain."""
         try:
             return await self._submit(work, adds_bytes, erases)
         except StorageError as error:
             logger.error("storage: %s", error)
-            raise _not_now() from None
+            raise _refusal(error) from None
 
     def statistics(self) -> dict[str, float]:
         return {
@@ -157,8 +162,8 @@ class Storage:
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             logger.error("storage: no answer for %.0f seconds", _DEADLINE_SECONDS)
-            self._note_failure()
-            raise _not_now() from None
+            self._note_failure(None)
+            raise _refusal(None) from None
 
     def close(self, seconds: float = 2.0) -> None:
         """After what was handed in before. A disk that hangs is not waited for."""
@@ -202,17 +207,19 @@ class Storage:
         except (exc.IntegrityError, exc.ProgrammingError, exc.DataError):
             # a mistake of ours
             raise
-        except StorageError:
-            self._note_failure()
+        except StorageError as error:
+            self._note_failure(error)
             raise
         except (exc.DBAPIError, OSError) as error:
-            self._note_failure()
-            raise storage_error(self._url, error) from None
+            failure = storage_error(self._url, error)
+            self._note_failure(failure)
+            raise failure from None
         self._sweep(job.adds_bytes)
         return result
 
-    def _note_failure(self) -> None:
+    def _note_failure(self, failure: StorageError | None) -> None:
         self._failed_at = time.monotonic()
+        self._failure = failure
         self._num_failures += 1
 
     def _opened(self) -> sa.Engine:
@@ -286,7 +293,9 @@ def _create_missing(engine: sa.Engine, tables: list[sa.Table] | None) -> None:
                 raise
 
 
-def _not_now() -> ApiError:
+def _refusal(failure: StorageError | None) -> ApiError:
+    if isinstance(failure, StorageFullError):
+        return no_room()
     return unavailable(
         "The server's storage is not available; its log says why. Send the request again later, or with store=false."
     )

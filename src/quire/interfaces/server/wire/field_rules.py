@@ -7,7 +7,7 @@ refused with a suggestion (a misspelt `max_token` must not pass in silence); any
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -99,9 +99,44 @@ IGNORED: dict[str, str] = {
     "prompt_cache_options": "the prefix cache finds equal prompts by itself",
     "prompt_cache_retention": "the prefix cache keeps what memory holds",
     "prediction": "a hint for speed",
-    "reasoning_effort": "the models served here have no such control; chat_template_kwargs may have",
     "verbosity": "the models served here have no such control",
     "request_id": "ids are the server's; send the header x-request-id to follow a request",
+    "rid": "ids are the server's; send the header x-request-id to follow a request",
+    "session_id": "the client's name for its conversation; /v1/sessions keeps one in the engine",
+    "custom_labels": "labels of another server's metrics",
+    # what the names before them would decide over, which are refused
+    "mirostat_tau": "only with mirostat, which is refused unless it is 0",
+    "mirostat_eta": "only with mirostat, which is refused unless it is 0",
+    "dry_base": "only with dry_multiplier, which is refused unless it is 0",
+    "dry_allowed_length": "only with dry_multiplier, which is refused unless it is 0",
+    "dry_penalty_last_n": "only with dry_multiplier, which is refused unless it is 0",
+    "dry_range": "only with dry_multiplier, which is refused unless it is 0",
+    "dry_sequence_breakers": "only with dry_multiplier, which is refused unless it is 0",
+    "xtc_threshold": "only with xtc_probability, which is refused unless it is 0",
+    "adaptive_decay": "only with adaptive_target, which is refused unless it is negative",
+    "dynatemp_exponent": "only with dynatemp_range, which is refused unless it is 0",
+    "smoothing_curve": "only with smoothing_factor, which is refused unless it is 0",
+    # where and how fast, but not what
+    "cache_prompt": "an answer does not depend on what is found in the prefix cache",
+    "cache_control": "the prefix cache finds equal prompts by itself",
+    "n_cache_reuse": "the prefix cache finds equal prompts by itself",
+    "id_slot": "there are no slots: the scheduler places requests",
+    "n_keep": "prompts are never cut",
+    "n_discard": "prompts are never cut",
+    "keep_alive": "the model stays loaded as long as the server runs",
+    "provider": "there is one provider, this server",
+    "route": "there is one model",
+    "data_parallel_rank": "requests are placed by the server",
+    "routed_dp_rank": "requests are placed by the server",
+    "disagg_prefill_dp_rank": "requests are placed by the server",
+    "stream_interval": "tokens go out as they come, and together to a client that is slow",
+    "speculative_ngram": "a hint for speed: drafts do not change the text",
+    "speculative.n_max": "a hint for speed: drafts do not change the text",
+    "speculative.n_min": "a hint for speed: drafts do not change the text",
+    "speculative.p_min": "a hint for speed: drafts do not change the text",
+    "ngram_corpus_id": "a hint for speed: drafts do not change the text",
+    "return_mm_kwargs": "there are no images to describe",
+    "images_config": "there are no images",
 }
 
 
@@ -117,15 +152,22 @@ def check_metadata(notes: Mapping[str, Any] | None) -> None:
 
 
 class FieldRules:
-    """Which names one endpoint knows. `check` looks at every name of a request, before any value is converted."""
+    """Which names one endpoint knows. `check` looks at every name of a request, before any value is converted.
+
+    `foreign`: names of `refused` that nobody means by a misspelt one."""
 
     def __init__(
-        self, request_type: type[msgspec.Struct], refused: dict[str, Refused], ignored: Mapping[str, str] = IGNORED
+        self,
+        request_type: type[msgspec.Struct],
+        refused: dict[str, Refused],
+        ignored: Mapping[str, str] = IGNORED,
+        foreign: Collection[str] = (),
     ) -> None:
         self.implemented = request_type.__struct_fields__
         self.refused = refused
         self.ignored = ignored
         self._known = {*self.implemented, *refused, *ignored}
+        self._suggested = {*self.implemented, *refused}.difference(foreign)
         self._told: set[str] = set()
 
     def check(self, body: dict[str, Any], *, strict: bool = False) -> None:
@@ -146,7 +188,7 @@ class FieldRules:
         self._tell(unknown)
 
     def _check_unknown(self, name: str, strict: bool) -> None:
-        hint = "" if name in self._told and not strict else suggestion(name, self._known)
+        hint = "" if name in self._told and not strict else suggestion(name, self._suggested)
         if hint or strict:
             raise invalid(f"Unknown field {name!r}.{hint}", name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.interfaces.server.openai.sampling import MAX_TEMPERATURE
+from quire.interfaces.server.openai.thinking import EFFORTS
 from quire.renderer.chat_messages import MAX_MESSAGES, ROLES
 from quire.sampling_params import BOUNDS, MAX_STOP_STRINGS
 
@@ -97,6 +98,7 @@ _FORMS: dict[str, Schema] = {
     "allowed_token_ids": {"anyOf": [{"type": "array", "items": _TOKEN, "minItems": 1}, _NULL]},
     "bad_words": {"anyOf": [{"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 128}, _NULL]},
     "response_format": {"anyOf": [*_FORMAT, _NULL]},
+    "reasoning_effort": {"anyOf": [{"enum": list(EFFORTS)}, _NULL]},
 }
 # and of a chat; other requests have other messages and tools under these names
 _CHAT_FORMS: dict[str, Schema] = {
