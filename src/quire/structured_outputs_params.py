@@ -7,7 +7,7 @@ it is found out beside the hot path, before the request starts (`quire.structure
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -111,17 +111,18 @@ def _as_json(kind: str, value: Any) -> str:
         except (ValueError, RecursionError) as error:
             raise _refused(f"{kind}: is no JSON ({one_line(error)})") from None
     else:
-        try:
-            # the depth first: the encoder recurses, and stops at a depth of its own
-            parsed, text = value, json.dumps(value, ensure_ascii=False, allow_nan=False) if _is_flat(value) else ""
-        except (TypeError, ValueError) as error:
-            raise _refused(f"{kind}: cannot be written as JSON ({one_line(error)})") from None
-        if text:
-            _check_text(kind, text)
+        parsed, text = value, ""
     if not isinstance(parsed, dict | bool):
         raise _refused(f"{kind}: must be an object, not {type(parsed).__name__}")
+    # before it is written: the encoder recurses, and stops at a depth of its own
     if not _is_flat(parsed):
         raise _refused(f"{kind}: is nested more than {MOST_DEPTH} deep")
+    if not text:
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise _refused(f"{kind}: cannot be written as JSON ({one_line(error)})") from None
+        _check_text(kind, text)
     return text
 
 
@@ -129,14 +130,12 @@ def _is_flat(value: Any) -> bool:
     """Whether it is nested no deeper than is allowed. Level by level, because who recurses falls into what is deep."""
     level = [value]
     for _ in range(MOST_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
+        insides = [
+            inner.values() if isinstance(inner, dict) else inner
+            for inner in level
+            if isinstance(inner, dict | list | tuple)
+        ]
+        level = list(chain.from_iterable(insides))
         if not level:
             return True
     return False
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list | tuple):
-        yield from value

@@ -466,3 +466,14 @@ def test_an_end_that_the_work_itself_catches_does_no_harm_later() -> None:
     assert watch.run(stubborn, 0.01) == 3
     assert watch.run(lambda: sum(range(100_000)), 100.0) == 4999950000
     watch.close()
+
+
+def test_a_watch_that_nobody_has_closed_ends_with_its_owner() -> None:
+    watch = Watch()
+    watch.run(lambda: 5, 100.0)
+    thread = watch._thread
+    assert thread is not None
+    assert thread.is_alive()
+    del watch
+    thread.join(30.0)
+    assert not thread.is_alive()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -60,13 +61,13 @@ class Watch:
         # At most one. Whoever takes it out decides: the worker's thread that its work has ended, the watching one that
         # it ends it. So an exception comes while `run` waits for it, and never later.
         self._running: list[_Limit] = []
-        self._is_closed = threading.Event()
+        self.is_closed = False
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], T], seconds: float) -> T:
         """Raises TooLongError in the middle of the work."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="quire-watch", daemon=True)
+            self._thread = threading.Thread(target=_look, args=(weakref.ref(self),), name="quire-watch", daemon=True)
             self._thread.start()
         limit = _Limit(threading.get_ident(), time.monotonic() + seconds)
         self._running.append(limit)
@@ -84,11 +85,10 @@ class Watch:
                 time.sleep(_DELIVERY_SECONDS)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(limit.thread), None)
 
-    def _look(self) -> None:
-        while not self._is_closed.wait(_LOOK_SECONDS):
-            for limit in list(self._running):
-                if time.monotonic() > limit.deadline:
-                    self._interrupt(limit)
+    def look(self) -> None:
+        for limit in list(self._running):
+            if time.monotonic() > limit.deadline:
+                self._interrupt(limit)
 
     def _interrupt(self, limit: _Limit) -> None:
         try:
@@ -98,4 +98,12 @@ class Watch:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(limit.thread), ctypes.py_object(TooLongError))
 
     def close(self) -> None:
-        self._is_closed.set()
+        self.is_closed = True
+
+
+def _look(reference: weakref.ref[Watch]) -> None:
+    """Ends with the watch, also where nobody has closed it."""
+    while (watch := reference()) is not None and not watch.is_closed:
+        watch.look()
+        del watch
+        time.sleep(_LOOK_SECONDS)
