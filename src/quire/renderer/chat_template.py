@@ -29,15 +29,29 @@ _RESERVED = frozenset(
 # It tests for none, or writes whole messages down.
 _READS_NONE = re.compile(r"\bnone\b|\bmessages?\s*\|\s*tojson")
 _END_OF_FINAL = "\ue000end of the final message\ue000"
+# Of what a template says when it refuses messages.
+_MOST_CHARACTERS_OF_ERROR = 1_000
+
+
+class NotBriefError(Exception):
+    """It takes longer than other work should wait for it: render it where nothing waits."""
 
 
 class ChatTemplates:
     """The templates of one model, by name. `default` serves; `tool_use` serves requests with tools where it exists."""
 
     def __init__(
-        self, texts: Mapping[str, str], special: SpecialTokens, now: Callable[[], datetime] = datetime.now
+        self,
+        texts: Mapping[str, str],
+        special: SpecialTokens,
+        now: Callable[[], datetime] = datetime.now,
+        *,
+        origin: str = "the model's",
     ) -> None:
         self.texts = dict(texts)
+        self._origin = origin
+        # those that have been compiled, which takes longer than most renderings
+        self._compiled: dict[str, jinja2.Template] = {}
         self._special = special
         self._now = now
 
@@ -45,11 +59,11 @@ class ChatTemplates:
     def find(cls, folders: Sequence[Path], special: SpecialTokens, asked: str | None = None) -> ChatTemplates | None:
         """An option's template, else the first folder that has one; None if no folder has."""
         if asked is not None:
-            return cls({"default": _asked_template(asked)}, special)
+            return cls({"default": _asked_template(asked)}, special, origin="the option chat_template")
         for folder in folders:
             texts = _templates_in(folder)
             if texts:
-                return cls(texts, special)
+                return cls(texts, special, origin=folder.name)
         return None
 
     def render(self, chat: Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -65,9 +79,15 @@ class ChatTemplates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         marks: Collection[str] = (),
+        is_brief: bool = False,
     ) -> list[str]:
-        """The text, cut inside each of `marks` that a client wrote: pieces are to be tokenised one by one."""
+        """The text, cut inside each of `marks` that a client wrote: pieces are to be tokenised one by one.
+
+        is_brief: NotBriefError instead of a rendering that takes more than a few milliseconds.
+        """
         text = self._choose(tools)
+        if is_brief and text not in self._compiled:
+            raise NotBriefError
         messages = prepare_messages(chat, dialect_of(text))
         shown_tools = plain(list(tools), "tools") if tools is not None else None
         kwargs = _checked_kwargs(template_kwargs)
@@ -90,6 +110,7 @@ class ChatTemplates:
                 "tools": quoting.quote(shown_tools),
                 "add_generation_prompt": add_generation_prompt,
             },
+            is_brief=is_brief,
         )
         return quoting.pieces(_cut_at_end(rendered) if continue_final_message else rendered)
 
@@ -104,14 +125,22 @@ class ChatTemplates:
             )
         return self.texts["default"]
 
-    def _run(self, text: str, values: dict[str, Any]) -> str:
-        from quire.renderer.template_sandbox import compile_template
+    def _run(self, text: str, values: dict[str, Any], *, is_brief: bool) -> str:
+        from quire.renderer.template_budget import BRIEF, WHOLE, TemplateBudgetError
+        from quire.renderer.template_sandbox import compile_template, render
 
         try:
-            return compile_template(text, self._now).render(**values)
+            if text not in self._compiled:
+                self._compiled[text] = compile_template(text, self._now)
+            return render(self._compiled[text], values, BRIEF if is_brief else WHOLE)
         except Exception as error:  # a template is foreign code: it may fail in any way
+            if is_brief and isinstance(error, TemplateBudgetError):
+                raise NotBriefError from None
+            words = _in_words(error)[:_MOST_CHARACTERS_OF_ERROR]
+            if isinstance(error, TemplateBudgetError):
+                words += ". It is refused so that it keeps nobody waiting; give a better one with chat_template=FILE"
             raise RequestError(
-                f"messages: the model's chat template does not accept them ({_in_words(error)}).", param="messages"
+                f"messages: the chat template of {self._origin} does not accept them ({words}).", param="messages"
             ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
-from quire.renderer.chat_template import ChatTemplates
+from quire.renderer.chat_template import ChatTemplates, NotBriefError
 from quire.renderer.growing_text import GrowingText, PieceEncoder
 from quire.renderer.output_formats import AUTO, OutputFormats
 from quire.renderer.special_tokens import SpecialTokens
@@ -26,6 +26,8 @@ from quire.sampling_params import SamplingParams
 from quire.thought_marks import ThoughtMarks
 
 Chat = Sequence[Mapping[str, Any]]
+# Tokenised in a few milliseconds.
+_MOST_BRIEF_CHARACTERS = 16_000
 
 
 @dataclass(slots=True)
@@ -117,11 +119,13 @@ class Renderer:
         add_special_tokens: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
+        is_brief: bool = False,
     ) -> RenderedPrompt:
         """A text is tokenised as it is; a chat goes through the model's template first.
 
         add_special_tokens: by default yes for a text, no for a chat, whose template has already written them.
         max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
+        is_brief: NotBriefError instead of what takes more than a few milliseconds.
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
@@ -135,8 +139,11 @@ class Renderer:
                 continue_final_message=continue_final_message,
                 template_kwargs=template_kwargs,
                 marks=() if self._marks_in_messages else self.special_tokens,
+                is_brief=is_brief,
             )
         text = "".join(pieces)
+        if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
+            raise NotBriefError
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
         return RenderedPrompt(tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens)), text=text)

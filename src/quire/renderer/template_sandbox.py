@@ -1,13 +1,12 @@
 """The Jinja environment in which chat templates run: what they may use, and what they can never reach.
 
 A template comes with a checkpoint, so it is foreign code. It runs in Jinja's immutable sandbox, sees plain data only,
-and its output and its strings are bounded. The names and filters are those that Transformers offers, so a template
-renders the same text here.
+and spends a budget (`template_budget`): the code that Jinja makes of it counts its steps. The names and filters are
+those that Transformers offers, so a template renders the same text here.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import lru_cache
@@ -15,20 +14,27 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, pass_context
 
-MAX_CHARACTERS = 16_000_000
-_MAX_REPEATED = 1_000_000
-_MAX_EXPONENT = 64
+from quire.renderer.template_budget import STEPS_OF_CALL, WHOLE, Allowance, Budget
+from quire.renderer.template_operations import check_call, counted_filters, to_json
+
+# Real ones have up to 30,000 characters.
+_MOST_CHARACTERS = 262_144
+_MOST_CHARACTERS_OF_DATE = 200
+_MOST_SUMMANDS = 8
 
 
 def compile_template(source: str, now: Callable[[], datetime] = datetime.now) -> jinja2.Template:
     """Raises jinja2.TemplateError if the source is no template."""
+    if len(source) > _MOST_CHARACTERS:
+        raise jinja2.TemplateError(f"it has {len(source):,} characters, at most {_MOST_CHARACTERS:,} are allowed")
     return _compile(source, now)
 
 
@@ -37,9 +43,13 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     environment = ChatSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
 
     def strftime_now(pattern: str) -> str:
+        if len(pattern) > _MOST_CHARACTERS_OF_DATE:
+            raise SecurityError(f"a date's format has more than {_MOST_CHARACTERS_OF_DATE} characters")
         return now().strftime(pattern)
 
-    environment.filters["tojson"] = _to_json
+    environment.filters = counted_filters({**environment.filters, "tojson": pass_context(to_json)})
+    # it makes a text of any length, of no use in a prompt
+    del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = strftime_now
     environment.globals["namespace"] = PlainNamespace
@@ -47,33 +57,130 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     return environment.from_string(source)
 
 
+def render(template: jinja2.Template, values: dict[str, Any], allowance: Allowance = WHOLE) -> str:
+    """Raises TemplateBudgetError if the template spends more, and whatever the template raises."""
+    context = template.new_context(values)
+    budget = context.budget = Budget(allowance)  # type: ignore[attr-defined]
+    return budget.concat(template.root_render_func(context))
+
+
+class _BudgetContext(Context):
+    """Carries the budget to whatever runs in it."""
+
+    budget: Budget
+
+    def derived(self, locals: dict[str, Any] | None = None) -> Context:  # noqa: A002
+        inner = super().derived(locals)
+        inner.budget = self.budget  # type: ignore[attr-defined]
+        return inner
+
+
+class _CountingCode(CodeGenerator):
+    """Writes the Python code of a template, with the budget's counting in it. The methods have Jinja's names."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._loop_bodies: list[Any] = []
+
+    def write_commons(self) -> None:
+        super().write_commons()
+        for name in ("step", "made", "copied", "joined", "add", "text", "concat"):
+            self.writeline(f"{name} = context.budget.{name}")
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
+        if node.test is not None:
+            # a comparison without an operator: its value is that of its expression, and it is counted
+            node.test = nodes.Compare(node.test, [], lineno=node.lineno, environment=self.environment)
+        self._loop_bodies.append(node.body)
+        super().visit_For(node, frame)
+
+    def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
+        if any(body is nodes for body in self._loop_bodies):
+            self.writeline("step()")
+        super().blockvisit(nodes, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        is_brief = len(node.ops) == 1 and node.ops[0].op in ("eq", "ne") and isinstance(node.ops[0].expr, nodes.Const)
+        self.write("(" if is_brief else "(step() and ")
+        super().visit_Compare(node, frame)
+        self.write(")")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("joined((")
+        for side in node.nodes:
+            self.visit(side, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: N802
+        """Some of a chain at once."""
+        summands: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add) and len(summands) < _MOST_SUMMANDS:
+            summands.insert(0, left.right)
+            left = left.left
+        self.write("add(")
+        for summand in (left, *summands):
+            self.visit(summand, frame)
+            self.write(", ")
+        self.write(")")
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> None:
+        self.write("text(")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self._visit_made(super().visit_List, node, frame, node.items)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        self._visit_made(super().visit_Tuple, node, frame, node.items if node.ctx == "load" else [])
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self._visit_made(super().visit_Dict, node, frame, [item.value for item in node.items])
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("copied(")
+        super().visit_Getitem(node, frame)
+        self.write(")")
+
+    def _visit_made(
+        self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame, items: Iterable[nodes.Node]
+    ) -> None:
+        """What holds constants only is as small as it looks."""
+        if all(isinstance(item, nodes.Const) for item in items):
+            visit(node, frame)
+            return
+        self.write("made(")
+        visit(node, frame)
+        self.write(")")
+
+
 class ChatSandbox(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, with a limit on how much text a template can make."""
+    """Jinja's immutable sandbox, whose templates count what they spend."""
 
-    intercepted_binops = frozenset({"*", "**"})
-
-    @staticmethod
-    def concat(pieces: Iterable[str]) -> str:
-        """Jinja joins everything through this: the output, a block, what a macro returns."""
-        kept = []
-        size = 0
-        for piece in pieces:
-            size += len(piece)
-            if size > MAX_CHARACTERS:
-                raise SecurityError(f"the template writes more than {MAX_CHARACTERS:,} characters")
-            kept.append(piece)
-        return "".join(kept)
+    intercepted_binops = frozenset({"*", "**", "%"})
+    code_generator_class = _CountingCode
+    context_class = _BudgetContext
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and (not isinstance(right, (int, float)) or right > _MAX_EXPONENT):
-            raise SecurityError(f"the template raises a number to the power {right}")
-        if operator == "*" and max(_repeated_size(left, right), _repeated_size(right, left)) > _MAX_REPEATED:
-            raise SecurityError(f"the template repeats a text to more than {_MAX_REPEATED:,} characters")
-        return super().call_binop(context, operator, left, right)
+        budget: Budget = context.budget  # type: ignore[attr-defined]
+        budget.step()
+        if operator == "*":
+            budget.check_product(left, right)
+        elif operator == "**":
+            budget.check_power(left, right)
+        elif isinstance(left, str):
+            budget.check_format(left, right if isinstance(right, tuple) else (right,))
+        return budget.made(super().call_binop(context, operator, left, right))
 
-
-def _repeated_size(text: Any, times: Any) -> int:
-    return len(text) * times if isinstance(text, (str, list, tuple)) and isinstance(times, int) else 0
+    # no `self`, which may be a key
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        budget: Budget = __context.budget  # type: ignore[attr-defined]
+        budget.spend(STEPS_OF_CALL)
+        args = check_call(budget, __obj, args, kwargs)
+        return budget.made(super().call(__context, __obj, *args, **kwargs))
 
 
 class GenerationTag(Extension):
@@ -101,6 +208,10 @@ class PlainNamespace(Namespace):
         _check_name(name)
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        """Not what it holds, which may be others that hold others."""
+        return "<Namespace>"
+
 
 class _PlainDict:
     """`dict(...)` as a function: the class itself would offer more than its instances."""
@@ -119,14 +230,3 @@ def _check_name(name: object) -> None:
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML and sorts keys; a prompt wants neither."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,10 +1,13 @@
 """POST /v1/chat/completions on a fake engine: answers, streams, counts, fields that must reach the engine."""
 
+import threading
+
 import pytest
 
 from quire.interfaces.server.openai.beam_search import ONLY_WITH_BEAMS
 from quire.interfaces.server.openai.requests import GenerationFields
 from quire.interfaces.server.openai.structured_outputs import FIELDS as STRUCTURED_FIELDS
+from quire.renderer import template_budget, template_sandbox
 
 
 def test_an_answer(run, served):
@@ -218,3 +221,30 @@ def test_the_model_may_be_left_out_or_named(run, served):
             assert (await server.chat(model="byte-model")).json()["model"] == "byte-model"
 
     run(main())
+
+
+def test_a_template_that_takes_long_does_not_hold_the_event_loop(run, served, monkeypatch):
+    """Also with a short chat: what is too much for the loop is done in a thread, with the whole budget."""
+    threads = []
+
+    def noting(template, values, allowance=template_budget.WHOLE):
+        threads.append((allowance is template_budget.WHOLE, threading.current_thread() is threading.main_thread()))
+        return rendered(template, values, allowance)
+
+    rendered = template_sandbox.render
+    monkeypatch.setattr(template_sandbox, "render", noting)
+    loops = "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2
+    template = "{% if messages|length > 1 %}" + loops + "{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+    async def main():
+        async with served() as server:
+            server.state.engine.renderer._templates.texts["default"] = template
+            messages = [{"role": "user", "content": "hi"}]
+            for chat in (messages, messages, messages * 3):
+                answer = await server.chat(messages=chat)
+            assert answer.status_code == 400
+            assert "more than 4,000,000 steps" in answer.json()["error"]["message"]
+
+    run(main())
+    # the first compiles the template
+    assert threads == [(True, False), (False, True), (False, True), (True, False)]

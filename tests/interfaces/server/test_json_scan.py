@@ -115,8 +115,8 @@ SHAPES = {
     "parts": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 15_000}],
     "ids as names": {str(number): 1 for number in range(30_000)},
 }
-# A request of one message makes 3,000. Three for each part of a message are 10 ms; three for each value of the long lists
-# would be ten times as many.
+# A request of one message makes 3,000. Three for each part of a message are 10 ms; three for each value of the long
+# lists would be ten times as many.
 MOST_CALLS = 50_000
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from quire.interfaces.server.openai.requests import ChatRequest, TokenizeRequest
 from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import invalid
-from quire.renderer import RenderedPrompt
+from quire.renderer import NotBriefError, RenderedPrompt
 
 # Up to here rendering takes less than a hand-over to a thread.
 _MAX_INLINE_CHARACTERS = 2_000
@@ -42,7 +43,9 @@ async def render(state: ServerState, chat: str | list[dict[str, Any]], **options
     renderer = state.engine.renderer
     options["max_tokens"] = state.max_model_len
     if not options.get("tools") and _is_short(chat, options):
-        return renderer.render_prompt(chat, **options)
+        # a short chat may become a long text, and a template may take long over it
+        with contextlib.suppress(NotBriefError):
+            return renderer.render_prompt(chat, is_brief=True, **options)
     return await state.text_threads.call(renderer.render_prompt, chat, **options)
 
 
