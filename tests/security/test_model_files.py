@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from quire.config import EngineOptions, resolve
-from quire.errors import UserError
+from quire.config import EngineOptions, ModelFacts, resolve
+from quire.errors import ModelError, UserError
 from quire.renderer import Renderer
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -87,6 +87,56 @@ def check(folder):
 def test_configurations(folder, name, value):
     change_config(folder, **{name: value})
     check(folder)
+
+
+NUMBERS = {
+    "max_position_embeddings": [10**9, 0, -5, 1.5],
+    "rms_norm_eps": [-1, 2, float("nan"), float("inf")],
+    "rope_theta": [-5, 0, float("inf"), 1e30],
+    "rope_parameters": [{"rope_theta": -5}, {"rope_theta": 1e4, "rope_type": "linear", "factor": 0}],
+    "rope_scaling": [{"rope_type": "yarn", "factor": -4}, {"rope_type": "linear", "factor": float("nan")}],
+    "partial_rotary_factor": [-1, 5],
+    "hidden_size": [10**9, 0],
+    "intermediate_size": [2**40],
+    "num_hidden_layers": [10**6, -1],
+    "num_attention_heads": [10**6, 0],
+    "num_key_value_heads": [0],
+    "vocab_size": [2**31],
+    "head_dim": [2**40, 0],
+    "sliding_window": [-1, 2**62],
+    "attn_logit_softcapping": [-50.0],
+    "text_config": [{"rms_norm_eps": -1}, {"max_position_embeddings": 10**9}, {"rope_parameters": {"rope_theta": -5}}],
+}
+NO_MODEL_HAS = [(name, value) for name, values in NUMBERS.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), NO_MODEL_HAS, ids=lambda value: repr(value)[:40])
+def test_a_number_that_no_model_has_is_refused_by_its_name(folder, name, value):
+    """Before anything is made of it: no tables of gigabytes, and no model that answers NaN to everybody."""
+    change_config(folder, **{name: value})
+    inner = list(value)[-1] if isinstance(value, dict) else name
+    with pytest.raises(ModelError, match=rf"config\.json: .*{inner}.* must be .* Correct|config\.json: .*rope_theta.* must"):
+        ModelFacts.read(folder)
+
+
+LONG_NUMBER = b"1" * 100_000
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_number_of_many_digits_is_refused(folder, name):
+    content = (folder / name).read_bytes().rstrip()
+    rewrite(folder / name, content[:-1] + b', "extra": ' + LONG_NUMBER + b"}")
+    with pytest.raises(ModelError, match=name):
+        ModelFacts.read(folder)
+        Renderer.from_folder(folder)
+
+
+@pytest.mark.parametrize("value", [5, [1], {"x": {}}, {"1": 5}, {"1": None}, {"9" * 5000: {}}])
+def test_tokens_that_are_declared_wrongly(folder, value):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    rewrite(folder / "tokenizer_config.json", json.dumps({**config, "added_tokens_decoder": value}).encode())
+    with pytest.raises(ModelError, match="added_tokens_decoder"):
+        Renderer.from_folder(folder)
 
 
 @pytest.mark.parametrize(

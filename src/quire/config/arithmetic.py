@@ -15,6 +15,15 @@ FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CODES, _SCALE_BYTES = ("int8", "fp8"), 4
 # of one dimension; no model comes near
 _GREATEST_SIZE = 10**8
+_EXPERTS = "the model is a mixture of experts"
+_LATENT = "the model's attention keeps latent vectors"
+# Whose formulas are others.
+_OTHER_ARITHMETIC = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
+    "kv_lora_rank": _LATENT,
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), "the model has layers that keep a state"),
+    "linear_num_value_heads": "the model has layers that keep a state",
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,12 @@ class ModelShape:
     def of(cls, hf_config: dict[str, Any]) -> ModelShape:
         text_config = hf_config.get("text_config")
         config = {**hf_config, **(text_config if isinstance(text_config, dict) else {})}
+        for name, what in _OTHER_ARITHMETIC.items():
+            if config.get(name):
+                raise ModelError(
+                    f"config.json: {name}={str(config[name])[:40]}: {what}, of which the size and the time cannot be "
+                    "computed from config.json yet. Serve it: the log of the start says what it takes."
+                )
         hidden = _size(config, "hidden_size", "n_embd", "d_model")
         heads = _size(config, "num_attention_heads", "n_head")
         is_gated = "intermediate_size" in config

@@ -7,18 +7,20 @@ Attention layers and their shapes are not guessed here: the worker reports them 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from quire.config.gguf_config import config_of
 from quire.config.gguf_file import GGUFFile
+from quire.config.model_numbers import check_numbers
 from quire.errors import ModelError
+from quire.json_files import read_object
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 
 
 _LONGEST_NAME = 100
+_NO_GENERATION_CONFIG: dict[str, Any] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +44,17 @@ class ModelFacts:
     def read(cls, path: Path) -> ModelFacts:
         if path.is_file():
             gguf = GGUFFile.read(path)
-            config, generation = config_of(gguf), {}
+            config, generation = config_of(gguf), _NO_GENERATION_CONFIG
             num_weight_bytes = sum(tensor.num_bytes for tensor in gguf.tensors.values())
         else:
-            config = _read_json(path / "config.json", required=True)
-            generation = _read_json(path / "generation_config.json", required=False)
+            config = _config_of(path)
+            generation = _NO_GENERATION_CONFIG
+            if (path / "generation_config.json").is_file():
+                generation = read_object(path / "generation_config.json")
             num_weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        text_config = {**config, **config.get("text_config", {})}
+        inner = config.get("text_config")
+        text_config = {**config, **(inner if isinstance(inner, dict) else {})}
+        check_numbers(config, path if path.is_file() else path / "config.json")
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or len(model_type) > _LONGEST_NAME:
             raise ModelError(f"{path / 'config.json'}: no model_type. Is this a Hugging Face checkpoint?")
@@ -84,23 +90,15 @@ class ModelFacts:
         return self.path if self.path.is_file() else self.path / "config.json"
 
 
+def _config_of(path: Path) -> dict[str, Any]:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path}: no config.json there. A Hugging Face checkpoint directory is needed.")
+    return read_object(path / "config.json")
+
+
 def _token_ids(path: Path, value: Any) -> tuple[int, ...]:
     """One, several or none."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(one) is int for one in ids):
         raise ModelError(f"{path}: eos_token_id={str(value)[:60]} must be a token id or a list of them. Correct it.")
     return tuple(ids)
-
-
-def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
-    if not file.is_file():
-        if required:
-            raise ModelError(f"{file.parent}: no {file.name} there. A Hugging Face checkpoint directory is needed.")
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"{file}: cannot be read as JSON ({error}).") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file}: must hold a JSON object.")
-    return content

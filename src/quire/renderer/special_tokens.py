@@ -6,12 +6,12 @@ Transformers 4 and 5. Called by Tokenizer (which applies it) and ChatTemplates (
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ModelError
+from quire.errors import ModelError, one_line
+from quire.json_files import read_object
 from quire.renderer.gguf_tokenizer import read_special
 
 
@@ -43,7 +43,7 @@ class SpecialTokens:
         unnamed = [*_listed(named, "additional_special_tokens"), *_listed(named, "extra_special_tokens")]
         by_name |= {name: text for name, text in _mapped(named, "extra_special_tokens").items() if text}
         by_name |= {name: text for name, text in _mapped(named, "model_specific_special_tokens").items() if text}
-        added = {int(token_id): value for token_id, value in (config.get("added_tokens_decoder") or {}).items()}
+        added = _added_in(config, folder / "tokenizer_config.json")
         return cls(
             by_name=by_name,
             unnamed=tuple(text for text in unnamed if text),
@@ -53,17 +53,19 @@ class SpecialTokens:
         )
 
 
+def _added_in(config: dict[str, Any], file: Path) -> dict[int, dict[str, Any]]:
+    declared = config.get("added_tokens_decoder") or {}
+    try:
+        return {int(token_id): dict(value) for token_id, value in declared.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{file}: added_tokens_decoder must be an object of tokens by their ids ({one_line(error)}). Correct it."
+        ) from error
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file, or nothing if there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: cannot be read as JSON ({error}).") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file}: must hold a JSON object.")
-    return content
+    return read_object(file) if file.is_file() else {}
 
 
 def _text_of(value: Any) -> str | None:

@@ -6,7 +6,6 @@ never: unpickle anything. Called by: `model_loader.py`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.json_files import read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -95,9 +95,9 @@ def _files_of(path: Path) -> list[Path]:
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = read_object(index)["weight_map"]
         valid = all(isinstance(name, str) and Path(file).name == file for name, file in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index}: cannot be read as an index of tensors ({error!r}).") from error
     if not valid or not files:
         raise ModelError(f"{index}: weight_map must name a file in the same directory for each tensor.")

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ from quire.worker.platforms import current_platform
 from quire.worker.weight_loading import load_weights, make_weights, pack_weights
 
 _logger = logging.getLogger(__name__)
+# of the weights: a router, a table of positions
+_SMALL_SHARE = 0.02
 
 
 def load_model(config: WorkerConfig) -> nn.Module:
@@ -53,16 +55,35 @@ def load_model(config: WorkerConfig) -> nn.Module:
     backend = bind_backend(
         model, config.attention_backend, config.block_size, platform.device.type, config.kv_cache_dtype
     )
-    weights = "" if config.quantization is None else f" with weights as {config.quantization}"
     _logger.info(
         "%s runs as %s on %s%s with attention backend %s",
         facts.model_type,
         type(model).__name__,
         dtype,
-        weights,
+        _form_of_weights(config, model),
         backend.name,
     )
     return model.requires_grad_(False).eval()
+
+
+def _form_of_weights(config: WorkerConfig, model: nn.Module) -> str:
+    if config.quantization is None:
+        return ""
+    share = model.share_not_quantized() if isinstance(model, _PartlyQuantized) else 0.0
+    if share < _SMALL_SHARE:
+        return f" with weights as {config.quantization}"
+    _logger.warning(
+        "quantization=%s: %.0f %% of the weights stay as they are. Where Transformers runs the model its linear layers "
+        "are quantized on a CPU, and experts are no linear layers.",
+        config.quantization,
+        100 * share,
+    )
+    return f" with {100 * (1 - share):.0f} % of its weights as {config.quantization}"
+
+
+@runtime_checkable
+class _PartlyQuantized(Protocol):
+    def share_not_quantized(self) -> float: ...
 
 
 def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any], scheme: Scheme | None) -> nn.Module:

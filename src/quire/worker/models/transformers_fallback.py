@@ -93,6 +93,15 @@ class TransformersModel(nn.Module):
                 if packed is not None:
                     setattr(parent, name, PackedLinear(child, packed))
 
+    def share_not_quantized(self) -> float:
+        """Of the elements of all matrices but embeddings. Experts are no linear layers, and stay as they are."""
+        in_tables = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
+        matrices = [weight for weight in self.parameters() if weight.dim() > 1 and id(weight) not in in_tables]
+        packed = [module for module in self.modules() if isinstance(module, PackedLinear)]
+        num_left = sum(weight.numel() for weight in matrices)
+        num_packed = sum(module.in_features * module.out_features for module in packed)
+        return num_left / max(1, num_left + num_packed)
+
     def _packed(self, weight: Tensor, role: Role, name: str) -> Tensor | None:
         if self.scheme is not None and weight.device.type == "cpu":
             quantized = apply(self.scheme, weight, role, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import ModelFacts, WorkerConfig
+from quire.config.model_numbers import check_numbers
 from quire.errors import ModelError
+from quire.json_files import read_object
 from quire.worker.attention import bind_backend
 from quire.worker.checkpoint_files import CheckpointFiles
 from quire.worker.layers import VocabEmbedding
@@ -95,12 +96,11 @@ _READ_FIRST = {EMBEDDING, TO_TARGET}
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: cannot be read as JSON ({error}). An Eagle head needs its config.json.") from error
+    values = read_object(file, advice="An Eagle head needs its config.json.")
     # One way of publishing puts the values of the network one level deeper.
-    return {**values, **values["model"]} if isinstance(values.get("model"), dict) else dict(values)
+    values = {**values, **values["model"]} if isinstance(values.get("model"), dict) else values
+    check_numbers(values, file)
+    return values
 
 
 def _embedding_of(target: nn.Module) -> VocabEmbedding | None:

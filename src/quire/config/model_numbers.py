@@ -1,0 +1,97 @@
+"""The numbers of a model's config.json that the engine computes with, and what each may be.
+
+A model comes from anywhere, and a number that no model has becomes gigabytes of tables, or an answer of NaN to every
+request. So each is checked where the file is read; what a number means is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    least: float
+    most: float
+    is_whole: bool
+    why: str
+
+
+def _whole(least: int, most: int, why: str) -> _Range:
+    return _Range(least, most, True, why)
+
+
+def _real(least: float, most: float, why: str) -> _Range:
+    return _Range(least, most, False, why)
+
+
+_SIZE = _whole(1, 2**24, "a size of a layer")
+_MIDDLE_SIZE = _whole(1, 2**26, "a size of a layer")
+_RANK = _whole(0, 2**24, "a size of a part that may be absent")
+_LAYERS = _whole(1, 10_000, "a number of layers")
+_HEADS = _whole(1, 2**16, "a number of heads")
+_EXPERTS = _whole(0, 2**16, "a number of experts")
+# tables of positions have a row for each
+_POSITIONS = _whole(1, 2**24, "a number of positions")
+_WINDOW = _whole(0, 2**31, "a number of tokens")
+_VOCABULARY = _whole(1, 2**24, "a number of tokens")
+_EPSILON = _real(0.0, 1.0, "added to a variance")
+_BASE = _real(1.0, 1e15, "the base of a power")
+_FACTOR = _real(1e-6, 1e6, "a factor")
+_SCALE = _real(-1e6, 1e6, "a factor")
+_CAP = _real(1e-6, 1e9, "a bound of scores")
+
+_RANGES: dict[str, _Range] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim", "word_embed_proj_dim", "n_hidden"), _SIZE),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), _RANK),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _RANK),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), _MIDDLE_SIZE),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads"), _HEADS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _EXPERTS),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), _POSITIONS),
+    **dict.fromkeys(("max_sequence_length", "original_max_position_embeddings"), _POSITIONS),
+    **dict.fromkeys(("sliding_window", "attention_window_size"), _WINDOW),
+    "vocab_size": _VOCABULARY,
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), _EPSILON),
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq", "rotary_emb_base"), _BASE),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _real(0.0, 1.0, "a share of a head")),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), _FACTOR),
+    **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), _SCALE),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale"), _SCALE),
+    **dict.fromkeys(("query_pre_attn_scalar", "logits_scaling"), _FACTOR),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
+}
+# They stand inside these too.
+_INNER = ("text_config", "rope_parameters", "rope_scaling")
+_MOST_DEPTH = 3
+_MOST_SHOWN = 40
+
+
+def check_numbers(config: Mapping[str, Any], file: object) -> None:
+    """Raises ModelError for the first number that no model has. What is no number is left to whoever reads it."""
+    for name, value, limits in _numbers_of(config):
+        is_number = math.isfinite(value) if isinstance(value, float) else True
+        is_kind = isinstance(value, int) or not limits.is_whole
+        if is_number and is_kind and limits.least <= value <= limits.most:
+            continue
+        kind = "a whole number" if limits.is_whole else "a number"
+        shown = str(value)[:_MOST_SHOWN] if isinstance(value, float) or abs(value) < 10**30 else "a very large number"
+        raise ModelError(
+            f"{file}: {name}={shown} must be {kind} from {limits.least:g} to {limits.most:g}, because it is "
+            f"{limits.why}. Correct it, or download the file again."
+        )
+
+
+def _numbers_of(config: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, Any, _Range]]:
+    for name, value in config.items():
+        limits = _RANGES.get(name)
+        if limits is not None and isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{path}{name}", value, limits
+        elif isinstance(value, dict) and depth < _MOST_DEPTH and (name in _INNER or path):
+            yield from _numbers_of(value, f"{path}{name}.", depth + 1)
