@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.gguf_file import GGUFFile
 from quire.errors import ModelError, suggestion
+from quire.panics import panics_are_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -61,6 +62,8 @@ _CUTS = {
     "tekken": _Cut(_by_case(r"\p{N}"), takes_whole_words=True, begins_with_bos=True),
     "gpt-4o": _Cut(_by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")),
 }
+# Expressions that cut any text in linear time.
+KNOWN_PATTERNS = frozenset(cut.pattern for cut in _CUTS.values() if cut.pattern is not None)
 # For files from before the name was written.
 _CUT_OF_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2", "llama": "llama-bpe"}
 
@@ -215,7 +218,8 @@ def _from_json(path: Path, text: str) -> Backend:
 
 def _made(path: Path, make: Any) -> Any:
     try:
-        return make()
+        with panics_are_errors:
+            return make()
     except Exception as error:  # the library raises bare Exception
         raise _refused(path, f"the tokenizers library does not accept it ({error})") from error
 

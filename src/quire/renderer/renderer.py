@@ -129,6 +129,8 @@ class Renderer:
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
+        if is_brief and not tokenizer.is_known:
+            raise NotBriefError
         if isinstance(chat, str):
             pieces, add_special_tokens = [chat], add_special_tokens is not False
         else:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from quire.errors import ContextLengthError, ModelError, RequestError
 from quire.failpoints import failpoint
-from quire.renderer import gguf_tokenizer
+from quire.panics import PanicError, panics_are_errors
+from quire.renderer import gguf_tokenizer, tokenizer_gate
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.text_decoder import (
     REPLACEMENT,
@@ -46,8 +47,10 @@ _MAX_COMPOSED = 4
 class Tokenizer:
     """Text to tokens and back."""
 
-    def __init__(self, backend: Backend, special: SpecialTokens) -> None:
+    def __init__(self, backend: Backend, special: SpecialTokens, *, is_known: bool = True) -> None:
         self._backend = backend
+        # to be harmless (`tokenizer_gate`); any other goes where it holds no lock, and never onto an event loop
+        self.is_known = is_known
         self.special = special
         # A tokenizer.json may carry limits from its training; a cut prompt would be a wrong one.
         backend.no_truncation()
@@ -68,7 +71,8 @@ class Tokenizer:
             return None if backend is None else cls(backend, SpecialTokens.read(folder))
         file = folder / "tokenizer.json"
         if file.is_file():
-            return cls(_read_backend(file), SpecialTokens.read(folder))
+            is_known = tokenizer_gate.check(file)
+            return cls(_read_backend(file), SpecialTokens.read(folder), is_known=is_known)
         if any((folder / name).is_file() for name in _OTHER_FORMATS):
             return cls(_convert_backend(folder, trust_remote_code), SpecialTokens.read(folder))
         return None
@@ -81,16 +85,19 @@ class Tokenizer:
             raise RequestError(f"text: {type(text).__name__} given, must be one text.", param="text")
         failpoint("in_tokenise")
         try:
-            if len(text) > _SHORT_CHARACTERS:
-                [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            else:
-                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            with panics_are_errors:
+                if len(text) > _SHORT_CHARACTERS or not self.is_known:
+                    [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                else:
+                    encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             # made anew whenever it is asked for: of a prompt of megabytes a second list would keep everybody waiting
             ids: list[int] = encoding.ids
             return ids
         except (UnicodeEncodeError, TypeError) as error:
             # half of a surrogate pair: JSON can carry one, UTF-8 cannot
             raise RequestError(_SURROGATE) from error
+        except PanicError as error:
+            raise _failed(error) from error
 
     def encode_pieces(self, pieces: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """One text whose parts are tokenised one by one, so that no special token goes across."""
@@ -120,9 +127,12 @@ class Tokenizer:
         """The tokens without special ones around them, and the characters from which to which each goes."""
         failpoint("in_tokenise")
         try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
+            with panics_are_errors:
+                encoding = self._backend.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(_SURROGATE) from error
+        except PanicError as error:
+            raise _failed(error) from error
         return list(encoding.ids), list(encoding.offsets)
 
     def encode_continuation(self, text: str) -> list[int]:
@@ -208,7 +218,11 @@ class Tokenizer:
         backend = self._backend
 
         def decode(token_ids: list[int]) -> str:
-            return str(backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+            try:
+                with panics_are_errors:
+                    return str(backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+            except PanicError as error:
+                raise _failed(error) from error
 
         return decode
 
@@ -228,11 +242,16 @@ class Tokenizer:
         return TokenBytes(self._backend.id_to_token, self._decoding.bytes_of, self.special_ids)
 
 
+def _failed(error: PanicError) -> RequestError:
+    return RequestError(f"text: the model's tokenizer fails on it ({error}). Send another text, or token ids.")
+
+
 def _read_backend(file: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
     try:
-        return Backend.from_file(str(file))
+        with panics_are_errors:
+            return Backend.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{file}: is no tokenizer that the tokenizers library can read ({error}).") from error
 
@@ -243,7 +262,8 @@ def _convert_backend(folder: Path, trust_remote_code: bool) -> Backend:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        with panics_are_errors:
+            loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever a foreign tokenizer's code raises
         raise ModelError(
             f"{folder}: there is no tokenizer.json, and Transformers cannot load it either ({error})."
