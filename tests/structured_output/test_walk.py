@@ -239,3 +239,20 @@ def test_a_mask_beyond_all_limits_says_what_to_do(grammars, monkeypatch):
     ends = {last_place(grammars.walk(form, request)) for request in (3, 4)}
     assert len(ends) == 1
     assert "Make the form simpler" in ends.pop()[1]
+
+
+def test_a_panic_of_the_library_ends_its_request_alone(grammars, monkeypatch):
+    """It is no `Exception`, so nothing else would catch it."""
+
+    class PanicException(BaseException):  # noqa: N818
+        pass
+
+    def panicking(*given):
+        raise PanicException("index out of bounds")
+
+    walk = grammars.walk(Params(regex="abc panic"), 77)
+    monkeypatch.setattr("quire.structured_output.walk._Follower.fill", panicking)
+    with pytest.raises(HardMaskError):
+        walk.fill(np.array([], dtype=np.int32), 0, np.zeros(grammars.num_words, dtype=np.int32))
+    with pytest.raises(GrammarError, match="index out of bounds"):
+        fill_beside(grammars, walk, [])

@@ -13,7 +13,8 @@ from typing import IO, Any
 
 import msgspec
 
-from quire.errors import UserError, one_line
+from quire.errors import one_line
+from quire.panics import panics_are_errors
 from quire.structured_output.grammar import Form, GrammarError, json_grammar, matcher_of, reason_of
 from quire.structured_output.schema_place import place_of_error
 from quire.structured_output.vocabulary import Vocabulary
@@ -31,12 +32,9 @@ def write_frame(file: IO[bytes], data: bytes) -> None:
 def why_not(params: StructuredOutputsParams, tokenizer: Any) -> str | None:
     """None: it is a grammar, and something begins it."""
     try:
-        return _refusal(Form(params, tokenizer).hard)
-    except (GrammarError, UserError) as error:
-        reason = one_line(error)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library is no Exception
+        with panics_are_errors:
+            return _refusal(Form(params, tokenizer).hard)
+    except Exception as error:  # whatever a form brings the library to
         reason = one_line(error)
     return _at_its_place(params, tokenizer, reason) if params.kind == "json" else reason
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from quire.errors import one_line
+from quire.panics import PanicError, panics_are_errors
 from quire.failpoints import failpoint
 from quire.structured_outputs_params import StructuredOutputsParams
 
@@ -82,7 +83,11 @@ def matcher_of(grammar: str, tokenizer: Any, limits: Limits = HARD) -> Any:
         step_max_items=limits.num_items,
         verbose_errors=False,
     )
-    matcher = LLMatcher(tokenizer, grammar, limits=library_limits, log_level=0)
+    try:
+        with panics_are_errors:
+            matcher = LLMatcher(tokenizer, grammar, limits=library_limits, log_level=0)
+    except PanicError as error:
+        raise GrammarError(str(error)) from None
     if matcher.is_error():
         raise GrammarError(reason_of(matcher))
     return matcher

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from quire.panics import PanicError, panics_are_errors
 from quire.structured_output.grammar import Form, GrammarError, reason_of
 
 Tokens = npt.NDArray[np.int32]
@@ -108,16 +109,18 @@ class Walk:
         if self._hard is None:
             self._hard = _Follower(form.hard.deep_copy(), self._end_ids)
         try:
-            return self._hard.fill(tokens, num_sure, mask, consume)
-        except _StoppedError as error:
+            with panics_are_errors:
+                return self._hard.fill(tokens, num_sure, mask, consume)
+        except (_StoppedError, PanicError) as error:
             raise GrammarError(f"{error}. Make the form simpler") from None
 
     def _fill_easy(self, form: Form, tokens: Tokens, num_sure: int, mask: Words, consume: Consume) -> bool:
         if self._easy is None:
             self._easy = _Follower(form.easy.deep_copy(), self._end_ids)
         try:
-            is_bound = self._easy.fill(tokens, num_sure, mask, consume)
-        except _StoppedError:
+            with panics_are_errors:
+                is_bound = self._easy.fill(tokens, num_sure, mask, consume)
+        except (_StoppedError, PanicError):
             self._easy = None  # it takes nothing any more
             raise HardMaskError from None
         self._gap = 1

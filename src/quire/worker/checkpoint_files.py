@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.errors import ModelError
 from quire.json_files import read_object
+from quire.panics import PanicError, panics_are_errors
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -106,9 +107,9 @@ def _read_index(index: Path) -> dict[str, str]:
 
 def _names_in(file: Path) -> list[str]:
     try:
-        with safe_open(file, framework="pt") as opened:
+        with panics_are_errors, safe_open(file, framework="pt") as opened:
             return list(opened.keys())
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, PanicError) as error:
         raise _damaged(file, error) from error
 
 
@@ -136,10 +137,11 @@ class _NamedTensors:
     def get(self, name: str) -> Tensor:
         file = self._file_by_name[name]
         try:
-            if file not in self._open:
-                self._open[file], self._num_bytes[file] = safe_open(file, framework="pt"), 0
-            tensor = self._open[file].get_tensor(name)
-        except (SafetensorError, OSError) as error:
+            with panics_are_errors:
+                if file not in self._open:
+                    self._open[file], self._num_bytes[file] = safe_open(file, framework="pt"), 0
+                tensor = self._open[file].get_tensor(name)
+        except (SafetensorError, OSError, PanicError) as error:
             raise _damaged(file, error) from error
         self._num_bytes[file] += tensor.nbytes
         if self._num_bytes[file] > _REMAP_BYTES:
