@@ -23,7 +23,8 @@ def tokenizer(**sections):
 
 
 def split(pattern):
-    return tokenizer(pre_tokenizer={"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
+    part = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return tokenizer(pre_tokenizer=part)
 
 
 def replaced(*pairs):
@@ -115,7 +116,7 @@ def test_a_bomb_is_refused(tmp_path, name):
     assert len(said) < 1_000
 
 
-@pytest.mark.parametrize("make", ["byte_level", "byte_fallback", "tiktoken", "unigram_bytes", "metaspace", "word_piece"])
+@pytest.mark.parametrize("make", "byte_level byte_fallback tiktoken unigram_bytes metaspace word_piece".split())
 def test_ordinary_ones_are_known_to_be_harmless(make):
     content = json.loads(getattr(tiny_tokenizers, make)().to_str())
     # this expression is nobody's

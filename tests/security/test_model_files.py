@@ -115,7 +115,7 @@ def test_a_number_that_no_model_has_is_refused_by_its_name(folder, name, value):
     """Before anything is made of it: no tables of gigabytes, and no model that answers NaN to everybody."""
     change_config(folder, **{name: value})
     inner = list(value)[-1] if isinstance(value, dict) else name
-    with pytest.raises(ModelError, match=rf"config\.json: .*{inner}.* must be .* Correct|config\.json: .*rope_theta.* must"):
+    with pytest.raises(ModelError, match=rf"config\.json: .*({inner}|rope_theta).* must be .* Correct"):
         ModelFacts.read(folder)
 
 
@@ -126,9 +126,9 @@ LONG_NUMBER = b"1" * 100_000
 def test_a_number_of_many_digits_is_refused(folder, name):
     content = (folder / name).read_bytes().rstrip()
     rewrite(folder / name, content[:-1] + b', "extra": ' + LONG_NUMBER + b"}")
+    read = ModelFacts.read if name.startswith(("config", "generation")) else Renderer.from_folder
     with pytest.raises(ModelError, match=name):
-        ModelFacts.read(folder)
-        Renderer.from_folder(folder)
+        read(folder)
 
 
 @pytest.mark.parametrize("value", [5, [1], {"x": {}}, {"1": 5}, {"1": None}, {"9" * 5000: {}}])

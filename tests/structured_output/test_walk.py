@@ -244,7 +244,7 @@ def test_a_mask_beyond_all_limits_says_what_to_do(grammars, monkeypatch):
 def test_a_panic_of_the_library_ends_its_request_alone(grammars, monkeypatch):
     """It is no `Exception`, so nothing else would catch it."""
 
-    class PanicException(BaseException):  # noqa: N818
+    class PanicException(BaseException):
         pass
 
     def panicking(*given):

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from quire.errors import one_line
-from quire.panics import PanicError, panics_are_errors
 from quire.failpoints import failpoint
+from quire.panics import PanicError, panics_are_errors
 from quire.structured_outputs_params import StructuredOutputsParams
 
 # Of a lexer's states, each 1 to 2 kB: what one grammar may hold in memory while it is followed.
