@@ -51,7 +51,14 @@ ROOMS = {
         "quire.parameter_checks",
     ),
     "config": ("quire.config",),
-    "ground": ("quire.errors", "quire.version", "quire.embedded", "quire.failpoints", "quire.json_files", "quire.panics"),
+    "ground": (
+        "quire.errors",
+        "quire.version",
+        "quire.embedded",
+        "quire.failpoints",
+        "quire.json_files",
+        "quire.panics",
+    ),
 }
 
 # From the top down. A room may import its own modules and every floor below it. Rooms that stand on one floor are
