@@ -32,6 +32,9 @@ _NUMBERS = {
     "slow_seconds": "how long they come: F12",
     "num_half_open": "connections that fall silent: F13",
     "num_frames": "frames of garbage in each direction: F14",
+    "num_hostile": "hostile requests in all: H1 to H3",
+    "seed": "that of the first of them: an error names its own",
+    "num_bombs": "templates and tokenizers: H4, H4b",
 }
 
 

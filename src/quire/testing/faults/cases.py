@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from quire.testing.faults import deaths, endings, leavers, shortages, slow_clients, start_up, walls, wrong_numbers
+from quire.testing.faults import (
+    deaths,
+    endings,
+    hostile,
+    leavers,
+    shortages,
+    slow_clients,
+    start_up,
+    walls,
+    wrong_numbers,
+)
 
 CASES = (
     *deaths.CASES,
@@ -13,4 +23,5 @@ CASES = (
     *shortages.CASES,
     *start_up.CASES,
     *endings.CASES,
+    *hostile.CASES,
 )

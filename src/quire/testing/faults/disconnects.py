@@ -23,16 +23,20 @@ _PACKET_BYTES = 1400
 _WINDOW_BYTES = 2048
 
 
-def connect(url: str, *, is_narrow: bool = False) -> socket.socket:
-    """`is_narrow`: hardly anything waits on the way to a client that does not read."""
+def address_of(url: str) -> tuple[str, int]:
     address = urlsplit(url)
     assert address.hostname is not None
+    return address.hostname, address.port or 80
+
+
+def connect(url: str, *, is_narrow: bool = False) -> socket.socket:
+    """`is_narrow`: hardly anything waits on the way to a client that does not read."""
     connection = socket.socket()
     connection.settimeout(30)
     if is_narrow:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _PACKET_BYTES)
-    connection.connect((address.hostname, address.port or 80))
+    connection.connect(address_of(url))
     return connection
 
 

@@ -56,6 +56,10 @@ class Setting:
     num_half_open: int = 50
     # frames of garbage in each direction
     num_frames: int = 1000
+    # hostile requests in all, the first one's seed, and bombs of each kind in a model's files
+    num_hostile: int = 10_000
+    seed: int = 1
+    num_bombs: int = 40
     # what the clients of the server heard, for the verdict of the checker
     histories: list[History] = field(default_factory=list)
     # By core: asked of the first server, and the same of every later one.
@@ -70,7 +74,8 @@ class Setting:
     def small(cls) -> Setting:
         """Everything a few times: to see that it works."""
         return cls(8, stall_timeout=2.0, num_rounds=3, num_operations=5, num_leaves=2, num_aborts=200,
-                   num_slow_readers=4, slow_seconds=5.0, num_half_open=3, num_frames=200)  # fmt: skip
+                   num_slow_readers=4, slow_seconds=5.0, num_half_open=3, num_frames=200,
+                   num_hostile=400, num_bombs=3)  # fmt: skip
 
 
 class FaultedServer(ServerProcess):

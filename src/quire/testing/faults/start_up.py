@@ -25,14 +25,14 @@ _WITHOUT = 10.0
 Prepare = Callable[[Path], list[str]]
 
 
-def _model(folder: Path) -> Path:
+def model_in(folder: Path) -> Path:
     """A copy of the model in the package, to be broken."""
     return Path(shutil.copytree(Path(quire.__file__).parent / "embedded", folder / "model"))
 
 
 def _with_config(**changes: object) -> Prepare:
     def prepare(folder: Path) -> list[str]:
-        file = _model(folder) / "config.json"
+        file = model_in(folder) / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
         return [str(file.parent)]
 
@@ -43,7 +43,7 @@ def _with_file(name: str, content: bytes | None) -> Prepare:
     """One file of the model has another content, or is not there."""
 
     def prepare(folder: Path) -> list[str]:
-        file = _model(folder) / name
+        file = model_in(folder) / name
         file.unlink()
         if content is not None:
             file.write_bytes(content)
@@ -53,7 +53,7 @@ def _with_file(name: str, content: bytes | None) -> Prepare:
 
 
 def _cut_weights(folder: Path) -> list[str]:
-    [weights] = list(_model(folder).glob("*.safetensors"))
+    [weights] = list(model_in(folder).glob("*.safetensors"))
     with weights.open("r+b") as file:
         file.truncate(weights.stat().st_size // 2)
     return [str(weights.parent)]
@@ -66,7 +66,7 @@ def _options(*options: str) -> Prepare:
 def _case(name: str, words: str, prepare: Prepare, *, takes_port: bool = False, most_seconds: float = _WITHOUT) -> Case:
     async def run(setting: Setting) -> Figures:
         with private_folder() as folder, _port(takes_port) as port:
-            return await _fails(folder, [*prepare(folder), "--port", str(port)], words)
+            return await fails(folder, [*prepare(folder), "--port", str(port)], words)
 
     return Case(f"F18 {name}", "a start that cannot succeed", run, {"exit": most_seconds}, 1, Core.EMBEDDED)
 
@@ -86,7 +86,7 @@ class _TakenPort:
         self._socket.close()
 
 
-async def _fails(folder: Path, options: list[str], words: str) -> Figures:
+async def fails(folder: Path, options: list[str], words: str) -> Figures:
     (folder / "tmp").mkdir()
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(

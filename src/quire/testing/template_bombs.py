@@ -1,0 +1,82 @@
+"""Chat templates that ask for any amount of work or memory, by what they do."""
+
+from __future__ import annotations
+
+LOOP = "{% for i in range(99999) %}"
+DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = %s %}{% endfor %}{{ ns.x|length }}"
+NEST = "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = %s %}{% endfor %}"
+BIG = "{% set big = 'ab' * 4000000 %}"
+
+BOMBS = {
+    "nested loops": LOOP * 2 + "{% endfor %}" * 2,
+    "nested loops with a test": LOOP + "{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "loops that write": LOOP * 2 + "x" * 100 + "{% endfor %}" * 2,
+    "a recursive loop": "{% for x in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 90 }}{% endfor %}",
+    "loops over a filter": LOOP + "{{ range(99999)|select('none')|list }}{% endfor %}",
+    "a filter over a filter": LOOP + "{{ range(99999)|map('string')|map('upper')|join }}{% endfor %}",
+    "a macro that calls itself": "{% macro m(n) %}{{ m(n - 1) ~ m(n - 1) if n }}{% endmacro %}{{ m(60) }}",
+    "a wide number": "{{ '%999999999d'|format(1) }}",
+    "a wide number by %": "{{ '%999999999d' % 1 }}",
+    "a wide number by *": "{{ '%*d' % (999999999, 1) }}",
+    "a wide number by format": "{{ '{:999999999}'.format(1) }}",
+    "a width that is an argument": "{{ '{:{}}'.format(1, 999999999) }}",
+    "one text in many fields": BIG + "{{ ('%s' * 100000) % ((big,) * 100000) }}",
+    "one text in many fields by format": BIG + "{{ ('{0}' * 100000).format(big) }}",
+    "a named text in many fields": BIG + "{{ ('%(a)s' * 100000)|format(a=big) }}",
+    "centred": "{{ 'x'.center(10**10) }}",
+    "centred by a filter": "{{ 'x'|center(10000000000) }}",
+    "justified": "{{ 'x'.ljust(10**10) }}{{ 'x'.rjust(10**10) }}",
+    "filled with zeros": "{{ '1'.zfill(10**10) }}",
+    "tabs": "{{ ('\t' * 1000).expandtabs(10**8) }}",
+    "wrapped words": "{{ ('ab ' * 300000)|wordwrap(1, wrapstring='x' * 900000) }}",
+    "replaced": BIG + "{{ big.replace('', big) }}",
+    "replaced by a filter": BIG + "{{ big|replace('a', big) }}",
+    "joined": BIG + "{{ big.join(range(99999)|map('string')) }}",
+    "joined by a filter": BIG + "{{ range(99999)|join(big) }}",
+    "indented": "{{ ('\n' * 900000)|indent(900000) }}",
+    "indented by a text": "{{ ('\n' * 900000)|indent('x' * 900000) }}",
+    "indented JSON": "{{ [1, messages]|tojson(indent=10**9) }}",
+    "JSON with long separators": "{{ range(9999)|list|tojson(separators=('x' * 900000, ':')) }}",
+    "deep JSON": NEST.replace("60", "400").replace("%s", "[ns.x]") + "{{ ([ns.x] * 9999)|tojson(indent=16) }}",
+    "doubled by ~": DOUBLE.replace("%s", "ns.x ~ ns.x"),
+    "doubled by +": DOUBLE.replace("%s", "ns.x + ns.x"),
+    "doubled by *": DOUBLE.replace("%s", "ns.x * 9"),
+    "doubled by a macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}" + DOUBLE.replace("%s", "m(ns.x)"),
+    "doubled by a block": DOUBLE.replace(
+        "{% set ns.x = %s %}", "{% set t %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = t %}"
+    ),
+    "doubled by join": DOUBLE.replace("%s", "[ns.x, ns.x]|join"),
+    "doubled by format": DOUBLE.replace("%s", "'%s%s' % (ns.x, ns.x)"),
+    "doubled by replace": DOUBLE.replace("%s", "ns.x.replace('a', 'aa').replace('b', 'bb')"),
+    "a list of lists": NEST.replace("%s", "[ns.x, ns.x]") + "{{ ns.x }}",
+    "a tuple of tuples": NEST.replace("%s", "(ns.x, ns.x)") + "{{ ns.x == (ns.x, 1) }}",
+    "an object of objects": NEST.replace("%s", "{'a': ns.x, 'b': ns.x}") + "{{ ns.x|tojson }}",
+    "a dict of dicts": NEST.replace("%s", "dict(a=ns.x, b=ns.x)") + "{{ ns.x|string }}",
+    "a list by filters": NEST.replace("%s", "(ns.x * 2)|batch(2)|list") + "{{ ns.x }}",
+    "a list by arguments": "{% macro m(n) %}{{ m(n - 1, varargs, varargs) }}{% endmacro %}{{ m(60, 1) }}",
+    "a namespace of namespaces": NEST.replace("['a']", "1").replace("%s", "namespace(a=ns.x, b=ns.x)")
+    + LOOP
+    + "{{ [ns.x, ns.x] * 999999 }}{% endfor %}",
+    "a batch that is filled": BIG + "{{ [1]|batch(10**9, big)|list }}",
+    "slices": BIG + "{{ [1]|slice(10**9)|list }}",
+    "parts kept": BIG + NEST.replace("60", "9999").replace("%s", "[big[loop.index:], ns.x]"),
+    "split": BIG + "{{ big.split('a') }}",
+    "split at spaces": BIG + "{{ (big.replace('a', ' ')).split() }}",
+    "lines": "{{ ('\n' * 9000000).splitlines() }}",
+    "characters": BIG + "{{ big|list }}",
+    "words": BIG + "{{ big|replace('a', ' ')|wordcount }}",
+    "found from the end": BIG + "{{ big.rfind('a' ~ big) }}",
+    "split from the end": "{{ ('a' * 900000).rsplit('ab' + 'a' * 400000) }}",
+    "stripped": "{{ ('b' * 900000).strip('a' * 900000 + 'b') }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "a power of powers": DOUBLE.replace("'ab'", "10").replace("%s", "ns.x ** 60") + "{{ ns.x }}",
+    "a product": DOUBLE.replace("'ab'", "10").replace("%s", "ns.x * ns.x") + "{{ ns.x }}",
+    "rounded": "{{ 1|round(10**9) }}{{ 1.5|round(10**9, 'ceil') }}",
+    "bytes of a number": "{{ (1).to_bytes(10**10, 'big') }}",
+    "translated": BIG + "{{ big.translate({97: big}) }}",
+    "a sum of lists": "{{ ([range(9999)|list] * 9999)|sum(start=[]) }}",
+    "words without sense": "{{ lipsum(n=10**9) }}",
+    "a block again and again": BIG + "{% block b %}" + "{{ big }}" * 50 + "{% endblock %}{{ self.b() }}",
+    "a date": "{{ strftime_now('%Y' * 900000) }}",
+    "a long template": "{# " + "x" * 300_000 + " #}",
+}
