@@ -122,7 +122,7 @@ def request_of(seed: int, *, is_bound: bool = True) -> dict[str, Any]:
         "prompt": chosen.choice(PROMPTS),
         "max_tokens": MAX_TOKENS,
         "temperature": chosen.choice((0, 1)),
-        "n": chosen.choices((1, 2, 8, 32, 128), (50, 25, 15, 8, 2))[0],
+        "n": chosen.choices((1, 2, 8, 32, 128), (60, 25, 12, 2, 1))[0],
         "seed": seed,
         "stream": chosen.random() < 0.3,
     }

@@ -1,16 +1,17 @@
 """How much processor time each turn of a server's event loop takes. Imported by the process of the server, first.
 
 A turn is one call of the loop: nobody else is served meanwhile. The loop is asyncio's own instead of uvloop, whose
-calls cannot be seen. The times are written when the process ends, into the file that the environment names.
+calls cannot be seen. SIGUSR1 forgets the turns so far, those of the start; SIGUSR2 writes the file that the environment
+names.
 """
 
 from __future__ import annotations
 
 import array
 import asyncio
-import atexit
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,7 +38,11 @@ def _timed(self: asyncio.events.Handle) -> Any:
             del _longest[:-_MOST_SHOWN]
 
 
-def _write() -> None:
+def _forget(*_: object) -> None:
+    del _seconds[:], _longest[:]
+
+
+def _write(*_: object) -> None:
     ordered = sorted(_seconds)
     figures = {
         "num_turns": len(ordered),
@@ -45,12 +50,14 @@ def _write() -> None:
         "p999": ordered[len(ordered) * 999 // 1000] if ordered else 0.0,
         "what": [f"{seconds:.3f} {what}" for seconds, what in reversed(_longest)],
     }
-    Path(os.environ[VARIABLE]).write_text(json.dumps(figures), encoding="utf-8")
+    file = Path(os.environ[VARIABLE])
+    partial = file.with_suffix(".part")
+    partial.write_text(json.dumps(figures), encoding="utf-8")
+    partial.replace(file)
 
 
 if VARIABLE in os.environ:
     sys.modules["uvloop"] = None  # type: ignore[assignment]
     asyncio.events.Handle._run = _timed  # type: ignore[method-assign]
-    atexit.register(_write)
-    # processes that it starts have turns of their own
-    os.environ["PYTHONUNBUFFERED"] = "1"
+    signal.signal(signal.SIGUSR1, _forget)
+    signal.signal(signal.SIGUSR2, _write)
