@@ -80,11 +80,13 @@ def check_numbers(config: Mapping[str, Any], file: object) -> None:
         is_kind = isinstance(value, int) or not limits.is_whole
         if is_number and is_kind and limits.least <= value <= limits.most:
             continue
-        kind = "a whole number" if limits.is_whole else "a number"
+        kind, bounds = "a number", f"{limits.least:g} to {limits.most:g}"
+        if limits.is_whole:
+            kind, bounds = "a whole number", f"{int(limits.least):,} to {int(limits.most):,}"
         shown = str(value)[:_MOST_SHOWN] if isinstance(value, float) or abs(value) < 10**30 else "a very large number"
         raise ModelError(
-            f"{file}: {name}={shown} must be {kind} from {limits.least:g} to {limits.most:g}, because it is "
-            f"{limits.why}. Correct it, or download the file again."
+            f"{file}: {name}={shown} must be {kind} from {bounds}, because it is {limits.why}. Correct it, or download "
+            "the file again."
         )
 
 

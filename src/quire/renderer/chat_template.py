@@ -6,6 +6,7 @@ a template of its own, only values for one. Called by Renderer.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -65,6 +66,17 @@ class ChatTemplates:
             if texts:
                 return cls(texts, special, origin=folder.name)
         return None
+
+    def prepare(self) -> None:
+        """Compiles them, so that no request does. What is wrong with one is said when it is asked for."""
+        import jinja2
+
+        from quire.renderer.template_sandbox import compile_template
+
+        for text in self.texts.values():
+            with contextlib.suppress(jinja2.TemplateError, RecursionError):
+                self._compiled[text] = compile_template(text, self._now)
+                dialect_of(text)
 
     def render(self, chat: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The text of a chat; options as below."""

@@ -61,7 +61,7 @@ class Renderer:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Renderer:
-        return cls.from_folder(
+        renderer = cls.from_folder(
             Path(config.tokenizer_path),
             template_folders=(config.facts.path,),
             chat_template=config.chat_template,
@@ -71,6 +71,9 @@ class Renderer:
             reasoning_parser=config.reasoning_parser,
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
+        if renderer._templates is not None:
+            renderer._templates.prepare()
+        return renderer
 
     @classmethod
     def from_folder(

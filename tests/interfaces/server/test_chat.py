@@ -246,5 +246,5 @@ def test_a_template_that_takes_long_does_not_hold_the_event_loop(run, served, mo
             assert "more than 4,000,000 steps" in answer.json()["error"]["message"]
 
     run(main())
-    # the first compiles the template
+    # the first compiles the template, as it is not the one that the model came with
     assert threads == [(True, False), (False, True), (False, True), (True, False)]

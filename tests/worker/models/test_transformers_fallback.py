@@ -74,7 +74,7 @@ def test_an_encoder_decoder_is_refused_before_its_weights_are_read(tmp_path):
     ("values", "words"),
     [
         ({"hidden_size": "big"}, "hidden_size"),
-        ({"hidden_size": -64}, "negative dimension"),
+        ({"hidden_size": -64}, "hidden_size=-64 must be a whole number from 1"),
         ({"vocab_size": 400}, r"embed_tokens.weight \(\[320, 64\] in the checkpoint, \[400, 64\] in the model\)"),
     ],
 )
