@@ -172,6 +172,10 @@ class ServerState:
         """What the engine found room for, which may be less than what was asked."""
         return self.engine.ready.max_model_len
 
+    @property
+    def has_engine(self) -> bool:
+        return self._engine is not None
+
     def visit_of(self, tenant: str, request_id: str = "") -> Visit:
         """For work on behalf of a tenant that no request stands behind any more."""
         return Visit(self.tenants.named(tenant), self.tenants, self.room, request_id=request_id, is_patient=True)

@@ -67,13 +67,14 @@ async def read_request(
     state = state_of(request)
     # a server that ends tells it so, and does not wait for a request that it does not know yet
     with state.in_flight.enter(is_awaited=False):
-        data = await _read_body(request, state, bounds_for(state.max_model_len))
+        data = await _read_body(request, state, _bounds_for(state))
     return parse_request(data, request_type, rules, strict=strict)
 
 
-def bounds_for(max_model_len: int) -> JsonBounds:
+def _bounds_for(state: ServerState) -> JsonBounds:
     """A prompt as long as the model takes may always be sent as token ids."""
-    return JsonBounds(values=max(USUAL_BOUNDS.values, max_model_len + _OTHER_VALUES))
+    length = state.max_model_len if state.has_engine else 0
+    return JsonBounds(values=max(USUAL_BOUNDS.values, length + _OTHER_VALUES))
 
 
 def read_text(
