@@ -33,7 +33,8 @@ class HandLoop:
 class Beginner:
     head_seconds = 10.0
 
-    def __init__(self, address="192.0.2.1", *, loop=None, is_answering=False):
+    def __init__(self, address="192.0.2.1", *, loop=None, is_answering=False, has_unread=False):
+        self.has_unread = lambda: has_unread
         self.loop = loop or HandLoop()
         self.client = None if address is None else (address, 1234)
         self.is_answering = is_answering
@@ -141,6 +142,28 @@ def test_who_is_idle_goes_last():
         displaced.append([*given_up(connections)])
     assert displaced == [[1], [1, 3], [1, 3, 4], [1, 2, 3, 4]]
     assert not busy.is_given_up
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_who_has_something_unread_goes_after_the_others(is_idle):
+    """It may be a request, or the rest of one, that came in the same turn."""
+    room = Unfinished(descriptors=Descriptors(3, lambda: 1))
+    beginners = [Beginner(has_unread=True), Beginner(), Beginner()]
+    for beginner in beginners:
+        room.arrive(beginner)
+        if is_idle:
+            room.end(beginner)
+            room.rest(beginner)
+    room.arrive(Beginner())
+    assert given_up(beginners) == [1]
+
+
+def test_where_all_have_something_unread_the_oldest_goes():
+    room = Unfinished(descriptors=Descriptors(2, lambda: 1))
+    beginners = [Beginner(has_unread=True) for _ in range(3)]
+    for beginner in beginners:
+        room.arrive(beginner)
+    assert given_up(beginners) == [0]
 
 
 def test_who_is_alone_stays():

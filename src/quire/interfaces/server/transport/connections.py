@@ -13,7 +13,7 @@ import logging
 from typing import Any
 
 from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
-from quire.interfaces.server.transport.unfinished import Unfinished
+from quire.interfaces.server.transport.unfinished import Unfinished, num_unread
 from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS
 
@@ -78,6 +78,9 @@ class Connection(OpenAIProtocol):
             return True
         self.cycle.keep_alive = False
         return False
+
+    def has_unread(self) -> bool:
+        return num_unread(self.transport) > 0
 
     def _refuse(self, error: ApiError) -> None:
         super()._refuse(error)

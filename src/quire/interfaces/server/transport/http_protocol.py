@@ -238,6 +238,9 @@ class OpenAIProtocol(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
+            # it is answered here, and the application says nothing more
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.transport.write(self._answer(error))
         self.transport.write_eof()
         # closed with something unread, the connection would be reset, and the answer lost with it

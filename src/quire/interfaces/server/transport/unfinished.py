@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import functools
 import ipaddress
 import logging
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import termios
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from quire.errors import OptionError
@@ -44,6 +46,9 @@ class Beginner(Protocol):
 
     def give_up(self) -> bool:
         """Whether it is closed now. One that still answers an earlier request closes when it has."""
+
+    def has_unread(self) -> bool:
+        """Whether something has come that was not read yet: it may have said what it wants."""
 
 
 class Descriptors:
@@ -105,7 +110,17 @@ class Unfinished:
         self._num_open += 1
         self.begin(connection)
         if self._descriptors is not None and self._num_open > self._descriptors.num_for(self._num_open):
-            self._displace_oldest_of([*self._clocks, *self._idle], connection, "the last descriptors are for others")
+            self._displace_oldest_of(self._in_order(), connection, "the last descriptors are for others")
+
+    def _in_order(self) -> Iterator[Beginner]:
+        """Who has to go first. What has come and was not read may be all that is missing."""
+        unread = []
+        for connection in (*self._clocks, *self._idle):
+            if connection.has_unread():
+                unread.append(connection)
+            else:
+                yield connection
+        yield from unread
 
     def leave(self, connection: Beginner) -> None:
         """It is gone."""
@@ -148,7 +163,7 @@ class Unfinished:
         self.end(connection)
         connection.give_up()
 
-    def _displace_oldest_of(self, connections: Sequence[Beginner], newest: Beginner, why: str) -> None:
+    def _displace_oldest_of(self, connections: Iterable[Beginner], newest: Beginner, why: str) -> None:
         for connection in connections:
             if connection is newest:
                 continue
@@ -205,3 +220,11 @@ def _num_open() -> int:
     except OSError as error:
         # none is left to look with; or there is nothing to look at, and nobody has to go for that
         return _num_allowed() if error.errno in (errno.EMFILE, errno.ENFILE) else 0
+
+
+def num_unread(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the system has of a connection, and nobody else."""
+    socket = transport.get_extra_info("socket")
+    if socket is None or socket.fileno() < 0:
+        return 0
+    return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)

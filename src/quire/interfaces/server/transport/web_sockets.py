@@ -22,7 +22,7 @@ from websockets.protocol import Protocol, State
 from websockets.server import ServerProtocol
 
 from quire.interfaces.server.transport.http_protocol import close_in_any_case, refused
-from quire.interfaces.server.transport.unfinished import Unfinished
+from quire.interfaces.server.transport.unfinished import Unfinished, num_unread
 from quire.interfaces.server.wire.errors import ApiError, unavailable
 from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS
 
@@ -157,6 +157,9 @@ class WebSockets(WebSocketsSansIOProtocol):
         else:
             self._refuse(unavailable("The server had too much to do to answer this handshake in time."))
         return True
+
+    def has_unread(self) -> bool:
+        return num_unread(self.transport) > 0
 
     def shutdown(self) -> None:
         close_in_any_case(self._shut_down, self.transport)
