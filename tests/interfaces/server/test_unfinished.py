@@ -158,12 +158,21 @@ def test_who_has_something_unread_goes_after_the_others(is_idle):
     assert given_up(beginners) == [1]
 
 
-def test_where_all_have_something_unread_the_oldest_goes():
-    room = Unfinished(descriptors=Descriptors(2, lambda: 1))
-    beginners = [Beginner(has_unread=True) for _ in range(3)]
+def test_where_all_have_something_unread_some_of_the_spare_descriptors_serve():
+    """Until they are read; then the oldest go, two for each that comes."""
+    come: list[Beginner] = []
+    room = Unfinished(descriptors=Descriptors(3, lambda: 1 + len(come)))
+    beginners = [Beginner(has_unread=True) for _ in range(30)]
     for beginner in beginners:
+        come.append(beginner)
         room.arrive(beginner)
-    assert given_up(beginners) == [0]
+    gone = given_up(beginners)
+    assert gone == list(range(len(gone)))
+    assert 0 < len(gone) < 10
+    for beginner in beginners:
+        beginner.has_unread = lambda: False
+    room.arrive(Beginner())
+    assert given_up(beginners) == list(range(len(gone) + 2))
 
 
 def test_who_is_alone_stays():

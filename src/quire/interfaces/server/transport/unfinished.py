@@ -92,6 +92,8 @@ class Unfinished:
         self._by_address: dict[str, dict[Beginner, None]] = {}
         # those that were answered, and may ask again
         self._idle: dict[Beginner, None] = {}
+        # those that were closed, and have their descriptors until the next turn
+        self._leaving: set[Beginner] = set()
         self._num_displaced = 0
 
     def __len__(self) -> int:
@@ -109,22 +111,31 @@ class Unfinished:
         """A new connection of this process, which begins."""
         self._num_open += 1
         self.begin(connection)
-        if self._descriptors is not None and self._num_open > self._descriptors.num_for(self._num_open):
-            self._displace_oldest_of(self._in_order(), connection, "the last descriptors are for others")
+        if self._descriptors is not None:
+            self._make_room(self._num_open - self._descriptors.num_for(self._num_open), connection)
 
-    def _in_order(self) -> Iterator[Beginner]:
-        """Who has to go first. What has come and was not read may be all that is missing."""
+    def _make_room(self, num_too_many: int, newest: Beginner) -> None:
+        """For this one, and for one of those who stayed while nothing of them had been read yet."""
+        takes_all = num_too_many > _SPARE_DESCRIPTORS // 2
+        for _ in range(min(2, num_too_many - len(self._leaving))):
+            self._displace_oldest_of(self._in_order(takes_all=takes_all), newest, "the last descriptors are for others")
+
+    def _in_order(self, *, takes_all: bool) -> Iterator[Beginner]:
+        """Who has to go first. What has come and was not read may be all that is missing, and is read in the next turn:
+        until then some of the spare descriptors serve."""
         unread = []
         for connection in (*self._clocks, *self._idle):
             if connection.has_unread():
                 unread.append(connection)
             else:
                 yield connection
-        yield from unread
+        if takes_all:
+            yield from unread
 
     def leave(self, connection: Beginner) -> None:
         """It is gone."""
         self._num_open -= 1
+        self._leaving.discard(connection)
         self.end(connection)
 
     def begin(self, connection: Beginner) -> None:
@@ -168,11 +179,13 @@ class Unfinished:
             if connection is newest:
                 continue
             self.end(connection)
+            self._leaving.add(connection)
             if connection.give_up():
                 self._num_displaced += 1
                 address = "{}:{}".format(*connection.client) if connection.client else "somebody"
                 logger.info("%s asks for nothing and is closed: %s", address, why)
                 return
+            self._leaving.discard(connection)
 
     def _bounded_address(self, connection: Beginner) -> str | None:
         return None if connection.client is None else self._counted_as(connection.client[0])
