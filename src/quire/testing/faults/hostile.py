@@ -15,6 +15,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import httpx2 as httpx
@@ -32,12 +34,10 @@ from quire.testing.tokenizer_bombs import BOMBS as TOKENIZERS
 
 _SECONDS = 240.0
 _NUM_STREAMS = 4
-# hostile requests at a time, and raw connections
-_NUM_AT_ONCE, _NUM_SOCKETS = 4, 200
+# hostile requests at a time
+_NUM_AT_ONCE = 4
 # how much of all requests are forms: they are computed, and take the longest
 _SHARE_OF_FORMS, _SHARE_OF_SOCKETS = 0.02, 0.5
-# prompts that come in pieces may pause for a minute
-_SOCKET_SECONDS = 100.0
 _MOST_DESCRIPTORS = 150
 _MEMORY = 256 << 20
 _PHASES = 6
@@ -215,45 +215,22 @@ async def _asking(streams: LiveStreams, asked: list[float]) -> AsyncIterator[Non
 
 
 async def raw_connections(setting: Setting) -> Figures:
-    seeds, left_open = _seeds(setting, _SHARE_OF_SOCKETS), list[int]()
+    seeds = _seeds(setting, _SHARE_OF_SOCKETS)
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({_MOST_DESCRIPTORS},) * 2)"
     async with _beside(setting, "--first-byte-seconds", "2", "--keep-alive-seconds", "5", prelude=limit) as (
         _,
         streams,
     ):
-
-        async def send(seed: int) -> None:
-            if not await _is_ended(streams.url, hostile_sockets.parts_of(seed)):
-                left_open.append(seed)
-
-        await _all(seeds, send, min(_NUM_SOCKETS, len(seeds)))
+        # in a process of their own: what means well writes as soon as it is connected
+        with ProcessPoolExecutor(1, get_context("spawn")) as attacker:
+            attack = functools.partial(hostile_sockets.left_open, address_of(streams.url), seeds)
+            left_open = await asyncio.get_running_loop().run_in_executor(attacker, attack)
         began = time.monotonic()
         record = await streams.ask(PROMPTS[0])
         assert record.end == FINISHED, record
         figures = {"answer afterwards": time.monotonic() - began}
     assert not left_open, f"{len(left_open)} connections were left open: seeds {left_open[:20]}"
     return {**figures, "connections, requests": len(seeds)}
-
-
-async def _is_ended(url: str, parts: tuple[bytes, ...]) -> bool:
-    """Whether the server ends the connection, of which this end stays open."""
-    try:
-        async with asyncio.timeout(_SOCKET_SECONDS):
-            reader, writer = await asyncio.open_connection(*address_of(url))
-            try:
-                for part in parts:
-                    writer.write(part)
-                    await writer.drain()
-                    await asyncio.sleep(0.01)
-                while await reader.read(1 << 16):
-                    pass
-            finally:
-                writer.close()
-    except TimeoutError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 # ---- H4: files of models

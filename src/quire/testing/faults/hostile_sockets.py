@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+_NUM_AT_ONCE = 200
+# prompts that come in pieces may pause for a minute
+_SECONDS = 100.0
 _SOCKET = "/v1/completions/stream"
 _PATHS = (_SOCKET, "/v1/chat/completions", "/health/live", "/nowhere", "/" + "a" * 20_000)
 _METHODS = ("GET", "GET", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "CONNECT", "BREW")
@@ -113,3 +117,42 @@ def parts_of(seed: int) -> tuple[bytes, ...]:
             return (b"".join(_head(chosen) for _ in range(chosen.randint(2, 20))),)
         case _:
             return (bytes(chosen.randrange(256) for _ in range(chosen.randrange(200))), _head(chosen))
+
+
+def left_open(address: tuple[str, int], seeds: Iterable[int]) -> list[int]:
+    """The seeds whose connections the server does not end, of which this end stays open."""
+    return asyncio.run(_left_open(address, seeds))
+
+
+async def _left_open(address: tuple[str, int], seeds: Iterable[int]) -> list[int]:
+    left, found = iter(seeds), list[int]()
+
+    async def send() -> None:
+        for seed in left:
+            if not await _is_ended(address, parts_of(seed)):
+                found.append(seed)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_NUM_AT_ONCE):
+            group.create_task(send())
+    return found
+
+
+async def _is_ended(address: tuple[str, int], parts: tuple[bytes, ...]) -> bool:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            reader, writer = await asyncio.open_connection(*address)
+            try:
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+                while await reader.read(1 << 16):
+                    pass
+            finally:
+                writer.close()
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
