@@ -18,9 +18,22 @@ def read_object(file: Path, *, advice: str = "Download it again.") -> dict[str, 
         size = file.stat().st_size
         if size > _MOST_BYTES:
             raise ModelError(f"{file}: has {size:,} bytes, at most {_MOST_BYTES:,} are read. {advice}")
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
-        raise ModelError(f"{file}: cannot be read as JSON ({one_line(error)}). {advice}") from error
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unreadable(str(file), error, advice) from error
+    return parse_object(text, str(file), advice=advice)
+
+
+def parse_object(text: str, where: str, *, advice: str = "Download it again.") -> dict[str, Any]:
+    """The same of a text that was read already."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+        raise _unreadable(where, error, advice) from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file}: must hold a JSON object, not {type(content).__name__}. {advice}")
+        raise ModelError(f"{where}: must hold a JSON object, not {type(content).__name__}. {advice}")
     return content
+
+
+def _unreadable(where: str, error: Exception, advice: str) -> ModelError:
+    return ModelError(f"{where}: cannot be read as JSON ({one_line(error)}). {advice}")

@@ -59,3 +59,26 @@ def test_a_plan_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_config_without_sizes_is_a_clear_error() -> None:
     with pytest.raises(ModelError, match="none of hidden_size, n_embd, d_model is there"):
         ModelShape.of({"vocab_size": 10})
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"num_local_experts": 8}, "num_local_experts=8: the model is a mixture of experts"),
+        ({"n_routed_experts": 256, "kv_lora_rank": 512}, "n_routed_experts=256: the model is a mixture of experts"),
+        ({"text_config": {"num_experts": 128}}, "num_experts=128: the model is a mixture of experts"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank=512: the model's attention keeps latent vectors"),
+        ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),
+        ({"linear_num_value_heads": 32}, "linear_num_value_heads=32: the model has layers that keep a state"),
+    ],
+)
+def test_a_plan_is_refused_where_its_formulas_are_others(values, what, tmp_path, capsys) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**OPT_13B, "model_type": "opt", **values}))
+    assert main(["plan", str(tmp_path), "--memory", "40GiB"]) == 2
+    told = capsys.readouterr()
+    assert what in told.err
+    assert "tokens" not in told.out
+
+
+def test_no_experts_are_no_reason() -> None:
+    assert ModelShape.of({**OPT_13B, "num_local_experts": 0, "kv_lora_rank": None}) == ModelShape.of(OPT_13B)

@@ -134,6 +134,13 @@ def test_a_whole_tokenizer_json_comes_first(tmp_path):
         assert tokenizer.encode(text, add_special_tokens=False) == backend.encode(text, add_special_tokens=False).ids
 
 
+def test_a_whole_tokenizer_json_may_hold_only_what_is_known_to_be_harmless(tmp_path):
+    bomb = {**json.loads(byte_level().to_str()), "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}}}
+    metadata = {**parts_of(byte_level(), "qwen2"), "tokenizer.huggingface.json": json.dumps(bomb)}
+    with pytest.raises(ModelError, match="pre_tokenizer of the type Split, and what a GGUF file holds"):
+        Tokenizer.from_folder(write(tmp_path / "x.gguf", metadata))
+
+
 # ---- SentencePiece --------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +244,9 @@ def test_without_a_vocabulary_there_is_no_tokenizer(tmp_path):
         ({"tokenizer.ggml.token_type": [1, 1]}, "2 types of tokens"),
         ({"tokenizer.ggml.merges": ["zz qq"]}, "tokenizers library does not accept"),
         ({"tokenizer.ggml.tokens": []}, "tokenizer.ggml.tokens is empty"),
-        ({"tokenizer.huggingface.json": "{}"}, "tokenizers library does not accept"),
+        ({"tokenizer.huggingface.json": "{}"}, "max_input_chars_per_word, and what a GGUF file holds"),
+        ({"tokenizer.huggingface.json": "{"}, "tokenizer.huggingface.json: cannot be read as JSON"),
+        ({"tokenizer.huggingface.json": '{"model": {"type": "BPE"}}'}, "tokenizers library does not accept"),
         ({"tokenizer.ggml.model": "llama"}, "0 scores"),
     ],
 )

@@ -246,6 +246,21 @@ def test_what_was_loaded_is_logged(path, caplog):
     assert "llama runs as LlamaForCausalLM on torch.float32 with attention backend reference" in caplog.text
 
 
+@pytest.mark.parametrize(("name", "are_all"), [("llama", True), ("phi3", True), ("mixtral", False)])
+def test_what_quantization_leaves_as_it_is_is_logged(name, are_all, tmp_path, caplog):
+    checkpoint = make_checkpoint(tmp_path, name)
+    with caplog.at_level(logging.INFO, logger="quire"):
+        model = load_model(worker_config(checkpoint, quantization="int8", attention_backend="reference"))
+    if are_all:
+        assert "with weights as int8" in caplog.text
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        return
+    share = round(100 * model.share_not_quantized())
+    assert 20 < share < 100
+    assert f"quantization=int8: {share} % of the weights stay as they are." in caplog.text
+    assert f"with {100 - share} % of its weights as int8" in caplog.text
+
+
 def test_the_original_files_of_gpt2_and_opt_hold_the_backbone_alone(tmp_path):
     for name, prefix, extra in (
         ("gpt2", "transformer.", {"h.0.attn.bias": torch.ones(1, 1, 4, 4)}),

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.gguf_file import GGUFFile
 from quire.errors import ModelError, suggestion
+from quire.json_files import parse_object
 from quire.panics import panics_are_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+_ADVICE = "Give tokenizer=FOLDER with the tokenizer.json of the model."
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
@@ -212,6 +214,11 @@ def _cut(file: GGUFFile) -> _Cut:
 def _from_json(path: Path, text: str) -> Backend:
     from tokenizers import Tokenizer
 
+    from quire.renderer.tokenizer_gate import unknown_part
+
+    reason = unknown_part(parse_object(text, f"{path}: tokenizer.huggingface.json", advice=_ADVICE))
+    if reason:
+        raise _refused(path, f"{reason}, and what a GGUF file holds as JSON is not tried first")
     backend: Backend = _made(path, lambda: Tokenizer.from_str(text))
     return backend
 
@@ -225,6 +232,4 @@ def _made(path: Path, make: Any) -> Any:
 
 
 def _refused(path: Path, reason: str) -> ModelError:
-    return ModelError(
-        f"{path}: its tokenizer cannot be read: {reason}. Give tokenizer=FOLDER with the tokenizer.json of the model."
-    )
+    return ModelError(f"{path}: its tokenizer cannot be read: {reason}. {_ADVICE}")
