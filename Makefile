@@ -54,7 +54,7 @@ test: lint ## lint, then the default tests (ARGS="-k scheduler", ARGS="-m nightl
 nightly: export OMP_NUM_THREADS = 1
 nightly: export OMP_WAIT_POLICY = passive
 nightly: setup ## 20 million random steps on the simulator, then the nightly tests (STEPS; ARGS="-k metamorphic")
-	@$(venv)/bin/python -m quire.testing.soak --steps $(STEPS) --state build/soak.json
+	@$(venv)/bin/python -m tests.support.soak --steps $(STEPS) --state build/soak.json
 	@$(venv)/bin/python -m pytest -m nightly $(ARGS)
 
 # The clients are installed into build/clients at first use.
@@ -68,7 +68,7 @@ fuzz-api: setup ## Schemathesis against the real server, CASES an operation; goe
 faults: export OMP_NUM_THREADS = 1
 faults: export OMP_WAIT_POLICY = passive
 faults: setup ## break a real server in every known way, as often as each case says (ARGS="--only F1,F3 --times 1"; takes some 40 minutes)
-	@$(venv)/bin/python -m quire.testing.faults --out build/faults.json $(ARGS)
+	@$(venv)/bin/python -m tests.support.faults --out build/faults.json $(ARGS)
 
 lint: setup ## ruff and mypy
 	@$(venv)/bin/ruff check .

@@ -7,10 +7,10 @@ import math
 import numpy as np
 from traces import solve
 
-from quire.engine_core.executor.checking_model import Floats, Hashes
-from quire.engine_core.executor.simulated import SimulatedExecutor
 from quire.messages import Candidates, IntArray
 from quire.testing.core import FULL
+from quire.testing.simulator.checking_model import Floats, Hashes
+from quire.testing.simulator.executor import SimulatedExecutor
 
 VOCAB = 256
 

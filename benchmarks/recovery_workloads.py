@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from traces import SHAREGPT, lengths
 
-from quire.engine_core.executor.simulated import StepCosts
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
+from quire.testing.simulator.executor import StepCosts
 
 VOCAB = 256
 

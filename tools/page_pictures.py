@@ -1,4 +1,4 @@
-"""The pictures of docs/page.md, made again: `python tools/page_pictures.py` writes docs/figures/page_*.png.
+"""The pictures of docs/page.md, made again: `python -m tools.page_pictures` writes docs/figures/page_*.png.
 
 Starts a server with the model that ships with Quire and a small KV cache, lets twenty clients talk to it, and looks at
 its page with a headless Chromium (Debian: apt-get install chromium).
@@ -14,7 +14,8 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
-from quire.testing.browser import Browser
+from tests.support.browser import Browser
+
 from quire.testing.server_process import ServerProcess
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"

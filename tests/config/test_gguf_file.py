@@ -6,11 +6,11 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.support.gguf_checkpoints import write_gguf
 
 from quire.config import ModelFacts
 from quire.config.gguf_file import TYPES, GGUFFile
 from quire.errors import ModelError
-from quire.testing.gguf_checkpoints import write_gguf
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 gguf = pytest.importorskip("gguf")

@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from tests.support.gguf_checkpoints import write_gguf
 
 from quire.config import EngineOptions, ModelFacts, resolve
 from quire.config.model_source import embedded_path, locate
 from quire.config.quantization import FORMATS, SCHEMES, resolve_quantization
 from quire.errors import ModelError, OptionError
-from quire.testing.gguf_checkpoints import write_gguf
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 

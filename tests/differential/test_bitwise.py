@@ -2,7 +2,7 @@
 
 Every case is some requests of a family that shares beginnings, at random moments, in an engine with its own budget of
 tokens, memory, prefix cache, way of preemption and drafts. The hidden states of all tokens of all steps of all engines
-are compared by `quire.testing.bitwise`.
+are compared by `tests.support.bitwise`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.bitwise import BookOfBits
 
 from quire.config.model_source import embedded_path
 from quire.engine_core.engine_core import EngineCore
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
-from quire.testing.bitwise import BookOfBits
 from quire.testing.greedy import real_core
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.kernels import cpu

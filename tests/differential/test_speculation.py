@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.eagle_checkpoints import make_eagle3_head, make_eagle_head
 
 from quire import LLM, SamplingParams
-from quire.testing.eagle_checkpoints import make_eagle3_head, make_eagle_head
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 SHARED = list(range(40, 75))

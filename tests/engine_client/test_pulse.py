@@ -153,7 +153,7 @@ def test_the_stacks_of_a_crash_are_left_behind(serving):
 
 def test_a_killed_engine_leaves_its_last_decisions_behind():
     async def main() -> None:
-        link = fake_link(own_process=True, is_async=True, core="quire.testing.faults.builders:build")
+        link = fake_link(own_process=True, is_async=True, core="tests.support.faults.builders:build")
         client = AsyncEngineClient(link)
         try:
             async with asyncio.timeout(60):

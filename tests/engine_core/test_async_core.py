@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.checked_core import CheckedCore
+from tests.support.engine_settings import EngineSettings
+from tests.support.metamorphic import SETTINGS, outputs_of, random_case
 
-from quire.engine_core.executor.checking_model import expected_tokens
-from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.request import Sequence, Status
 from quire.messages import AbortRequests, DecodingSpec, EngineRequest, SchedulerOutput, sequence_id_of
 from quire.sampling_params import SamplingParams
-from quire.testing.checked_core import CheckedCore
 from quire.testing.core import CoreUnderTest
-from quire.testing.engine_settings import EngineSettings
-from quire.testing.metamorphic import SETTINGS, outputs_of, random_case
+from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.executor import SimulatedDrafts
 
 PROMPT = list(range(10, 21))
 EXPECTED = expected_tokens(PROMPT, 20, vocab_size=50)

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.engine_settings import EngineSettings
+from tests.support.soak import run_seed
 
-from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.changes import WorkerChanges
@@ -23,8 +24,7 @@ from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.transfers import Transfers
-from quire.testing.engine_settings import EngineSettings
-from quire.testing.soak import run_seed
+from quire.testing.simulator.executor import SimulatedDrafts
 
 MOST_SEEDS = 60
 

@@ -11,10 +11,10 @@ import pytest
 from quire.engine_core import decoding
 from quire.engine_core.decoding.method import Verbs
 from quire.engine_core.decoding.parallel_sampling import ParallelSampling
-from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.request import Request, Sequence
 from quire.messages import MOST_SEQUENCES, Candidates, DecodingSpec, EngineRequest, TokenLogprobs, sequence_id_of
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens
 
 
 class FirstThenBest:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.support.checked_core import CheckedCore
 
-from quire.engine_core.executor.checking_model import END_TOKEN
-from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Status
 from quire.engine_core.scheduler.constraints import LongPrefill
 from quire.messages import DecodingSpec, EngineRequest, SchedulerOutput
 from quire.sampling_params import SamplingParams
-from quire.testing.checked_core import CheckedCore
 from quire.testing.core import FULL, CoreUnderTest
+from quire.testing.simulator.checking_model import END_TOKEN
+from quire.testing.simulator.executor import SimulatedDrafts
 
 WINDOWED = [KVGroup(("a",)), KVGroup(("b",), 7)]
 

@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from tests.support.engine_settings import PLAIN_ENGINE, EngineSettings, random_engine
+from tests.support.workload import Workload
 
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.capacity import CachePlan
@@ -13,9 +15,7 @@ from quire.engine_core.kv_cache_manager.eviction import ByShares, LeastRecentlyU
 from quire.engine_core.launch import make_scheduler
 from quire.messages import Tenancy, int_array
 from quire.testing.core import FULL, CoreUnderTest
-from quire.testing.engine_settings import PLAIN_ENGINE, EngineSettings, random_engine
 from quire.testing.fake_llm import fake_config
-from quire.testing.workload import Workload
 
 A, B, C = (Tenancy(name=name, cache_scope=f"secret of {name}") for name in "abc")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.engine_core.executor.checking_model import expected_tokens
-from quire.engine_core.executor.simulated import READS_HOLE
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Status
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.constraints import Constraint
 from quire.messages import ExtendRequest, IntArray, SchedulerOutput, sequence_id_of
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.executor import READS_HOLE
 
 FIRST, SECOND, THIRD = (sequence_id_of(number, 0) for number in (1, 2, 3))
 LONG = list(range(1, 33))

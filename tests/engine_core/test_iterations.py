@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.request import Sequence
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens
 
 
 def test_a_new_request_waits_for_one_step_and_a_finished_one_leaves_after_its_own() -> None:

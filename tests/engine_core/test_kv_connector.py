@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from quire.engine_core.executor.checking_model import expected_tokens
-from quire.engine_core.executor.simulated import SimulatedDrafts
-from quire.engine_core.executor.simulated_connector import SimulatedConnector
 from quire.kv_connectors.memory.store import PrefixStore
 from quire.messages import AbortRequests, ExtendRequest, KVTransfer
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.connector import SimulatedConnector
+from quire.testing.simulator.executor import SimulatedDrafts
 
 BLOCK_SIZE = 4
 NUM_TOKENS = 9

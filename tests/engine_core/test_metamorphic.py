@@ -11,9 +11,8 @@ import os
 from collections import Counter
 
 import pytest
-
-from quire.testing.engine_settings import random_engine
-from quire.testing.metamorphic import PLAIN, SETTINGS, outputs_of, random_case
+from tests.support.engine_settings import random_engine
+from tests.support.metamorphic import PLAIN, SETTINGS, outputs_of, random_case
 
 NUM_CASES = int(os.environ.get("QUIRE_RANDOM_CASES", "200"))
 NUM_PARTS = 10

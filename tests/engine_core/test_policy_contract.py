@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.support.workload import Workload
 
-from quire.engine_core.executor.checking_model import expected_tokens
 from quire.engine_core.scheduler.policies import make_policy
 from quire.messages import AbortRequests, SchedulerOutput, split_sequence_id
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens
 from quire.testing.waiting_bound import steps_to_first_token
-from quire.testing.workload import Workload
 
 POLICIES = ["fifo", "priority", "srtf", "two_level"]
 every_policy = pytest.mark.parametrize("policy", POLICIES)

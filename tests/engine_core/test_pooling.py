@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from quire.engine_core.executor.checking_model import expected_tokens, expected_vector
-from quire.engine_core.executor.simulated import StepCosts
 from quire.messages import DecodingSpec, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens, expected_vector
+from quire.testing.simulator.executor import StepCosts
 
 LONG = [number % 47 for number in range(60)]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.executor_driver import Messages, admitted, forked
 
-from quire.engine_core.executor.checking_model import expected_tokens
-from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.messages import AppendedTokens, StepOutput
 from quire.sampling_params import SamplingParams
-from quire.testing.executor_driver import Messages, admitted, forked
+from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.executor import SimulatedDrafts
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 EXPECTED = expected_tokens(PROMPT, 12, vocab_size=50)

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.executor_driver import Messages, admitted, forked
 
-from quire.engine_core.executor.checking_model import (
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.messages import AppendedTokens, Candidates, SchedulerOutput, int_array
+from quire.testing.core import FULL, CoreUnderTest
+from quire.testing.simulator.checking_model import (
     END_TOKEN,
     expected_tokens,
     extended,
@@ -19,11 +23,7 @@ from quire.engine_core.executor.checking_model import (
     next_tokens,
     prefix_hashes,
 )
-from quire.engine_core.executor.simulated import SimulatedClock, SimulatedExecutor, StepCosts
-from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import AppendedTokens, Candidates, SchedulerOutput, int_array
-from quire.testing.core import FULL, CoreUnderTest
-from quire.testing.executor_driver import Messages, admitted, forked
+from quire.testing.simulator.executor import SimulatedClock, SimulatedExecutor, StepCosts
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 

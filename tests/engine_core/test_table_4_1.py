@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import pytest
 
-from quire.engine_core.executor.checking_model import expected_tokens
-from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.engine_core.request import Sequence
 from quire.kv_connectors.memory.store import PrefixStore
 from quire.messages import ExtendRequest, KVTransfer, SchedulerOutput
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.executor import SimulatedDrafts
 
 PROMPT = list(range(10, 21))
 RIGHT = SimulatedDrafts(acceptance=1.0, shortfall=0.0)

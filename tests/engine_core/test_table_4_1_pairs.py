@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from quire.engine_core.executor.simulated import SimulatedDrafts
-from quire.engine_core.scheduler import scheduler
-from quire.kv_connectors.memory.store import PrefixStore
-from quire.messages import EngineRequest, KVTransfer
-from quire.sampling_params import SamplingParams
-from quire.testing.checked_core import CheckedCore
-from quire.testing.core import CoreUnderTest
-from quire.testing.table_4_1 import (
+from tests.support.checked_core import CheckedCore
+from tests.support.table_4_1 import (
     BEHAVIOURS,
     CHUNKED,
     DISAGGREGATION,
@@ -33,6 +26,13 @@ from quire.testing.table_4_1 import (
     STREAMING,
     Behaviours,
 )
+
+from quire.engine_core.scheduler import scheduler
+from quire.kv_connectors.memory.store import PrefixStore
+from quire.messages import EngineRequest, KVTransfer
+from quire.sampling_params import SamplingParams
+from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.executor import SimulatedDrafts
 
 PAIRS = list(itertools.combinations(BEHAVIOURS, 2))
 NUM_REQUESTS = 12

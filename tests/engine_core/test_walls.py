@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from quire.engine_core.driver import CoreDriver
-from quire.engine_core.executor.checking_model import expected_tokens
-from quire.engine_core.executor.simulated import SimulatedDrafts
 from quire.failpoints import arm
 from quire.messages import (
     AbortRequests,
@@ -26,6 +24,8 @@ from quire.messages import (
 )
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.executor import SimulatedDrafts
 
 PROMPT = list(range(10, 21))
 EXPECTED = expected_tokens(PROMPT, 20, vocab_size=50)

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from quire.testing.faults import __main__ as faults
-from quire.testing.faults.case import Case, Core
-from quire.testing.faults.cases import CASES
-from quire.testing.faults.stage import Setting
-from quire.testing.faults.trials import Trial, read, run, table, try_case
+from tests.support.faults import __main__ as faults
+from tests.support.faults.case import Case, Core
+from tests.support.faults.cases import CASES
+from tests.support.faults.stage import Setting
+from tests.support.faults.trials import Trial, read, run, table, try_case
 
 QUICK = ("F1", "F3b", "F4", "F4c", "F5", "F19", "D2", "D4")
 # of the starts that cannot succeed those that end before anything is loaded
@@ -97,6 +96,6 @@ def test_what_was_heard_stands_in_the_results():
 
 
 def record(prompt: str, text: str):
-    from quire.testing.faults.history import FINISHED, Record
+    from tests.support.faults.history import FINISHED, Record
 
     return Record(prompt, 0.0, 1.0, text, FINISHED, num_ends=1)

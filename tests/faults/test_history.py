@@ -1,8 +1,7 @@
 """The checker of histories finds what it is there for."""
 
 import pytest
-
-from quire.testing.faults.history import BROKEN, FAILED, FINISHED, REFUSED, History, Record
+from tests.support.faults.history import BROKEN, FAILED, FINISHED, REFUSED, History, Record
 
 
 def history(record: Record, *faults: tuple[float, float], may_break: bool = False) -> History:

@@ -4,11 +4,11 @@ import json
 
 import msgspec
 import pytest
+from tests.support.faults import hostile_bodies, hostile_forms, hostile_sockets
+from tests.support.template_bombs import BOMBS as TEMPLATES
+from tests.support.tokenizer_bombs import BOMBS as TOKENIZERS
 
 from quire.structured_outputs_params import StructuredOutputsParams
-from quire.testing.faults import hostile_bodies, hostile_forms, hostile_sockets
-from quire.testing.template_bombs import BOMBS as TEMPLATES
-from quire.testing.tokenizer_bombs import BOMBS as TOKENIZERS
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/files/x/anything")
 GENERATORS = {

@@ -1,6 +1,7 @@
 """The garbage of F14, frame by frame, without a server: nothing of it gets past those who read it."""
 
 import pytest
+from tests.support.faults import noise
 
 from quire.engine_client.mailbox import Mailboxes
 from quire.engine_core.driver import CoreDriver
@@ -8,7 +9,6 @@ from quire.engine_core.unread_frames import answer_to_no_message
 from quire.message_encoding import decode_to_client, decode_to_core
 from quire.messages import AbortRequests, EngineOutputs, EngineRequest, ExtendRequest
 from quire.testing.core import CoreUnderTest
-from quire.testing.faults import noise
 
 SEEDS = range(1000)
 

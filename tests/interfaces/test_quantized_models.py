@@ -4,12 +4,12 @@ import json
 
 import httpx2
 import pytest
+from tests.support import quantized_checkpoints as writers
+from tests.support.gguf_checkpoints import write_gguf
 
 from quire import LLM, SamplingParams
 from quire.config.model_source import embedded_path
 from quire.interfaces.cli.program import main
-from quire.testing import quantized_checkpoints as writers
-from quire.testing.gguf_checkpoints import write_gguf
 from quire.testing.server_process import ServerProcess
 
 QUESTIONS = ["What is 3 + 4?", "Spell the word house.", "Count from 3 to 9."]

@@ -9,12 +9,12 @@ from unittest.mock import ANY
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.answer_samples import F_JSON, SAMPLES, TOOLS, hermes, kimi
 
 from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Reasoning
 from quire.renderer.output_parsing.parser import OutputParser
 from quire.renderer.reasoning_parsers import REASONING_FORMATS
 from quire.renderer.tool_parsers import TOOL_FORMATS
-from quire.testing.answer_samples import F_JSON, SAMPLES, TOOLS, hermes, kimi
 
 HIDDEN = frozenset({"<s>", "</s>", "<|x|>", "[TOOL_CALLS]", "[ARGS]"})
 CASES = [(formats, title) for formats, table in SAMPLES.items() for title in table]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.template_bombs import BOMBS
 
 from quire.errors import RequestError
 from quire.renderer import NotBriefError
@@ -13,7 +14,6 @@ from quire.renderer.chat_template import ChatTemplates
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.template_budget import WHOLE, Allowance, Budget, TemplateBudgetError
 from quire.renderer.template_sandbox import compile_template, render
-from quire.testing.template_bombs import BOMBS
 
 CHILD = """
 import json, resource, sys, time

@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from tests.support.tokenizer_bombs import BOMBS, split
 
 from quire.errors import ModelError, RequestError
 from quire.renderer import NotBriefError, Renderer, tokenizer_gate
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.tokenizer import Tokenizer
 from quire.testing import tiny_tokenizers
-from quire.testing.tokenizer_bombs import BOMBS, split
 
 
 @pytest.mark.parametrize("name", BOMBS)

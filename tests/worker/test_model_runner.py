@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.support.worker_driver import WorkerDriver
 
 from quire.errors import EngineError
 from quire.messages import SchedulerOutput, int_array
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.worker import Worker
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.worker_driver import WorkerDriver
 
 from quire.config.speculation import SpeculationConfig
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.row_table import RowTable
 from quire.worker.speculative.ngram import NgramProposer, place_after_match
 from quire.worker.speculative.proposer import FinishedStep, ProposerContext

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from tests.support.worker_driver import WorkerDriver
 
 from quire.config.speculation import SpeculationConfig
 from quire.messages import SchedulerOutput, int_array
@@ -12,7 +13,6 @@ from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.speculative import NoProposer
 from quire.worker.worker import Worker
 

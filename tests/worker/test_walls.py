@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.worker_driver import WorkerDriver
 
 from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, StepTransfers
 from quire.messages import AdmittedSequence, SchedulerOutput, StepOutput, int_array, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.model_runner import STRANGE_TOKEN
 from quire.worker.patience import TooLongError, Watch
 from quire.worker.row_table import RowTable

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tests.support.worker_driver import WorkerDriver
 
 from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.sampling_params import SamplingParams
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.worker import Worker
 
 PROMPTS = {

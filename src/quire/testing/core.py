@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from quire.engine_core.engine_core import EngineCore
-from quire.engine_core.executor.simulated import SimulatedDrafts, SimulatedExecutor, StepCosts
-from quire.engine_core.executor.simulated_connector import SimulatedConnector, simulated_layout
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.groups import KVGroup
@@ -28,6 +26,8 @@ from quire.kv_connectors.memory.store import PrefixStore
 from quire.messages import NUM_DRAFTS, DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
 from quire.observability.recorder import Recorder
 from quire.sampling_params import SamplingParams
+from quire.testing.simulator.connector import SimulatedConnector, simulated_layout
+from quire.testing.simulator.executor import SimulatedDrafts, SimulatedExecutor, StepCosts
 
 FULL = KVGroup(("layer",))
 

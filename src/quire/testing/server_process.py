@@ -10,12 +10,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 _URL = re.compile(r"(http://[\w.\[\]:]+)")
-_SOURCE = str(Path(__file__).resolve().parents[2])
 
 
 class ServerProcess:
@@ -30,7 +28,8 @@ class ServerProcess:
     ) -> None:
         """`command`: arguments of the Python interpreter, such as ["-m", "quire.interfaces.cli", "serve"];
         `environment`: what it has besides this process's own; `num_kept_lines`: of its output, by default all."""
-        path = os.pathsep.join(filter(None, [_SOURCE, os.environ.get("PYTHONPATH", "")]))
+        # it finds what this process finds, such as cores of the tests
+        path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [sys.executable, *command],
             stdout=subprocess.PIPE,

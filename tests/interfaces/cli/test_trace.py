@@ -6,12 +6,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from tests.support.recordings import recording_of
 
 from quire.interfaces.cli.program import main
 from quire.observability.perfetto import perfetto_trace
 from quire.observability.recorder import DecisionRecorder
 from quire.testing.core import CoreUnderTest
-from quire.testing.recordings import recording_of
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from tests.support.completion_clients import Answer, CompletionClients, children_of
 
 from quire.failpoints import ACTIONS, CAN_CORRUPT, POINTS
-from quire.testing.completion_clients import Answer, CompletionClients, children_of
 from quire.testing.server_process import ServerProcess
 
 pytestmark = pytest.mark.nightly

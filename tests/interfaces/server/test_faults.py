@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.support.completion_clients import Answer, CompletionClients, children_of
 
-from quire.testing.completion_clients import Answer, CompletionClients, children_of
 from quire.testing.server_process import ServerProcess
 
 NUM_CLIENTS = 32

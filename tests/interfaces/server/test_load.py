@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.load import many as load
+from tests.support.load import mix
+from tests.support.load.leaks import Growth, Inventory, Processes
+from tests.support.load.plain_client import Answer, Choice
+from tests.support.shared_memory import shared_files
 
 from quire.messages import EngineRequest, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing import null_core
 from quire.testing.fake_llm import fake_config
-from quire.testing.load import many as load
-from quire.testing.load import mix
-from quire.testing.load.leaks import Growth, Inventory, Processes
-from quire.testing.load.plain_client import Answer, Choice
-from quire.testing.shared_memory import shared_files
 
 
 def growth(slope, noise=(0,)):

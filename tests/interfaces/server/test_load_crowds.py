@@ -5,18 +5,18 @@ import resource
 import socket
 
 import pytest
+from tests.support.load import concurrent as streams_load
+from tests.support.load import fair as fair_load
+from tests.support.load import overload as overload_load
+from tests.support.load import servers
+from tests.support.load.concurrent import concurrent
+from tests.support.load.fair import fair
+from tests.support.load.figures import bucket_of, buckets, percentile, percentiles
+from tests.support.load.idle import answered_badly, idle
+from tests.support.load.probe import Probe
+from tests.support.load.streams import Seen
 
 from quire.errors import UserError
-from quire.testing.load import concurrent as streams_load
-from quire.testing.load import fair as fair_load
-from quire.testing.load import overload as overload_load
-from quire.testing.load import servers
-from quire.testing.load.concurrent import concurrent
-from quire.testing.load.fair import fair
-from quire.testing.load.figures import bucket_of, buckets, percentile, percentiles
-from quire.testing.load.idle import answered_badly, idle
-from quire.testing.load.probe import Probe
-from quire.testing.load.streams import Seen
 
 # a busy machine may miss them
 TIMES = {

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.support.browser import Browser, Tab, path_of_browser
 
-from quire.testing.browser import Browser, Tab, path_of_browser
 from quire.testing.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.completion_clients import children_of
 
-from quire.testing.completion_clients import children_of
 from quire.testing.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks into /proc")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.support.worker_driver import WorkerDriver
 from torch import nn
 
 from quire import LLM, SamplingParams
@@ -11,7 +12,6 @@ from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.errors import ModelError, OptionError
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.attention import Attention, bind_backend
 from quire.worker.attention.reference import ReferenceBackend
 from quire.worker.model_loader import load_model

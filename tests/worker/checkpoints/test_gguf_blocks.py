@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from tests.support.gguf_checkpoints import random_blocks
 
-from quire.testing.gguf_checkpoints import random_blocks
 from quire.worker.checkpoints.gguf_blocks import DECODERS
 
 gguf = pytest.importorskip("gguf")

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 import torch
+from tests.support.gguf_checkpoints import write_gguf
+from tests.support.quantized_checkpoints import reference_model
 
 from quire.config import ModelFacts
 from quire.errors import ModelError
-from quire.testing.gguf_checkpoints import write_gguf
 from quire.testing.model_harness import ModelHarness, worker_config
-from quire.testing.quantized_checkpoints import reference_model
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker import kernels
 from quire.worker.checkpoints.gguf import GGUFCheckpoint
@@ -191,7 +191,7 @@ def _keep(path, names, changes, source=None):
     del reader
     architecture = fields.pop("general.architecture")
     writer = gguf.GGUFWriter(path, architecture)
-    from quire.testing.gguf_checkpoints import _add
+    from tests.support.gguf_checkpoints import _add
 
     for key, value in (fields | changes).items():
         _add(writer, key, value)

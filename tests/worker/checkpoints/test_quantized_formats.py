@@ -6,9 +6,9 @@ import logging
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support import quantized_checkpoints as writers
 
 from quire.errors import ModelError
-from quire.testing import quantized_checkpoints as writers
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.layers.quantization.rounding import to_int8

@@ -1,6 +1,8 @@
 """What `quire plan` says about weights is what they weigh when they are loaded."""
 
 import pytest
+from tests.support import quantized_checkpoints as writers
+from tests.support.gguf_checkpoints import write_gguf
 
 from quire.config import ModelFacts
 from quire.config.arithmetic import ModelShape
@@ -9,8 +11,6 @@ from quire.config.weight_sizes import weight_bytes
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_limits import ModelCost
 from quire.interfaces.cli.program import main
-from quire.testing import quantized_checkpoints as writers
-from quire.testing.gguf_checkpoints import write_gguf
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.kernels import cpu

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from tests.support.worker_driver import WorkerDriver
 
 from quire.messages import Candidates
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.kernels.reference.order import ids_of, order_keys
 from quire.worker.sampler import candidates
 from quire.worker.sampler.candidates import read_candidates

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.support.worker_driver import WorkerDriver
 
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.kernels.reference.order import ids_of, order_keys
 from quire.worker.sampler import logprobs, prompt_logprobs
 from quire.worker.worker import Worker

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from tests.support.worker_driver import WorkerDriver
 
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_model import FakeModel
 from quire.testing.model_harness import worker_config
-from quire.testing.worker_driver import WorkerDriver
 from quire.worker.worker import Worker
 
 LOGITS = [1.0, -0.5, 0.5, 2.0, 0.0, 1.5]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.speculative_worker import NUM_DRAFTS, CountingDriver, started
 
 from quire.config import SpeculationConfig
 from quire.errors import ModelError
 from quire.sampling_params import SamplingParams
 from quire.testing.model_harness import worker_config
-from quire.testing.speculative_worker import NUM_DRAFTS, CountingDriver, started
 from quire.worker.speculative.draft_model import DraftModelProposer
 from quire.worker.worker import Worker
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.eagle_checkpoints import make_eagle3_head, make_eagle_head
+from tests.support.speculative_worker import NUM_DRAFTS, CountingDriver, started
 
 from quire.errors import ModelError
 from quire.sampling_params import SamplingParams
-from quire.testing.eagle_checkpoints import make_eagle3_head, make_eagle_head
-from quire.testing.speculative_worker import NUM_DRAFTS, CountingDriver, started
 from quire.testing.tiny_checkpoints import make_checkpoint
 
 PROMPTS = {0: [5, 6, 7, 8, 9, 10, 11], 3: [60, 3, 37], 6: list(range(20, 55))}

@@ -1,0 +1,1 @@
+"""An executor without a model: it checks what it is told, and says what a real one would have drawn."""

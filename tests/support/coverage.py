@@ -1,0 +1,66 @@
+"""What workloads have brought about: the transitions in a request's life that are worth counting."""
+
+from __future__ import annotations
+
+from tests.support.workload import Workload
+
+# Each of these happens in the default workloads often enough that a mistake in it would be met.
+TRANSITIONS = (
+    "requests",
+    "refusals",
+    "failures",
+    "mishaps",
+    "aborts",
+    "extensions",
+    "prefix hits",
+    "preempted by recomputation",
+    "preempted by swapping",
+    "requests resumed",
+    "beams forked",
+    "beams dropped",
+    "blocks copied",
+    "blocks evicted",
+    "blocks freed by a window",
+    "blocks swapped out",
+    "blocks swapped in",
+    "sequences kept",
+    "kept sequences continued",
+    "kept sequences evicted",
+    "prefixes pinned",
+    "hits of pinned prefixes",
+    "steps decided ahead",
+    "tokens past an end",
+    "preempted in flight",
+    "aborted in flight",
+    "rows given away",
+    "drafts accepted",
+    "drafts rejected",
+    "drafts verified in chunks",
+    "prefixes fetched",
+    "blocks stored for others",
+    "outputs continued",
+)
+
+_STATISTICS = {
+    "tokens past an end": "num_dropped_tokens_total",
+    "blocks stored for others": "stored_blocks_total",
+    "preempted by recomputation": "num_preemptions_by_recompute_total",
+    "preempted by swapping": "num_preemptions_by_swap_total",
+    "blocks copied": "num_blocks_copied_total",
+    "blocks evicted": "num_blocks_evicted_total",
+    "blocks swapped out": "swapped_out_blocks_total",
+    "blocks swapped in": "swapped_in_blocks_total",
+}
+
+
+def counts_of(workload: Workload) -> dict[str, int]:
+    """How often each transition was taken."""
+    checked = workload.checked
+    statistics = workload.core.core.statistics()
+    counts = checked.counts + checked.decisions.counts + checked.kept.counts
+    counts.update({name: int(statistics[statistic]) for name, statistic in _STATISTICS.items()})
+    work = workload.core.executor.work
+    counts["steps decided ahead"] = work.num_steps * workload.core.is_async
+    counts["drafts accepted"], counts["drafts rejected"] = work.num_accepted_tokens, work.num_rejected_tokens
+    counts["drafts verified in chunks"] = work.num_partial_verifications
+    return {name: counts[name] for name in TRANSITIONS}
