@@ -54,7 +54,7 @@ test: lint ## lint, then the default tests (ARGS="-k scheduler", ARGS="-m nightl
 nightly: export OMP_NUM_THREADS = 1
 nightly: export OMP_WAIT_POLICY = passive
 nightly: setup ## 20 million random steps on the simulator, then the nightly tests (STEPS; ARGS="-k metamorphic")
-	@$(venv)/bin/python -m tests.support.soak --steps $(STEPS) --state build/soak.json
+	@$(venv)/bin/python -m quire.testing.soak --steps $(STEPS) --state build/soak.json
 	@$(venv)/bin/python -m pytest -m nightly $(ARGS)
 
 # The clients are installed into build/clients at first use.

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.beam_reference import BeamResult, BeamSettings, Logits, beam_search, logits_of_transformers
 from tests.support.beam_requests import CLOSE_CALL, assert_same_beams, beam_request
 from transformers import AutoModelForCausalLM
 
 from quire.engine_core.engine_core import EngineCore
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
+from quire.testing.beam_reference import BeamResult, BeamSettings, Logits, beam_search, logits_of_transformers
 from quire.testing.greedy import assert_same_tokens, real_core, reference_generate
 from quire.testing.run_requests import SequenceResult, run_requests
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.beam_reference import BeamResult, BeamSettings, beam_search, logits_of_transformers
 from tests.support.beam_requests import assert_same_beams, beam_request
 from tests.support.metamorphic import PLAIN, SETTINGS, Setting
 from transformers import AutoModelForCausalLM
@@ -25,6 +24,7 @@ from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
+from quire.testing.beam_reference import BeamResult, BeamSettings, beam_search, logits_of_transformers
 from quire.testing.greedy import Reference, assert_same_tokens, real_core, reference_generate
 from quire.testing.run_requests import Results, run_requests
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.beam_reference import BeamResult, BeamSettings, beam_search, logits_of_transformers
 from tests.support.beam_requests import assert_same_beams, beam_request
 from transformers import AutoModelForCausalLM
 
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.request import Sequence
+from quire.testing.beam_reference import BeamResult, BeamSettings, beam_search, logits_of_transformers
 from quire.testing.greedy import Reference, assert_same_tokens, generate_greedy, real_core, reference_generate
 from quire.testing.run_requests import run_requests
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint

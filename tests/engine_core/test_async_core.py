@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.checked_core import CheckedCore
-from tests.support.engine_settings import EngineSettings
 from tests.support.metamorphic import SETTINGS, outputs_of, random_case
 
 from quire.engine_core.request import Sequence, Status
 from quire.messages import AbortRequests, DecodingSpec, EngineRequest, SchedulerOutput, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.engine_settings import EngineSettings
 from quire.testing.simulator.executor import SimulatedDrafts
 
 PROMPT = list(range(10, 21))

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.soak import run_seed
 
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
@@ -26,6 +25,7 @@ from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.messages import no_ints
+from quire.testing.soak import run_seed
 
 MOST_SEEDS = 60
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.engine_settings import EngineSettings
-from tests.support.soak import run_seed
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.rows import Rows
@@ -24,7 +22,9 @@ from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.engine_core.scheduler.transfers import Transfers
+from quire.testing.simulator.engine_settings import EngineSettings
 from quire.testing.simulator.executor import SimulatedDrafts
+from quire.testing.soak import run_seed
 
 MOST_SEEDS = 60
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.support.checked_core import CheckedCore
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Status
@@ -13,6 +12,7 @@ from quire.engine_core.scheduler.constraints import LongPrefill
 from quire.messages import DecodingSpec, EngineRequest, SchedulerOutput
 from quire.sampling_params import SamplingParams
 from quire.testing.core import FULL, CoreUnderTest
+from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.checking_model import END_TOKEN
 from quire.testing.simulator.executor import SimulatedDrafts
 

@@ -6,8 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from tests.support.engine_settings import PLAIN_ENGINE, EngineSettings, random_engine
-from tests.support.workload import Workload
 
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.capacity import CachePlan
@@ -16,6 +14,8 @@ from quire.engine_core.launch import make_scheduler
 from quire.messages import Tenancy, int_array
 from quire.testing.core import FULL, CoreUnderTest
 from quire.testing.fake_llm import fake_config
+from quire.testing.simulator.engine_settings import PLAIN_ENGINE, EngineSettings, random_engine
+from quire.testing.simulator.workload import Workload
 
 A, B, C = (Tenancy(name=name, cache_scope=f"secret of {name}") for name in "abc")
 

@@ -6,7 +6,6 @@ The pools are as small as the mistake allows. CheckedCore holds every answer aga
 from __future__ import annotations
 
 import pytest
-from tests.support.checked_core import CheckedCore
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.constraints import LongPrefill
@@ -14,6 +13,7 @@ from quire.errors import UserError
 from quire.messages import DecodingSpec, EngineRequest, int_array, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.executor import SimulatedDrafts
 
 

@@ -11,8 +11,9 @@ import os
 from collections import Counter
 
 import pytest
-from tests.support.engine_settings import random_engine
 from tests.support.metamorphic import PLAIN, SETTINGS, outputs_of, random_case
+
+from quire.testing.simulator.engine_settings import random_engine
 
 NUM_CASES = int(os.environ.get("QUIRE_RANDOM_CASES", "200"))
 NUM_PARTS = 10

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
-from tests.support.workload import check_policy
 
 from quire.engine_core.request import Request
 from quire.engine_core.scheduler import policies
@@ -15,6 +14,7 @@ from quire.engine_core.scheduler.policies.policy import NumRemaining
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.errors import OptionError
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.workload import check_policy
 
 
 class Shortest(Fifo):

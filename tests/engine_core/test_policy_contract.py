@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.support.workload import Workload
 
 from quire.engine_core.scheduler.policies import make_policy
 from quire.messages import AbortRequests, SchedulerOutput, split_sequence_id
 from quire.testing.core import CoreUnderTest
 from quire.testing.simulator.checking_model import expected_tokens
+from quire.testing.simulator.workload import Workload
 from quire.testing.waiting_bound import steps_to_first_token
 
 POLICIES = ["fifo", "priority", "srtf", "two_level"]

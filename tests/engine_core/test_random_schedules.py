@@ -1,6 +1,6 @@
 """Random workloads on the simulated executor: every rule after every step, and every token as it must be.
 
-The number of steps is QUIRE_RANDOM_STEPS (default 200,000). `python -m tests.support.soak` runs as many as you like;
+The number of steps is QUIRE_RANDOM_STEPS (default 200,000). `python -m quire.testing.soak` runs as many as you like;
 `make nightly` runs 20 million. A seed that once failed stands in tests/seeds/ and is run each time.
 """
 
@@ -11,12 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.support.coverage import TRANSITIONS, counts_of
-from tests.support.engine_settings import PLAIN_ENGINE, POLICIES
-from tests.support.soak import STEPS_OF_A_SEED, run_seed
-from tests.support.workload import Workload, check_policy
 
 from quire.engine_core.scheduler.policies import make_policy
+from quire.testing.simulator.coverage import TRANSITIONS, counts_of
+from quire.testing.simulator.engine_settings import PLAIN_ENGINE, POLICIES
+from quire.testing.simulator.workload import Workload, check_policy
+from quire.testing.soak import STEPS_OF_A_SEED, run_seed
 
 NUM_STEPS = int(os.environ.get("QUIRE_RANDOM_STEPS", "200000"))
 NUM_PARTS = 50

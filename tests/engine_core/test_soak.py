@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.support import soak
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
+from quire.testing import soak
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_failure_is_kept_told_and_tried_again(
         assert run("--steps", "1", "--state", str(path)) == 1
     failures = json.loads(path.read_text())["failures"]
     assert [failure["seed"] for failure in failures] == [soak.FIRST_SEED, soak.FIRST_SEED + 1]
-    assert f"python -m tests.support.soak --seed {soak.FIRST_SEED}" in capsys.readouterr().out
+    assert f"python -m quire.testing.soak --seed {soak.FIRST_SEED}" in capsys.readouterr().out
     assert run("--steps", "1", "--state", str(path)) == 0, "mended"
     assert json.loads(path.read_text())["failures"] == []
 
@@ -100,4 +100,4 @@ def test_one_seed_says_what_it_is(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setattr(KVCacheManager, "free", lambda *_: None)
     with pytest.raises(AssertionError) as caught:
         run("--seed", "5")
-    assert "python -m tests.support.soak --seed 5" in "".join(caught.value.__notes__)
+    assert "python -m quire.testing.soak --seed 5" in "".join(caught.value.__notes__)

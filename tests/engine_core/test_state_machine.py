@@ -1,6 +1,6 @@
 """Hypothesis drives a small core, so that a broken rule comes as a short list of calls.
 
-Each call of the core is held against what it must answer (tests.support.checked_core): I1 to I20 of
+Each call of the core is held against what it must answer (quire.testing.simulator.checked_core): I1 to I20 of
 docs/simulator.md, as far as they apply to one core without a network.
 """
 
@@ -11,13 +11,13 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.support.checked_core import CheckedCore
-from tests.support.engine_settings import POLICIES, EngineSettings
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.core import FULL
+from quire.testing.simulator.checked_core import CheckedCore
+from quire.testing.simulator.engine_settings import POLICIES, EngineSettings
 from quire.testing.simulator.executor import SimulatedDrafts, StepCosts
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)

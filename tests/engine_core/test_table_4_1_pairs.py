@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.checked_core import CheckedCore
 from tests.support.table_4_1 import (
     BEHAVIOURS,
     CHUNKED,
@@ -32,6 +31,7 @@ from quire.kv_connectors.memory.store import PrefixStore
 from quire.messages import EngineRequest, KVTransfer
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.executor import SimulatedDrafts
 
 PAIRS = list(itertools.combinations(BEHAVIOURS, 2))

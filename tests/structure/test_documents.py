@@ -57,7 +57,7 @@ def tree() -> list[str]:
 @cache
 def sources() -> str:
     """The text of all programs."""
-    return text_of(path for path in tree() if not path.startswith("tests/"))
+    return text_of(path for path in tree() if not path.startswith("tests/") or path.startswith("tests/support/"))
 
 
 @cache

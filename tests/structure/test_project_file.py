@@ -77,9 +77,11 @@ def test_markers_are_used():
 
 
 def test_modules_that_mypy_treats_otherwise_are_there():
-    text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
-    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)) - {"quire"}
+    checked = [path for folder in TOOL["mypy"]["files"] for path in (ROOT / folder).rglob("*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in checked)
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)) - {"quire", "tests"}
     modules = [module for override in TOOL["mypy"]["overrides"] for module in override["module"]]
     own = [module for module in modules if module.partition(".")[0] not in imported]
     patterns = {module: module.removesuffix(".*").replace(".", "/") for module in own}
-    assert [module for module, path in patterns.items() if not any(SOURCE.glob(f"{path}*"))] == []
+    roots = (SOURCE, ROOT)
+    assert [module for module, path in patterns.items() if not any(any(root.glob(f"{path}*")) for root in roots)] == []

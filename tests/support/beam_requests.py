@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.beam_reference import BeamResult, BeamSettings, Hypothesis
-
 from quire.messages import DecodingSpec, EngineRequest
 from quire.sampling_params import SamplingParams
+from quire.testing.beam_reference import BeamResult, BeamSettings, Hypothesis
 from quire.testing.run_requests import SequenceResult
 
 # A decision between two sums that lie closer together than this is left to rounding.

@@ -14,16 +14,15 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.support.checked_core import CheckedCore
-from tests.support.engine_settings import PLAIN_ENGINE, EngineSettings
-from tests.support.plans import Plan
-
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import DecodingSpec, EngineOutputs, EngineRequest, split_sequence_id
 from quire.sampling_params import SamplingParams
 from quire.testing.core import FULL
+from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.checking_model import END_TOKEN
+from quire.testing.simulator.engine_settings import PLAIN_ENGINE, EngineSettings
 from quire.testing.simulator.executor import StepCosts
+from quire.testing.simulator.plans import Plan
 
 VOCAB = 50
 _MAX_MODEL_LEN = 64

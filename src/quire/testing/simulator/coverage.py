@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.workload import Workload
+from quire.testing.simulator.workload import Workload
 
 # Each of these happens in the default workloads often enough that a mistake in it would be met.
 TRANSITIONS = (

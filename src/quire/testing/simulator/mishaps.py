@@ -10,11 +10,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.checked_core import CheckedCore
-
 from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.request import Request, Sequence
 from quire.messages import EngineOutputs
+from quire.testing.simulator.checked_core import CheckedCore
 
 _RATE = 0.004
 

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tests.support.beam_reference import BeamSettings, beam_search
 
 from quire.messages import DecodingSpec, EngineRequest
+from quire.testing.beam_reference import BeamSettings, beam_search
 from quire.testing.simulator.checking_model import log_probabilities, next_token, prefix_hashes
 
 

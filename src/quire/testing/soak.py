@@ -1,9 +1,9 @@
 """Random workloads for as long as you like, in pieces that add up.
 
-    python -m tests.support.soak --steps 20000000 --state build/soak.json     until so many steps are done in all
-    python -m tests.support.soak --steps 20000000 --state build/soak.json --seconds 600     a piece of it
-    python -m tests.support.soak --seed 17                                     one workload, as it failed
-    python -m tests.support.soak --seed 17 --plain                             with a plain engine
+    python -m quire.testing.soak --steps 20000000 --state build/soak.json     until so many steps are done in all
+    python -m quire.testing.soak --steps 20000000 --state build/soak.json --seconds 600     a piece of it
+    python -m quire.testing.soak --seed 17                                     one workload, as it failed
+    python -m quire.testing.soak --seed 17 --plain                             with a plain engine
 
 The state file is written after every batch of seeds and read at the start, so that a run that was stopped goes on;
 seeds that failed are tried again first. Exit status 1 says that a rule was broken; the command that repeats it is
@@ -25,9 +25,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.support.coverage import counts_of
-from tests.support.engine_settings import PLAIN_ENGINE, EngineSettings
-from tests.support.workload import Workload
+from quire.testing.simulator.coverage import counts_of
+from quire.testing.simulator.engine_settings import PLAIN_ENGINE, EngineSettings
+from quire.testing.simulator.workload import Workload
 
 STEPS_OF_A_SEED = 400
 # The default tests run the seeds below it.
@@ -91,7 +91,7 @@ class SoakState:
 
 def command_for(seed: int) -> str:
     """What repeats a workload."""
-    return f"python -m tests.support.soak --seed {seed}"
+    return f"python -m quire.testing.soak --seed {seed}"
 
 
 def _workload(seed: int, engine: EngineSettings | None = None) -> Workload:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.support.plans import Plan
 
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.request import Status
 from quire.messages import IntArray, SchedulerOutput
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.plans import Plan
 
 # Comparing every token with every plan takes as long as a step.
 _STEPS_BETWEEN_READINGS = 16

@@ -1,6 +1,6 @@
 """Random workloads for a core on the simulated executor. A seed decides everything: sizes, options, what arrives when.
 
-    python -m tests.support.soak --seed 17        runs one of them
+    python -m quire.testing.soak --seed 17        runs one of them
 
 Pools are so small that requests are in each other's way all the time, and few different tokens begin the prompts, so
 that they share.
@@ -14,17 +14,16 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.checked_core import CheckedCore
-from tests.support.engine_settings import EngineSettings, random_engine
-from tests.support.mishaps import Mishaps
-
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.messages import DecodingSpec, EngineRequest, KVTransfer, Tenancy
 from quire.sampling_params import SamplingParams
 from quire.testing.core import FULL
+from quire.testing.simulator.checked_core import CheckedCore
 from quire.testing.simulator.checking_model import END_TOKEN, expected_tokens
+from quire.testing.simulator.engine_settings import EngineSettings, random_engine
 from quire.testing.simulator.executor import StepCosts
+from quire.testing.simulator.mishaps import Mishaps
 
 VOCAB = 50
 _MOST_REQUESTS = 8

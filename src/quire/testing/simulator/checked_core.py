@@ -11,11 +11,6 @@ import math
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
-from tests.support.decision_checks import DecisionChecks
-from tests.support.kept_plans import KeptPlans
-from tests.support.number_checks import NumberChecks
-from tests.support.plans import Plan
-
 from quire.messages import (
     AbortRequests,
     EngineOutputs,
@@ -28,7 +23,11 @@ from quire.messages import (
     split_sequence_id,
 )
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.decision_checks import DecisionChecks
 from quire.testing.simulator.executor import READS_HOLE
+from quire.testing.simulator.kept_plans import KeptPlans
+from quire.testing.simulator.number_checks import NumberChecks
+from quire.testing.simulator.plans import Plan
 
 # Steps in which nothing happens although something could, before that counts as standing still (I9).
 _MOST_EMPTY_STEPS = 3

@@ -6,10 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.plans import Plan
-
 from quire.errors import UserError
 from quire.testing.core import CoreUnderTest
+from quire.testing.simulator.plans import Plan
 
 
 @dataclass
