@@ -16,10 +16,14 @@ from quire.renderer.template_budget import WHOLE, Allowance, Budget, TemplateBud
 from quire.renderer.template_sandbox import compile_template, render
 
 CHILD = """
-import json, resource, sys, time
+import dataclasses, json, resource, sys, time
 from quire.errors import RequestError
 from quire.renderer.chat_template import ChatTemplates
+from quire.renderer import template_budget
 from quire.renderer.special_tokens import SpecialTokens
+
+# what is endless is so with an eighth of the steps as well
+template_budget.WHOLE = dataclasses.replace(template_budget.WHOLE, steps=template_budget.WHOLE.steps // 8)
 
 def ends_of(name, text):
     chat = [{"role": "user", "content": "hi"}]

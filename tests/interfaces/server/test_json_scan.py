@@ -138,13 +138,13 @@ async def num_calls_of(server, path, body):
     return calls
 
 
-async def fields_of_many_calls(served, path, shapes):
+async def fields_of_many_calls(served, path, names, shapes):
     """By a name and the shape of its value."""
     most = {}
     async with served() as server:
         # what is made once is made
         await server.http.post(path, json=ENDPOINTS[path][1])
-        for name, shape in zip(names_of(path), shapes, strict=False):
+        for name, shape in zip(names, shapes, strict=False):
             num_calls = await num_calls_of(server, path, {**ENDPOINTS[path][1], name: SHAPES[shape]})
             if num_calls > MOST_CALLS:
                 most[name, shape] = num_calls
@@ -158,15 +158,15 @@ def names_of(path):
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_body_at_its_bounds_costs_few_calls(run, served, path):
-    """Every field of every endpoint; the shapes take turns, and every field has had all of them in the nightly run."""
-    assert run(fields_of_many_calls(served, path, cycle(SHAPES))) == {}
+    """Every second field of every endpoint; the shapes take turns. In the nightly run all fields have all of them."""
+    assert run(fields_of_many_calls(served, path, names_of(path)[::-2], cycle(SHAPES))) == {}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_every_field_with_every_shape(run, served, path, shape):
-    assert run(fields_of_many_calls(served, path, repeat(shape))) == {}
+    assert run(fields_of_many_calls(served, path, names_of(path), repeat(shape))) == {}
 
 
 def test_few_names_are_compared_and_told(monkeypatch, caplog):
