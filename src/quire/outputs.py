@@ -67,7 +67,8 @@ class EmbeddingOutput:
     @property
     def embedding(self) -> list[float]:
         """The same as a list, as vLLM gives it."""
-        return [float(number) for number in self.vector]
+        values: list[float] = self.vector.tolist()
+        return values
 
     @property
     def hidden_size(self) -> int:

@@ -60,6 +60,13 @@ def _text(size: int, chosen: random.Random) -> str:
     return '"' + letter * (size // len(letter.encode()) + 1) + '"'
 
 
+def _many_texts(size: int, chosen: random.Random) -> str:
+    """As many as an endpoint takes, each so short that it is no work for a thread."""
+    count = chosen.choice((256, 2048))
+    text = chosen.choice(("word ", "a", "é ", "1")) * (min(1_900, size // count) // 5)
+    return "[" + ",".join([json.dumps(text)] * count) + "]"
+
+
 def _number(size: int, chosen: random.Random) -> str:
     return chosen.choice(("", "-", "0.", "1e", "1e-")) + "1" * (size + 1)
 
@@ -74,6 +81,7 @@ _VALUES: tuple[Callable[[int, random.Random], str], ...] = (
     _repeated('{"type":"function","function":{"name":"f"}}', '{"type":"text","text":"a"}'),
     _deep,
     _text,
+    _many_texts,
     _number,
 )
 

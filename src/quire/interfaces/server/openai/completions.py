@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from quire.interfaces.server.access.in_flight import until_disconnect
@@ -71,6 +73,9 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
         check_length(len(token_ids), "max_tokens", body.max_tokens, state.max_model_len, what=name)
         prompts.append(token_ids)
         texts.append(text)
+        if len(asked) > 1:
+            # between many short texts others have their turn
+            await asyncio.sleep(0)
     work = await Work.prepare(
         state.engine,
         prompts,

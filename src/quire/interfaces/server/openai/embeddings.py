@@ -79,7 +79,7 @@ class Embedding(msgspec.Struct):
     """One vector."""
 
     index: int
-    embedding: list[float] | str
+    embedding: list[float] | str | msgspec.Raw
     object: str = "embedding"
 
 
@@ -114,16 +114,18 @@ async def create_embeddings(request: Request) -> Response:
     visit.check_priority(body.priority or 0)
     with in_words_of({"prompt": "input"}):
         visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
-        inputs = [
-            await _tokens(state, one, name, body.add_special_tokens) for one, name in zip(asked, names, strict=True)
-        ]
+        inputs: list[list[int]] = []
+        for one, name in zip(asked, names, strict=True):
+            inputs.append(await _tokens(state, one, name, body.add_special_tokens))
+            # between many short texts others have their turn
+            await asyncio.sleep(0)
         work = _Work(inputs, names, params, body, visit)
         outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
     num_tokens = sum(map(len, inputs))
-    data = [
-        Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64))
-        for index, output in enumerate(outputs)
-    ]
+    data = []
+    for index, output in enumerate(outputs):
+        data.append(Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64)))
+        await asyncio.sleep(0)
     return json_answer(EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens)))
 
 
@@ -227,7 +229,11 @@ class _Work:
             observer.finished(reason, time.monotonic())
 
 
-def _encoded(output: EmbeddingRequestOutput, *, is_base64: bool) -> list[float] | str:
+def _encoded(output: EmbeddingRequestOutput, *, is_base64: bool) -> msgspec.Raw:
+    """As JSON already: all vectors of an answer at once would hold the event loop."""
     if is_base64:
-        return base64.b64encode(output.outputs.vector.astype("<f4").tobytes()).decode()
-    return output.outputs.embedding
+        text = base64.b64encode(output.outputs.vector.astype("<f4").tobytes()).decode()
+        return msgspec.Raw(msgspec.json.encode(text))
+            msgspec.json.encode(base64.b64encode(output.outputs.vector.astype("<f4").tobytes()).decode())
+        )
+    return msgspec.Raw(msgspec.json.encode(output.outputs.embedding))
