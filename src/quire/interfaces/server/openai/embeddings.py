@@ -234,6 +234,4 @@ def _encoded(output: EmbeddingRequestOutput, *, is_base64: bool) -> msgspec.Raw:
     if is_base64:
         text = base64.b64encode(output.outputs.vector.astype("<f4").tobytes()).decode()
         return msgspec.Raw(msgspec.json.encode(text))
-            msgspec.json.encode(base64.b64encode(output.outputs.vector.astype("<f4").tobytes()).decode())
-        )
     return msgspec.Raw(msgspec.json.encode(output.outputs.embedding))
