@@ -25,6 +25,12 @@ _BASES: dict[str, dict[str, Any]] = {
     "/v1/sessions": {"messages": _MESSAGES},
     "/v1/batches": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
+# many log-probabilities, which become JSON when all is there
+_LARGE_ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"n": 128, "max_tokens": 100, "ignore_eos": True, "logprobs": 20},
+    "/v1/chat/completions": {"n": 128, "max_tokens": 100, "ignore_eos": True, "logprobs": True, "top_logprobs": 20},
+}
+_SHARE_OF_LARGE_ANSWERS = 0.002
 _FIELDS = (
     "stop", "logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words", "metadata", "user", "tools", "prompt",
     "messages", "input", "tokens", "chat_template_kwargs", "guided_choice", "guided_json", "temperature", "zzz", "seed",
@@ -89,6 +95,9 @@ _VALUES: tuple[Callable[[int, random.Random], str], ...] = (
 def body_of(seed: int, paths: Sequence[str]) -> tuple[str, bytes]:
     """A route, and what is sent to it."""
     chosen = random.Random(seed)
+    if chosen.random() < _SHARE_OF_LARGE_ANSWERS:
+        path = chosen.choice(tuple(_LARGE_ANSWERS))
+        return path, json.dumps({**_BASES[path], **_LARGE_ANSWERS[path]}).encode()
     path = chosen.choice(paths)
     base = dict(_BASES.get(path, {"messages": _MESSAGES}))
     field = chosen.choice(_FIELDS)

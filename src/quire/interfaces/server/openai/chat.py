@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -22,7 +23,7 @@ from quire.interfaces.server.openai.chat_answers import AnswerStreams, content_d
 from quire.interfaces.server.openai.chat_tools import ToolChoice, tool_choice_of, with_call_enforced
 from quire.interfaces.server.openai.chunks import ChatChunk, encoder_of
 from quire.interfaces.server.openai.generation import Answer, Choice, collect
-from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
+from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json, whole_chat_logprobs
 from quire.interfaces.server.openai.reasoning_tokens import Thoughtful, total_reasoning_tokens
 from quire.interfaces.server.openai.rendering import opens_answer, render
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
@@ -37,7 +38,7 @@ from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid, renamed
 from quire.interfaces.server.wire.event_stream import EventStream
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT
-from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.request_body import read_request
 from quire.renderer.output_formats import AnswerFormats, OutputFormats
@@ -60,7 +61,7 @@ async def create_chat_completion(request: Request) -> Response:
     chat = Chat(body, work, formats, state)
     if body.stream:
         return EventStream(state.in_flight, chat.events())
-    return json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()))
+    return await long_json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()), "choices")
 
 
 async def prepare_chat(
@@ -186,7 +187,7 @@ class Chat:
 
     async def whole(self) -> ChatCompletion:
         answer = await collect(self._engine, self._work, self._metrics)
-        choices = self._choices(answer)
+        choices = await self._choices(answer)
         answers = [(one.token_ids, one.thoughts) for one in answer.choices]
         answer.counts.num_reasoning_tokens = await self._num_reasoning_tokens(answers)
         return ChatCompletion(
@@ -195,26 +196,34 @@ class Chat:
             model=self._model,
             choices=choices,
             usage=answer.counts.usage(),
-            prompt_logprobs=self._prompt_logprobs(answer),
+            prompt_logprobs=await self._prompt_logprobs(answer),
         )
 
-    def _prompt_logprobs(self, answer: Answer) -> list[dict[str, Any] | None] | None:
+    async def _prompt_logprobs(self, answer: Answer) -> list[dict[str, Any] | None] | None:
         if not self._shows_prompt_logprobs:
             return None
-        return prompt_logprobs_json(answer.prompt_scores.of(0, len(self._work.prompts[0])))
+        return await prompt_logprobs_json(answer.prompt_scores.of(0, len(self._work.prompts[0])))
 
-    def _choices(self, answer: Answer) -> list[ChatChoice]:
+    async def _choices(self, answer: Answer) -> list[ChatChoice]:
         choices = []
         for index, one in enumerate(answer.choices):
             message, finish_reason = message_of(one, self._formats)
-            logprobs = self._logprobs(one)
+            logprobs = await self._whole_logprobs(one)
             choices.append(ChatChoice(index, message, logprobs, finish_reason, one.stop_reason))
+            # what many answers hold is given back one by one, and others have their turn meanwhile
+            one.logprobs = []
+            await asyncio.sleep(0)
         return choices
 
-    def _logprobs(self, source: Choice | OutputDelta) -> ChatLogprobs | None:
+    async def _whole_logprobs(self, one: Choice) -> ChatLogprobs | None:
         if self._work.params.logprobs is None:
             return None
-        return chat_logprobs(self._engine.renderer, list(source.token_ids), source.logprobs or [], self._num_top)
+        return await whole_chat_logprobs(self._engine.renderer, one.token_ids, one.logprobs, self._num_top)
+
+    def _logprobs(self, delta: OutputDelta) -> ChatLogprobs | None:
+        if self._work.params.logprobs is None:
+            return None
+        return chat_logprobs(self._engine.renderer, list(delta.token_ids), delta.logprobs or [], self._num_top)
 
     async def _num_reasoning_tokens(self, answers: Sequence[Thoughtful]) -> int:
         renderer, (prompt, *_) = self._engine.renderer, self._work.prompts

@@ -22,7 +22,7 @@ from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.event_stream import EventStream
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
-from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
 from quire.interfaces.server.wire.request_body import read_request
@@ -56,7 +56,9 @@ async def create_completion(request: Request) -> Response:
     completion = await _started(body, state)
     if body.stream:
         return EventStream(state.in_flight, completion.events())
-    return json_answer(await until_disconnect(state.in_flight, request.receive, completion.whole()))
+    return await long_json_answer(
+        await until_disconnect(state.in_flight, request.receive, completion.whole()), "choices"
+    )
 
 
 async def _started(body: CompletionRequest, state: ServerState) -> Continuations:

@@ -57,11 +57,11 @@ class Continuations:
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[self._choice(answer, number) for number in range(self._work.num_choices)],
+            choices=[await self._choice(answer, number) for number in range(self._work.num_choices)],
             usage=answer.counts.usage(),
         )
 
-    def _choice(self, answer: Answer, number: int) -> CompletionChoice:
+    async def _choice(self, answer: Answer, number: int) -> CompletionChoice:
         one = answer.choices[number]
         prompt_number = number // self._work.params.n
         prompt = self._work.prompts[prompt_number]
@@ -70,14 +70,16 @@ class Continuations:
         if builder:
             columns = CompletionLogprobs()
             if self._echo:
-                columns.extend(builder.build(prompt, scores))
+                columns.extend(await builder.build_whole(prompt, scores))
             if self._has_output:
-                columns.extend(builder.build(one.token_ids, one.logprobs))
+                columns.extend(await builder.build_whole(one.token_ids, one.logprobs))
+                # given back one by one: a million objects at once would hold the event loop
+                one.logprobs = []
         if self._echo:
             text = self._texts[prompt_number]
         if self._has_output:
             text += one.text
-        shown = prompt_logprobs_json(scores) if self._shows_prompt_logprobs else None
+        shown = await prompt_logprobs_json(scores) if self._shows_prompt_logprobs else None
         return CompletionChoice(number, text, columns, one.finish_reason, one.stop_reason, shown)
 
     @asynccontextmanager

@@ -23,7 +23,7 @@ from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import Refused
-from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
 from quire.interfaces.server.wire.request_body import read_request
@@ -126,7 +126,8 @@ async def create_embeddings(request: Request) -> Response:
     for index, output in enumerate(outputs):
         data.append(Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64)))
         await asyncio.sleep(0)
-    return json_answer(EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens)))
+    answer = EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens))
+    return await long_json_answer(answer, "data")
 
 
 def _normalizes(body: EmbeddingRequest) -> bool:

@@ -1,15 +1,24 @@
-"""Log-probabilities in the shapes of the two endpoints. Never NaN or infinity in JSON: minus infinity is -9999."""
+"""Log-probabilities in the shapes of the two endpoints. Never NaN or infinity in JSON: minus infinity is -9999.
+
+A whole answer may have a million of them. They become JSON in parts, between which the event loop serves others.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
+
+import msgspec
 
 from quire.interfaces.server.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from quire.outputs import Logprob, Logprobs, PromptLogprobs
 from quire.renderer import Renderer
 
 _LOWEST = -9999.0
+# of one turn of the event loop: with 20 log-probabilities each they take 2 to 3 ms
+_TOKENS_OF_TURN = 32
 
 
 def finite(value: float) -> float:
@@ -40,6 +49,27 @@ def chat_logprobs(renderer: Renderer, token_ids: list[int], logprobs: Logprobs, 
     return ChatLogprobs(content)
 
 
+async def whole_chat_logprobs(
+    renderer: Renderer, token_ids: list[int], logprobs: Logprobs, num_top: int
+) -> ChatLogprobs:
+    """The same of a whole answer; the entries are JSON already."""
+    content: list[Any] = []
+    async for part in _parts(len(token_ids)):
+        content += _encoded(chat_logprobs(renderer, token_ids[part], logprobs[part], num_top).content)
+    return ChatLogprobs(content)
+
+
+async def _parts(num_tokens: int) -> AsyncIterator[slice]:
+    """Others have their turn after each."""
+    for start in range(0, num_tokens, _TOKENS_OF_TURN):
+        yield slice(start, start + _TOKENS_OF_TURN)
+        await asyncio.sleep(0)
+
+
+def _encoded(values: Iterable[Any]) -> list[Any]:
+    return [msgspec.Raw(msgspec.json.encode(value)) for value in values]
+
+
 class CompletionLogprobsBuilder:
     """Columns, with each token's place in the text of its choice, counted in characters."""
 
@@ -64,6 +94,15 @@ class CompletionLogprobsBuilder:
             columns.tokens.append(_text(self._renderer, token_id, chosen))
             columns.token_logprobs.append(finite(chosen.logprob))
             columns.top_logprobs.append(self._top(position, token_id, chosen))
+        return columns
+
+    async def build_whole(self, token_ids: list[int], positions: PromptLogprobs | Logprobs) -> CompletionLogprobs:
+        """The same of many tokens; the dictionaries are JSON already."""
+        columns = CompletionLogprobs()
+        async for part in _parts(len(token_ids)):
+            new = self.build(token_ids[part], positions[part])
+            new.top_logprobs = _encoded(new.top_logprobs)
+            columns.extend(new)
         return columns
 
     def _top(self, position: dict[int, Logprob], token_id: int, chosen: Logprob) -> dict[str, float]:
@@ -98,14 +137,18 @@ def _is_whole(data: bytes) -> bool:
     return True
 
 
-def prompt_logprobs_json(prompt: PromptLogprobs) -> list[dict[str, Any] | None]:
-    """vLLM's extension: by token id."""
-    return [
-        None
-        if position is None
-        else {
-            str(token_id): {"logprob": finite(e.logprob), "rank": e.rank, "decoded_token": e.decoded_token}
-            for token_id, e in position.items()
-        }
-        for position in prompt
-    ]
+async def prompt_logprobs_json(prompt: PromptLogprobs) -> list[Any]:
+    """vLLM's extension: by token id. The entries are JSON already."""
+    entries: list[Any] = []
+    async for part in _parts(len(prompt)):
+        entries += _encoded(map(_by_token_id, prompt[part]))
+    return entries
+
+
+def _by_token_id(position: dict[int, Logprob] | None) -> dict[str, Any] | None:
+    if position is None:
+        return None
+    return {
+        str(token_id): {"logprob": finite(e.logprob), "rank": e.rank, "decoded_token": e.decoded_token}
+        for token_id, e in position.items()
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -36,6 +38,9 @@ async def running(
         try:
             for number in range(len(work.prompts)):
                 prompts.append(await _started(engine, work, number, metrics, counts))
+                if len(work.prompts) > 1:
+                    # others have their turn between many
+                    await asyncio.sleep(0)
             yield prompts[0] if len(prompts) == 1 else _Several(prompts)
         finally:
             for prompt in prompts:
@@ -138,25 +143,40 @@ class _Prompt:
 
 
 class _Several:
-    """Several prompts as one Stream."""
+    """Several prompts as one Stream. Those of which something was heard are asked, however many there are."""
 
     def __init__(self, prompts: list[_Prompt]) -> None:
         self._prompts = prompts
+        self._open = set(prompts)
+        # in the order in which they were heard; at first nobody knows
+        self._heard = dict.fromkeys(prompts)
 
     def tell(self, reader: Callable[[], None]) -> None:
         for prompt in self._prompts:
-            prompt.tell(reader)
+            prompt.tell(functools.partial(self._hear, prompt, reader))
+
+    def _hear(self, prompt: _Prompt, reader: Callable[[], None]) -> None:
+        self._heard[prompt] = None
+        reader()
 
     @property
     def has_news(self) -> bool:
-        return any(prompt.has_news for prompt in self._prompts if not prompt.is_done)
+        return any(prompt.has_news for prompt in self._heard if prompt in self._open)
 
     @property
     def is_done(self) -> bool:
-        return all(prompt.is_done for prompt in self._prompts)
+        return not self._open
 
     def take(self) -> list[PromptDelta]:
-        return [pair for prompt in self._prompts if not prompt.is_done for pair in prompt.take()]
+        heard = self._heard
+        self._heard = {}
+        pairs: list[PromptDelta] = []
+        for prompt in heard:
+            if prompt in self._open:
+                pairs += prompt.take()
+                if prompt.is_done:
+                    self._open.remove(prompt)
+        return pairs
 
     async def aclose(self) -> None:
         for prompt in self._prompts:

@@ -26,7 +26,7 @@ from quire.interfaces.server.wire.body_chunks import BodyChunks
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS, EventStream
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
-from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_pieces import Messages, bounded, lines_of, pieces_of, socket_messages
 from quire.interfaces.server.wire.request_body import check_encoding, read_text
@@ -63,7 +63,9 @@ async def answer_to_lines(request: Request, state: ServerState) -> Response:
         raise
     if body.stream:
         return EventStream(state.in_flight, completion.events())
-    return json_answer(await until_disconnect(state.in_flight, request.receive, completion.whole()))
+    return await long_json_answer(
+        await until_disconnect(state.in_flight, request.receive, completion.whole()), "choices"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- WebSocket

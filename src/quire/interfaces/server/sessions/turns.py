@@ -31,7 +31,7 @@ from quire.interfaces.server.state import ServerState, state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.event_stream import EventStream
-from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 
@@ -98,7 +98,7 @@ def _session_for(request: Request, state: ServerState, session_id: str, model: s
 async def _answer(request: Request, state: ServerState, answer: Chat | Continuations, *, is_stream: bool) -> Response:
     if is_stream:
         return EventStream(state.in_flight, answer.events())
-    return json_answer(await until_disconnect(state.in_flight, request.receive, answer.whole()))
+    return await long_json_answer(await until_disconnect(state.in_flight, request.receive, answer.whole()), "choices")
 
 
 def _as_sent_back(message: ChatMessage) -> dict[str, Any]:

@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+# what is sent at once
+_BYTES_OF_PIECE = 64 * 1024
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def long_json_answer(value: Any, name: str) -> Response:
+    """The field of this name is a list that may be long: its entries are encoded and sent one after the other, so that
+    others have their turn. An answer of a hundred choices with log-probabilities has 40 MB."""
+    entries = getattr(value, name)
+    if len(entries) < 2:
+        return json_answer(value)
+    # no text holds this: quotes in texts are escaped
+    field = b'"%b":[' % name.encode()
+    setattr(value, name, [])
+    head, _, tail = msgspec.json.encode(value).partition(field)
+    pieces: list[bytes] = []
+    piece = bytearray(head + field)
+    for number, entry in enumerate(entries):
+        if number:
+            piece += b","
+        piece += msgspec.json.encode(entry)
+        if len(piece) >= _BYTES_OF_PIECE:
+            pieces.append(bytes(piece))
+            piece.clear()
+            await asyncio.sleep(0)
+    pieces.append(bytes(piece + tail))
+    return _InPieces(pieces)
+
+
+class _InPieces(Response):
+    """A body that is there, and is handed to the transport piece by piece."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        length = sum(map(len, pieces))
+        super().__init__(headers={"content-length": str(length)}, media_type="application/json")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,217 @@
+"""Answers that are long leave the event loop its turns: they are made, encoded and sent in parts."""
+
+import asyncio
+import contextlib
+import json
+import sys
+
+import msgspec
+import pytest
+
+from quire.interfaces.server.openai.logprobs import (
+    CompletionLogprobsBuilder,
+    chat_logprobs,
+    prompt_logprobs_json,
+    whole_chat_logprobs,
+)
+from quire.interfaces.server.openai.responses import CachedTokens, Completion, CompletionChoice, CompletionTokens, Usage
+from quire.interfaces.server.openai.running import _Several
+from quire.interfaces.server.wire.json_answer import json_answer, long_json_answer
+from quire.outputs import Logprob
+
+# A call of a Python function takes some 0.1 us here; without parts there are 100,000 to a million of them.
+MOST_CALLS_OF_A_TURN = 30_000
+
+
+@contextlib.contextmanager
+def calls_by_turn():
+    """How many Python functions were called in each turn of the event loop, of this thread."""
+    counts = []
+    run_once = asyncio.events.Handle._run
+    num_calls = 0
+
+    def on_event(frame, event, argument):
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    def run(handle):
+        nonlocal num_calls
+        num_calls = 0
+        try:
+            return run_once(handle)
+        finally:
+            counts.append(num_calls)
+
+    asyncio.events.Handle._run = run
+    sys.setprofile(on_event)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(None)
+        asyncio.events.Handle._run = run_once
+
+
+TEXT = ("word " * 60).strip()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [TEXT] * 2_000}),
+        ("/v1/embeddings", {"input": [TEXT] * 2_000, "encoding_format": "base64"}),
+        ("/v1/completions", {"prompt": [TEXT] * 200, "max_tokens": 1}),
+        ("/v1/completions", {"prompt": [TEXT] * 200, "max_tokens": 4, "stream": True}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(name for name in value),
+)
+def test_no_turn_of_the_event_loop_has_much_to_do(run, served, path, body):
+    async def main():
+        async with served(max_num_queued_requests=4_000, max_num_queued_tokens=10**6) as server:
+            # what is made once is made
+            await server.http.post(path, json=body)
+            with calls_by_turn() as counts:
+                answer = await server.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text[:400]
+            assert max(counts) < MOST_CALLS_OF_A_TURN
+
+    run(main())
+
+
+class Texts:
+    """As much of a renderer as log-probabilities need."""
+
+    def token_text(self, token_id):
+        return chr(97 + token_id % 26)
+
+    def token_bytes(self, token_id):
+        return self.token_text(token_id).encode()
+
+    def decode(self, token_ids, skip_special_tokens):
+        return "".join(map(self.token_text, token_ids))
+
+
+NUM_TOKENS = 1_000
+IDS = list(range(NUM_TOKENS))
+SCORES = [{token_id + k: Logprob(-k - 0.5, k + 1, None) for k in range(4)} for token_id in IDS]
+
+
+async def whole_chat():
+    return await whole_chat_logprobs(Texts(), IDS, SCORES, 3)
+
+
+async def whole_completion():
+    return await CompletionLogprobsBuilder(Texts(), 3, skip_special_tokens=True).build_whole(IDS, [None, *SCORES[1:]])
+
+
+async def whole_prompt():
+    return await prompt_logprobs_json([None, *SCORES[1:]])
+
+
+@pytest.mark.parametrize(
+    ("whole", "at_once"),
+    [
+        (whole_chat, lambda: chat_logprobs(Texts(), IDS, SCORES, 3)),
+        (
+            whole_completion,
+            lambda: CompletionLogprobsBuilder(Texts(), 3, skip_special_tokens=True).build(IDS, [None, *SCORES[1:]]),
+        ),
+        (
+            whole_prompt,
+            lambda: [
+                None,
+                *(
+                    {str(t): {"logprob": e.logprob, "rank": e.rank, "decoded_token": None} for t, e in position.items()}
+                    for position in SCORES[1:]
+                ),
+            ],
+        ),
+    ],
+)
+def test_log_probabilities_in_parts_are_the_same(run, whole, at_once):
+    async def main():
+        making = asyncio.ensure_future(whole())
+        num_turns = 0
+        while not making.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+        assert num_turns > NUM_TOKENS // 50
+        return making.result()
+
+    assert msgspec.json.encode(run(main())) == msgspec.json.encode(at_once())
+
+
+@pytest.mark.parametrize("num_choices", [0, 1, 2, 500])
+def test_an_answer_in_parts_is_the_answer(run, num_choices):
+    texts = ['"choices":[', "é\\\"'", "a" * 1_000]
+    choices = [CompletionChoice(n, texts[n % 3], None, "stop", None) for n in range(num_choices)]
+    usage = Usage(1, 1, 2, CachedTokens(0), CompletionTokens(0))
+    answer = Completion(id="a", created=1, model='"choices":[]', choices=choices, usage=usage)
+    whole = json_answer(answer)
+
+    async def main():
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        await (await long_json_answer(answer, "choices"))({"type": "http"}, None, send)
+        return sent
+
+    start, *bodies = run(main())
+    assert sorted(start["headers"]) == sorted(whole.raw_headers)
+    assert b"".join(message["body"] for message in bodies) == whole.body
+    assert all(len(message["body"]) < 70_000 for message in bodies)
+    assert len(bodies) > num_choices // 200
+    assert msgspec.json.decode(whole.body) == json.loads(whole.body)
+
+
+class Prompt:
+    """A prompt of which so many parts are to come."""
+
+    def __init__(self, num_parts):
+        self.left = num_parts
+        self.has_news = False
+        self.num_taken = 0
+
+    def tell(self, reader):
+        self.reader = reader
+
+    def come(self):
+        self.has_news = True
+        self.reader()
+
+    @property
+    def is_done(self):
+        return self.left == 0
+
+    def take(self):
+        self.num_taken += 1
+        if not self.has_news:
+            return []
+        self.has_news = False
+        self.left -= 1
+        return [(id(self), self.left)]
+
+
+def test_of_many_prompts_those_are_asked_that_were_heard():
+    prompts = [Prompt(2) for _ in range(100)]
+    several = _Several(prompts)
+    heard = []
+    several.tell(lambda: heard.append(several.take()))
+    # what came before somebody listened
+    prompts[3].has_news = True
+    assert several.has_news
+    assert several.take() == [(id(prompts[3]), 1)]
+    for prompt in prompts:
+        prompt.num_taken = 0
+        prompt.come()
+    assert [len(pairs) for pairs in heard] == [1] * 100
+    assert sum(prompt.num_taken for prompt in prompts) == 100
+    assert not several.has_news
+    assert prompts[3].is_done
+    assert not several.is_done
+    for prompt in prompts:
+        if not prompt.is_done:
+            prompt.come()
+    assert several.is_done
+    assert several.take() == []
