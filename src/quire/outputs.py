@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-@dataclass(slots=True)
-class Logprob:
-    """Log-probability of one token at one position; rank 1 is the most probable."""
+class Logprob(msgspec.Struct, gc=False):
+    """Log-probability of one token at one position; rank 1 is the most probable. The garbage collector does not look at
+    it: an answer may have a million of them."""
 
     logprob: float
     rank: int | None = None
