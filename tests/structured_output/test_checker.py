@@ -201,3 +201,16 @@ def test_an_answer_is_remembered():
     with pytest.raises(RequestError):
         checker.check(Params(regex="("))
     assert checker._process.poll() is not None, "asked once more"
+
+
+def test_one_that_is_known_does_not_wait_for_one_that_is_slow(checker):
+    """The process is busy for as long as its lock is held."""
+    checker.check(Params(regex="[ab]+c"))
+    with pytest.raises(RequestError):
+        checker.check(Params(regex="["))
+    with checker._lock:
+        assert checker.is_known(Params(regex="[ab]+c"))
+        assert not checker.check(Params(regex="[ab]+c"))
+        assert not checker.is_known(Params(regex="nobody asked for it"))
+        with pytest.raises(RequestError, match="regex"):
+            checker.is_known(Params(regex="["))

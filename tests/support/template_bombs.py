@@ -8,6 +8,16 @@ NEST = "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = %
 BIG = "{% set big = 'ab' * 4000000 %}"
 
 BOMBS = {
+    # multiples of this number have one hash
+    "numbers of one hash": "{% set x = dict.fromkeys(range(0, (2**61-1)*20000, 2**61-1)) %}",
+    "numbers of one hash, by differences": "{% set ns = namespace(x=0) %}"
+    "{% for i in range(9) %}{% set ns.x = ns.x - 999999999999999999 %}{% endfor %}",
+    "a great number": "{{ 2305843009213693951 }}",
+    "groups of many": LOOP + "{% set x = range(9999)|groupby('real') %}{% endfor %}",
+    "the greatest letter": "{% set big = 'ab' * 400000 %}" + LOOP + "{{ big|max }}{% endfor %}",
+    "different ones of many": LOOP + "{% set x = range(9000)|unique|list %}{% endfor %}",
+    "many arguments": "{% macro m() %}{% endmacro %}" + LOOP + "{{ m(*range(9999)) }}{% endfor %}",
+    "pairs of many": "{% set d = dict.fromkeys(range(9999)) %}" + LOOP + "{% set x = d|dictsort %}{% endfor %}",
     "nested loops": LOOP * 2 + "{% endfor %}" * 2,
     "nested loops with a test": LOOP + "{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
     "loops that write": LOOP * 2 + "x" * 100 + "{% endfor %}" * 2,

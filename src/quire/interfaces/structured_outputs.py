@@ -58,7 +58,8 @@ class StructuredOutputs:
             from quire.structured_output.checker import Checker
 
             self._checker = Checker(self._vocabulary)
-        is_new = yield Call(self._checker.check, (asked,))
+        # one that is known does not wait behind others that are slow to compile
+        is_new = not self._checker.is_known(asked) and (yield Call(self._checker.check, (asked,)))
         if not self._is_told:
             vocabulary = yield Call(self._vocabulary)
             yield from control("worker.open_vocabulary", vocabulary=msgspec.msgpack.encode(vocabulary))

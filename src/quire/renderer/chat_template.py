@@ -74,7 +74,7 @@ class ChatTemplates:
         from quire.renderer.template_sandbox import compile_template
 
         for text in self.texts.values():
-            with contextlib.suppress(jinja2.TemplateError, RecursionError):
+            with contextlib.suppress(jinja2.TemplateError, RecursionError, MemoryError):
                 self._compiled[text] = compile_template(text, self._now)
                 dialect_of(text)
 

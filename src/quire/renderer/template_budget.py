@@ -26,11 +26,15 @@ _ITERATORS = (GeneratorType, reversed)
 # A list's place for an element, and a small object in it.
 _ELEMENT_BYTES = 64
 _MOST_BYTES_OF_VALUE = 16 << 20
-_MOST_BITS = 10_000
+# Greater ones may all have one hash, and a table of them takes the square of their number to make.
+_MOST_BITS = 60
 # Comparisons of one character each, which an operation that looks for one text in another makes at worst.
 _MOST_COMPARISONS = 1 << 28
 # Every 32nd step looks at the clock.
-_LOOK_MASK = 31
+_LOOK_BITS = 5
+_LOOK_MASK = (1 << _LOOK_BITS) - 1
+# Characters that an operation goes through in the time of a step.
+_STEP_CHARACTERS_BITS = 7
 _PLAIN = frozenset({int, bool, float, type(None)})
 _MOST_CHARACTERS = 16_000_000
 _PIECES_AT_ONCE = 1_024
@@ -84,8 +88,9 @@ class Budget:
         return True
 
     def spend(self, steps: int) -> None:
+        before = self._steps
         self._steps -= steps
-        if self._steps <= 0:
+        if self._steps <= 0 or self._steps >> _LOOK_BITS != before >> _LOOK_BITS:
             self._look()
 
     def take(self, num_bytes: int) -> None:
@@ -106,8 +111,12 @@ class Budget:
         kind = type(value)
         if kind is str:
             self.take(_bytes_of(value))
+        elif kind is int:
+            self._check_bits(value.bit_length())
         elif kind in _PLAIN:
             pass
+        elif kind is range:
+            self._check_bits(max(value.start.bit_length(), value.stop.bit_length()))
         elif isinstance(value, _CONTAINERS):
             self.weight(value)
             self.take(_ELEMENT_BYTES * (1 + len(value)))
@@ -150,6 +159,8 @@ class Budget:
 
     def given(self, values: Iterable[Any]) -> None:
         """What a call is given: it becomes a list that a macro can keep."""
+        values = list(values)
+        self.spend(len(values))
         weight = sum(self.weight(value) for value in values if isinstance(value, _CONTAINERS))
         if weight:
             self.check_room(weight)
@@ -161,7 +172,7 @@ class Budget:
     def look_through(self, value: Any) -> None:
         """What goes through all of a value takes steps by its length."""
         if isinstance(value, str):
-            self.spend(len(value) >> 10)
+            self.spend(len(value) >> _STEP_CHARACTERS_BITS)
         elif isinstance(value, _SIZED):
             self.spend(len(value))
 

@@ -22,6 +22,9 @@ from quire.renderer.template_budget import STEPS_OF_CALL, Budget, TemplateBudget
 Check = Callable[..., Any]
 
 _MOST_INDENT = 16
+_STEPS_OF_ELEMENT = 16
+_BYTES_OF_PAIR = 192
+_MOST_DIFFERENT = 1_000
 _MOST_DIGITS = 100
 # Texts of which no operation without arguments makes much.
 _SMALL = 4_096
@@ -109,6 +112,28 @@ def _end(budget: Budget, text: Any, *rest: Any, **named: Any) -> Any:
     return text
 
 
+def _each(budget: Budget, values: Any, *rest: Any, **named: Any) -> Any:
+    """Each element, of a text each character, is looked at by Jinja's own code, which takes some 20 steps."""
+    values = budget.listed(values)
+    if hasattr(values, "__len__"):
+        budget.spend(_STEPS_OF_ELEMENT * len(values))
+    return values
+
+
+def _sorted_items(budget: Budget, values: Any, *rest: Any, **named: Any) -> Any:
+    """Each pair is an object."""
+    values = _each(budget, values)
+    budget.take(_BYTES_OF_PAIR * len(values))
+    return values
+
+
+def _unique(budget: Budget, values: Any, *rest: Any, **named: Any) -> Any:
+    values = _each(budget, values)
+    if len(values) > _MOST_DIFFERENT:
+        raise TemplateBudgetError(f"it looks for different ones among more than {_MOST_DIFFERENT:,}")
+    return values
+
+
 def _written(budget: Budget, value: Any, *rest: Any, **named: Any) -> Any:
     """Lists and objects have been weighed when they were made."""
     if isinstance(value, str):
@@ -117,13 +142,15 @@ def _written(budget: Budget, value: Any, *rest: Any, **named: Any) -> Any:
 
 
 _FILTERS: dict[str, Check | None] = {
-    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "groupby", "int", "items", "last")),
-    **dict.fromkeys(("length", "map", "max", "min", "reject", "rejectattr", "reverse", "safe", "select", "selectattr")),
-    **dict.fromkeys(("dictsort", "sort", "unique"), _of_characters),
+    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length")),
+    **dict.fromkeys(("reverse", "safe")),
+    **dict.fromkeys(("groupby", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort"), _each),
     **dict.fromkeys(("capitalize", "lower", "upper", "string", "e", "escape", "urlencode", "tojson"), _written),
     **dict.fromkeys(("list", "title", "wordcount"), _of_characters),
     **dict.fromkeys(("batch", "slice"), _fill),
     "center": _wide,
+    "dictsort": _sorted_items,
+    "unique": _unique,
     "format": _format,
     "indent": _indent,
     "join": _join,
@@ -153,7 +180,7 @@ _TEXT_METHODS: dict[str, Check | None] = {
 }
 # Of lists, objects and numbers. The sandbox refuses those that change something.
 _OTHER_METHODS = frozenset(
-    {"copy", "count", "fromkeys", "get", "index", "items", "keys", "values", "bit_length", "is_integer", "isdisjoint"}
+    {"copy", "count", "get", "index", "items", "keys", "values", "bit_length", "is_integer", "isdisjoint"}
 )
 # What the code of a loop or a block adds to a call for Jinja itself.
 _FOR_JINJA = frozenset({"_loop_vars", "_block_vars"})

@@ -29,6 +29,8 @@ from quire.renderer.template_operations import check_call, counted_filters, to_j
 _MOST_CHARACTERS = 262_144
 _MOST_CHARACTERS_OF_DATE = 200
 _MOST_SUMMANDS = 8
+# A rendering makes no greater ones either (template_budget.py).
+_GREATEST_NUMBER = 1 << 60
 
 
 def compile_template(source: str, now: Callable[[], datetime] = datetime.now) -> jinja2.Template:
@@ -54,6 +56,9 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     environment.globals["strftime_now"] = strftime_now
     environment.globals["namespace"] = PlainNamespace
     environment.globals["dict"] = _PlainDict()
+    for constant in environment.parse(source).find_all(nodes.Const):
+        if isinstance(constant.value, int) and abs(constant.value) > _GREATEST_NUMBER:
+            raise jinja2.TemplateError(f"it holds a number greater than {_GREATEST_NUMBER:,}")
     return environment.from_string(source)
 
 
@@ -160,7 +165,7 @@ class _CountingCode(CodeGenerator):
 class ChatSandbox(ImmutableSandboxedEnvironment):
     """Jinja's immutable sandbox, whose templates count what they spend."""
 
-    intercepted_binops = frozenset({"*", "**", "%"})
+    intercepted_binops = frozenset({"*", "**", "%", "-"})
     code_generator_class = _CountingCode
     context_class = _BudgetContext
 

@@ -44,22 +44,40 @@ class Checker:
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: OrderedDict[bytes, str] = OrderedDict()
+        self._answers_lock = threading.Lock()
+        # held while the process is asked, which may take seconds
         self._lock = threading.Lock()
 
     def check(self, params: StructuredOutputsParams) -> bool:
         """Raises RequestError, with the reason, for what is no grammar. True if it was not asked lately."""
+        if self.is_known(params):
+            return False
         question = msgspec.msgpack.encode(params)
-        digest = hashlib.sha256(question).digest()
         with self._lock:
-            is_new = digest not in self._answers
-            answer = self._asked(question, params.kind) if is_new else self._answers[digest]
-            self._answers[digest] = answer
-            self._answers.move_to_end(digest)
-            while len(self._answers) > _MOST_ANSWERS:
-                self._answers.popitem(last=False)
+            # somebody may have asked for it meanwhile
+            if self.is_known(params):
+                return False
+            answer = self._asked(question, params.kind)
+            with self._answers_lock:
+                self._answers[hashlib.sha256(question).digest()] = answer
+                while len(self._answers) > _MOST_ANSWERS:
+                    self._answers.popitem(last=False)
         if answer:
             raise _refused(params.kind, answer)
-        return is_new
+        return True
+
+    def is_known(self, params: StructuredOutputsParams) -> bool:
+        """Whether it was asked lately, and is a grammar; RequestError if it is none. Never waits for the process, which
+        may be busy with another form."""
+        digest = hashlib.sha256(msgspec.msgpack.encode(params)).digest()
+        with self._answers_lock:
+            answer = self._answers.get(digest)
+            if answer is None:
+                return False
+            self._answers.move_to_end(digest)
+        if answer:
+            raise _refused(params.kind, answer)
+        return True
 
     def close(self) -> None:
         """Ends the process, also under a question, which is refused then."""
