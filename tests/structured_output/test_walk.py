@@ -256,3 +256,18 @@ def test_a_panic_of_the_library_ends_its_request_alone(grammars, monkeypatch):
         walk.fill(np.array([], dtype=np.int32), 0, np.zeros(grammars.num_words, dtype=np.int32))
     with pytest.raises(GrammarError, match="index out of bounds"):
         fill_beside(grammars, walk, [])
+
+
+def test_a_grammar_that_takes_much_memory_is_not_kept_with_others(monkeypatch):
+    """However short its text is: the process is seen to grow."""
+    grown = iter(range(0, 100 << 20, 10 << 20))
+    monkeypatch.setattr("quire.structured_output.grammars._resident_bytes", lambda: next(grown))
+    grammars = Grammars(most_bytes=25 << 20)
+    grammars.open(msgspec.msgpack.encode(VOCABULARY))
+    for regex in ("a", "b", "c", "d", "e"):
+        form = msgspec.msgpack.encode(Params(regex=regex))
+        while not grammars.prepare(form):
+            time.sleep(0.001)
+    assert 1 <= grammars.num_compiled <= 3
+    assert grammars.num_bytes <= 25 << 20
+    grammars.close()

@@ -7,6 +7,7 @@ sequence gets its row, and needed when its prompt is computed.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import OrderedDict
 from collections.abc import MutableMapping
@@ -21,7 +22,8 @@ from quire.structured_output.vocabulary import Vocabulary
 from quire.structured_output.walk import Effort, Walk
 from quire.structured_outputs_params import StructuredOutputsParams
 
-# Of compiled grammars that nobody may be following. What one takes is not known; it grows with its text.
+# Of compiled grammars that nobody may be following. What one takes is not told: it grows with its text, and by what
+# the process was seen to grow while it was compiled. Ten words can take 100 MiB.
 _MOST_BYTES = 32 * 2**20
 _BYTES_EACH = 64 * 2**10
 _BYTES_PER_CHARACTER = 16
@@ -39,6 +41,8 @@ class Grammars:
         self._compiler: ThreadPoolExecutor | None = None
         self._compiled: OrderedDict[bytes, Future[Form]] = OrderedDict()
         self._num_bytes = 0
+        # by the same keys; written by the thread that compiles
+        self._growth: dict[bytes, int] = {}
         # of requests that have rows
         self._efforts: MutableMapping[int, Effort] = WeakValueDictionary()
         # all that were ever compiled, and the time that took; written by the thread that compiles
@@ -68,6 +72,7 @@ class Grammars:
         self._vocab_size = read.size
         self._vocabulary = vocabulary
         self._compiled.clear()
+        self._growth.clear()
         self._num_bytes = 0
 
     def prepare(self, form: bytes) -> bool:
@@ -97,26 +102,38 @@ class Grammars:
     def _compile(self, key: bytes, params: StructuredOutputsParams) -> Future[Form]:
         if self._compiler is None:
             self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammar")
-        if key not in self._compiled:
-            self._num_bytes += _size(key)
-        found = self._compiled[key] = self._compiler.submit(self._compile_now, params, self._tokenizer)
+        found = self._compiled[key] = self._compiler.submit(self._compile_now, key, params, self._tokenizer)
+        self._num_bytes = sum(map(self._size, self._compiled))
         while self._num_bytes > self._most_bytes and len(self._compiled) > 1:
             oldest, _ = self._compiled.popitem(last=False)
-            self._num_bytes -= _size(oldest)
+            self._num_bytes -= self._size(oldest)
+        for dropped in [*self._growth]:
+            if dropped not in self._compiled:
+                self._growth.pop(dropped, None)
         return found
 
-    def _compile_now(self, params: StructuredOutputsParams, tokenizer: Any) -> Form:
+    def _size(self, key: bytes) -> int:
+        return max(self._growth.get(key, 0), _BYTES_EACH + _BYTES_PER_CHARACTER * len(key))
+
+    def _compile_now(self, key: bytes, params: StructuredOutputsParams, tokenizer: Any) -> Form:
         if tokenizer is None:
             raise GrammarError("the engine was told no vocabulary to compile for")
         began = time.perf_counter()
+        before = _resident_bytes()
         try:
             form = Form(params, tokenizer)
             _ = form.easy
             return form
         finally:
+            self._growth[key] = _resident_bytes() - before
             self.num_compilations += 1
             self.compile_seconds += time.perf_counter() - began
 
 
-def _size(key: bytes) -> int:
-    return _BYTES_EACH + _BYTES_PER_CHARACTER * len(key)
+def _resident_bytes() -> int:
+    """Of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
