@@ -218,6 +218,21 @@ def test_a_sweep_that_fails_takes_nothing_back(run, storage, monkeypatch):
     run(main())
 
 
+def test_a_sweep_makes_tables_that_were_declared_since(run, storage, caplog):
+    async def main():
+        one = storage()
+        await one.open()
+        late = owned_table("test_late")
+        try:
+            one._swept_at = 0.0  # it is due
+            one._sweep(0)
+        finally:
+            METADATA.remove(late)
+
+    run(main())
+    assert caplog.text == ""
+
+
 def test_a_read_only_file_is_found_at_once(run, storage, path):
     async def main():
         first = storage()

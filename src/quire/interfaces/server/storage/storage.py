@@ -270,7 +270,8 @@ class Storage:
         if self._engine is None:
             return
         try:
-            self._sweep_if_due(self._engine, adds_bytes)
+            # tables that were declared since it was opened are made first
+            self._sweep_if_due(self._opened(), adds_bytes)
         except (exc.DBAPIError, OSError) as error:
             logger.error("storage: %s", storage_error(self._url, error))
         except Exception:
