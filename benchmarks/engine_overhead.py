@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
+from tests.support.instant_executor import InstantExecutor
+
 from quire.engine_client.mailbox import Mailboxes
 from quire.engine_core.engine_core import EngineCore
 from quire.message_encoding import decode_to_client, encode
@@ -25,7 +27,6 @@ from quire.messages import EngineRequest
 from quire.observability.recorder import Recorder
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
-from quire.testing.instant_executor import InstantExecutor
 
 COUNTS = (1, 64, 256, 1024)
 PHASES = ("schedule", "update", "encode", "decode", "deliver")

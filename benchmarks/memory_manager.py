@@ -19,13 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.support.instant_executor import InstantExecutor
 
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.changes import WorkerChanges
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
-from quire.testing.instant_executor import InstantExecutor
 from quire.worker.kernels import copy_blocks
 
 BLOCK_SIZE = 16

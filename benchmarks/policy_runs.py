@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 from policy_traces import VOCAB, Engine, Trace
+from tests.support.instant_executor import InstantExecutor
 
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.messages import EngineRequest, SchedulerOutput, StepOutput, split_sequence_id
 from quire.testing.core import CoreUnderTest
-from quire.testing.instant_executor import InstantExecutor
 from quire.testing.simulator.executor import SimulatedClock, StepCosts
 
 # by the name that tables show: the policy's own, and its options

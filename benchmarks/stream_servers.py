@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from rival_engines import DRIVERS, ENGINES, Build
+from tests.support.null_core import FIRST, MAX_MODEL_LEN, NUM, PACE
 
 from quire.testing.fake_llm import fake_config, fake_renderer
-from quire.testing.null_core import FIRST, MAX_MODEL_LEN, NUM, PACE
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START_SECONDS, _END_SECONDS, _QUIET_SECONDS = 300.0, 15.0, 60.0
@@ -43,7 +43,7 @@ class Server:
 
 
 def quire_server() -> Server:
-    return Server("quire", [sys.executable, "-m", "quire.testing.null_server", "--port", "{port}"])
+    return Server("quire", [sys.executable, "-m", "tests.support.null_server", "--port", "{port}"])
 
 
 def vllm_server(folder: Path, *, with_statistics: bool = False) -> Server:

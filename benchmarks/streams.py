@@ -3,7 +3,7 @@
     python benchmarks/streams.py [--connections 256] [--rates 40000,60000,240000] [--seconds 5] [--chat]
     python benchmarks/streams.py --rivals build/rivals --rates 8000,16000,60000 --rounds 5    vLLM's server beside it
 
-The server (quire.testing.null_server) and its core are processes of their own; the client is written in C. `--rates`:
+The server (tests.support.null_server) and its core are processes of their own; the client is written in C. `--rates`:
 tokens a second that the core makes in all; 0: as many as it can, so that tokens are merged for readers that are slower.
 Counted is the processor time of the API process alone: tokens per second of it is what one core of its own can stream,
 whatever else the machine does. Each server says one answer first, which must be right, and the letters that each stream

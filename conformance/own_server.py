@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 
 @contextlib.contextmanager

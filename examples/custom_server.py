@@ -28,7 +28,7 @@ def request_of(line: bytes, maker: RequestMaker) -> EngineRequest:
 
 async def serve(port: int, model: str) -> None:
     config, _ = resolve(EngineOptions(model=model))
-    client = AsyncEngineClient(open_link(config, in_own_process=True, is_async=True))
+    client = AsyncEngineClient(open_link(config, in_own_process=True))
     ready = await client.wait_ready()
     sizes = {"max_model_len": ready.max_model_len, "max_num_seqs": ready.max_num_seqs}
     limits = Limits(vocab_size=config.facts.vocab_size, max_logprobs=config.max_logprobs, **sizes)

@@ -144,13 +144,7 @@ def _reached_from(start: str, arrows: dict[str, set[str]]) -> set[str]:
 
 def arrows_up(arrows: Counter[tuple[str, str]]) -> int:
     """Of the best order of these rooms from above to below: the fewest arrows that no order can avoid, nearly."""
-    rooms = {room for pair in arrows for room in pair}
-    order = sorted(
-        rooms,
-        key=lambda room: (
-            sum(n for (a, b), n in arrows.items() if b == room) - sum(n for (a, b), n in arrows.items() if a == room)
-        ),
-    )
+    order = _importers_first(arrows)
     best = _num_up(order, arrows)
     has_moved = True
     while has_moved:
@@ -161,6 +155,24 @@ def arrows_up(arrows: Counter[tuple[str, str]]) -> int:
             if (cost := _num_up(moved, arrows)) < best:
                 order, best, has_moved = moved, cost, True
     return best
+
+
+def _importers_first(arrows: Counter[tuple[str, str]]) -> list[str]:
+    """Without an arrow up, if that is possible at all."""
+    order: list[str] = []
+    seen: set[str] = set()
+
+    def visit(room: str) -> None:
+        if room not in seen:
+            seen.add(room)
+            for importer, imported in sorted(arrows):
+                if importer == room:
+                    visit(imported)
+            order.append(room)
+
+    for room in sorted({room for pair in arrows for room in pair}):
+        visit(room)
+    return order[::-1]
 
 
 def _num_up(order: list[str], arrows: Counter[tuple[str, str]]) -> int:

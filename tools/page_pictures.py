@@ -15,8 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from tests.support.browser import Browser
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 SERVE = ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--num-gpu-blocks-override", "320",

@@ -23,7 +23,7 @@ _run = vllm_core.EngineCoreProc.run_engine_core
 
 
 class NullRequest:
-    """One stream: the tokens of quire.testing.null_core.answer."""
+    """One stream: the tokens of tests.support.null_core.answer."""
 
     def __init__(self, request: Any, tokens: range) -> None:
         prompt, sampling = request.prompt_token_ids, request.sampling_params
@@ -136,7 +136,7 @@ class NullCore(vllm_core.EngineCore):
         return outputs, True
 
     def _wait(self) -> None:
-        """As quire.testing.null_core does: late steps are caught up with, up to eight."""
+        """As tests.support.null_core does: late steps are caught up with, up to eight."""
         now = time.monotonic()
         self._due = max(self._due + self._pause, now - 8 * self._pause)
         time.sleep(max(0.0, self._due - now))

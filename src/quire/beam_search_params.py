@@ -83,7 +83,9 @@ class BeamSearchParams(
             )
 
     def _check_groups(self) -> None:
-        width, groups, penalty = self.beam_width, self.num_beam_groups, self.diversity_penalty
+        width = self.beam_width
+        groups = self.num_beam_groups
+        penalty = self.diversity_penalty
         if width % groups:
             raise RequestError(
                 f"num_beam_groups={groups}: must divide beam_width={width}, because all groups have the same number of "

@@ -39,7 +39,7 @@ POINTS: dict[str, tuple[str, str]] = {
     "before_execute": ("engine_core/engine_core.py", "a decided step is about to go to the worker"),
     "in_forward": ("worker/model_runner.py", "the model is about to compute a batch; sees the batch's token ids"),
     "before_sample": ("worker/model_runner.py", "a batch was computed; sees all token ids of its rows"),
-    "nan_row": ("worker/sampler/spoiled.py", "a row's logits are there; sees all token ids of the row"),
+    "nan_row": ("worker/sampler/sampler.py", "a row's logits are there; sees all token ids of the row"),
     "in_grammar_compile": ("structured_output/grammar.py", "a grammar is about to be compiled"),
     "before_send": ("engine_core/process.py", "a message is about to be sent to the client"),
     "in_detokenise": ("renderer/text_stream.py", "tokens are about to become text; sees their ids"),

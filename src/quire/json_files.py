@@ -16,8 +16,11 @@ def read_object(file: Path, *, advice: str = "Download it again.") -> dict[str, 
     """Raises ModelError for what cannot be read, is no JSON, or no object."""
     try:
         size = file.stat().st_size
-        if size > _MOST_BYTES:
-            raise ModelError(f"{file}: has {size:,} bytes, at most {_MOST_BYTES:,} are read. {advice}")
+    except OSError as error:
+        raise _unreadable(str(file), error, advice) from error
+    if size > _MOST_BYTES:
+        raise ModelError(f"{file}: has {size:,} bytes, at most {_MOST_BYTES:,} are read. {advice}")
+    try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _unreadable(str(file), error, advice) from error

@@ -27,8 +27,8 @@ class _Wall:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is not None and kind.__name__ == _NAME:
-            raise PanicError(one_line(error or kind())) from error
+        if error is not None and type(error).__name__ == _NAME:
+            raise PanicError(one_line(error)) from error
 
 
 panics_are_errors = _Wall()

@@ -8,7 +8,8 @@ from quire.errors import RequestError, suggestion
 from quire.parameter_checks import Bounds, Suggesting, check_bounds, check_flags, make_plain
 
 # How one vector is made of the hidden states of a prompt: that of its last token, or the mean of all.
-LAST, MEAN = "last", "mean"
+LAST = "last"
+MEAN = "mean"
 POOLINGS = (LAST, MEAN)
 _BOUNDS: tuple[Bounds, ...] = (("dimensions", 1, 2**20),)
 

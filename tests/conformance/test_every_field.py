@@ -15,12 +15,12 @@ import httpx2 as httpx
 import msgspec
 import pytest
 from fastapi.routing import APIRoute
+from tests.support.server_process import ServerProcess
 
 from quire.interfaces.server import create_app
 from quire.interfaces.server.openai.requests import PromptPiece, StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.wire.api_description import description_of
 from quire.interfaces.server.wire.field_rules import IGNORED
-from quire.testing.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = ROOT / "src" / "quire" / "embedded"

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.blocking_client import BlockingClient
 
 from quire.config import EngineOptions, resolve
-from quire.engine_client import SyncEngineClient, open_link
+from quire.engine_client import open_link
 from quire.errors import OptionError
 from quire.messages import EngineRequest, KVTransfer
 from quire.sampling_params import SamplingParams
@@ -58,7 +59,7 @@ class Engine:
         if store is not None:
             values |= {"kv_connector": "memory", "kv_connector_args": {"store": store}}
         config, _ = resolve(EngineOptions(model=str(path), **(values | options)))
-        self.client = SyncEngineClient(open_link(config, in_own_process=False, is_async=False))
+        self.client = BlockingClient(open_link(config, in_own_process=False))
         self._ids = itertools.count()
 
     def run(

@@ -20,7 +20,7 @@ from quire.messages import DecodingSpec, EngineRequest, split_sequence_id
 from quire.sampling_params import SamplingParams
 from quire.testing.greedy import real_core
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.worker.walls import READS_UNWRITTEN
+from quire.worker.step_isolation import READS_UNWRITTEN
 
 POISON = 201
 NUM_REQUESTS = 32

@@ -46,7 +46,7 @@ async def attached(first: AsyncEngineClient, number: int) -> AsyncEngineClient:
 
 @asynccontextmanager
 async def a_core():
-    client = AsyncEngineClient(fake_link(own_process=True, is_async=True))
+    client = AsyncEngineClient(fake_link(own_process=True))
     try:
         async with asyncio.timeout(60):
             await client.wait_ready()
@@ -225,7 +225,7 @@ def test_an_output_is_divided_without_loss():
 
 
 def test_the_core_of_a_link_is_the_first_clients():
-    link = fake_link(own_process=True, is_async=False)
+    link = fake_link(own_process=True)
     assert isinstance(link, SocketLink)
     [ready] = link.receive()
     assert ready.first_request_id == 0

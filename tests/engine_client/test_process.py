@@ -14,8 +14,9 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.blocking_client import BlockingClient
 
-from quire.engine_client import AsyncEngineClient, SyncEngineClient
+from quire.engine_client import AsyncEngineClient
 from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.incoming import Incoming
 from quire.engine_client.socket_link import SocketLink, fresh_folder
@@ -35,10 +36,10 @@ from quire.testing.fake_llm import fake_config, fake_link
 
 PARENT = """
 import os, signal, sys
-from quire.engine_client import SyncEngineClient
 from quire.testing.fake_llm import fake_link
-link = fake_link(own_process=True, is_async=False, core="quire.testing.fake_core:{builder}")
-client = SyncEngineClient(link)
+from tests.support.blocking_client import BlockingClient
+link = fake_link(own_process=True, core="quire.testing.fake_core:{builder}")
+client = BlockingClient(link)
 {end}
 """
 
@@ -86,7 +87,7 @@ def test_a_core_that_still_loads_dies_with_its_parent_and_cleans_up(tmp_path):
 
 def test_a_link_that_is_forgotten_ends_its_core(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    link = fake_link(own_process=True, is_async=False, core="quire.testing.fake_core:build_for_ever")
+    link = fake_link(own_process=True, core="quire.testing.fake_core:build_for_ever")
     assert isinstance(link, SocketLink)
     child = link._child
     assert child is not None
@@ -117,7 +118,7 @@ def test_ctrl_c_while_the_model_loads_leaves_no_process(tmp_path):
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "signal SIGKILL"), (signal.SIGTERM, "exit status 0")])
 def test_a_killed_core_ends_every_stream(number: int, words: str):
     async def main() -> None:
-        link = fake_link(own_process=True, is_async=True)
+        link = fake_link(own_process=True)
         assert isinstance(link, SocketLink)
         client = AsyncEngineClient(link)
         await client.wait_ready()
@@ -138,9 +139,9 @@ def test_a_killed_core_ends_every_stream(number: int, words: str):
 
 
 def test_a_dead_core_is_noticed_by_a_client_that_waits():
-    link = fake_link(own_process=True, is_async=False)
+    link = fake_link(own_process=True)
     assert isinstance(link, SocketLink)
-    client = SyncEngineClient(link)
+    client = BlockingClient(link)
     os.kill(link.pid, signal.SIGKILL)
     try:
         with pytest.raises(EngineDeadError, match="SIGKILL"):
@@ -152,7 +153,7 @@ def test_a_dead_core_is_noticed_by_a_client_that_waits():
 
 
 def test_a_core_that_exits_by_itself_is_noticed():
-    client = SyncEngineClient(fake_link(own_process=True, is_async=False))
+    client = BlockingClient(fake_link(own_process=True))
     try:
         with pytest.raises(EngineDeadError, match="exit status 9"):
             client.control("exit", {"status": 9})
@@ -161,7 +162,7 @@ def test_a_core_that_exits_by_itself_is_noticed():
 
 
 def test_a_fork_of_the_parent_does_not_end_the_core():
-    client = SyncEngineClient(fake_link(own_process=True, is_async=False))
+    client = BlockingClient(fake_link(own_process=True))
     link = client._link
     assert isinstance(link, SocketLink)
     child = os.fork()
@@ -191,9 +192,9 @@ FRAMES = [
 
 
 def test_frames_that_are_no_messages_do_not_hurt_the_core(capfd):
-    link = fake_link(own_process=True, is_async=False)
+    link = fake_link(own_process=True)
     assert isinstance(link, SocketLink)
-    client = SyncEngineClient(link)
+    client = BlockingClient(link)
     try:
         for frame in FRAMES:
             link._socket.send(frame)
@@ -208,7 +209,7 @@ def test_frames_that_are_no_messages_do_not_hurt_the_core(capfd):
 
 @pytest.mark.parametrize("num_outputs", [1, 3])
 def test_a_request_that_the_core_cannot_read_ends_with_an_error(num_outputs: int, capfd):
-    client = SyncEngineClient(fake_link(own_process=True, is_async=False))
+    client = BlockingClient(fake_link(own_process=True))
     broken = request(number=7, n=num_outputs, max_tokens=5)
     broken.sampling.ignore_eos = None  # type: ignore[assignment]
     try:
@@ -227,7 +228,7 @@ def test_a_request_that_the_core_cannot_read_ends_with_an_error(num_outputs: int
 
 
 def test_a_call_that_the_core_cannot_read_fails():
-    client = SyncEngineClient(fake_link(own_process=True, is_async=False))
+    client = BlockingClient(fake_link(own_process=True))
     try:
         with pytest.raises(Exception, match="cannot read"):
             client.control(5)  # type: ignore[arg-type]
@@ -256,9 +257,9 @@ def test_what_a_frame_that_is_no_message_is_answered_with():
 
 
 def test_frames_that_are_no_messages_do_not_hurt_the_client(caplog):
-    link = fake_link(own_process=True, is_async=False)
+    link = fake_link(own_process=True)
     assert isinstance(link, SocketLink)
-    client = SyncEngineClient(link)
+    client = BlockingClient(link)
     frames = [*FRAMES[:5], encode(request(max_tokens=5)), encode(EngineOutputs(step=1))]
     link._incoming = Incoming(FakeSocket(frames))
     try:

@@ -99,7 +99,7 @@ def serving():
 
     def run(test) -> None:
         async def main() -> None:
-            link = fake_link(own_process=True, is_async=True)
+            link = fake_link(own_process=True)
             client = AsyncEngineClient(link)
             try:
                 async with asyncio.timeout(60):
@@ -153,7 +153,7 @@ def test_the_stacks_of_a_crash_are_left_behind(serving):
 
 def test_a_killed_engine_leaves_its_last_decisions_behind():
     async def main() -> None:
-        link = fake_link(own_process=True, is_async=True, core="tests.support.faults.builders:build")
+        link = fake_link(own_process=True, core="tests.support.faults.builders:build")
         client = AsyncEngineClient(link)
         try:
             async with asyncio.timeout(60):
@@ -216,10 +216,10 @@ def test_what_the_process_has_started_ends_with_it(tmp_path, monkeypatch):
 
 
 def test_no_link_but_that_of_a_process_has_one():
-    link = fake_link(own_process=False, is_async=True)
+    link = fake_link(own_process=False)
     assert link.process is None
     link.close()
-    link = fake_link(own_process=True, is_async=False)
+    link = fake_link(own_process=True)
     assert isinstance(link, SocketLink)
     assert link.process.pid == link.pid
     link.close()

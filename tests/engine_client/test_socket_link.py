@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
+from tests.support.blocking_client import BlockingClient
 
-from quire.engine_client import SyncEngineClient
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_llm import fake_link
@@ -16,8 +16,8 @@ from quire.testing.fake_llm import fake_link
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_a_thread_that_waits_hears_of_the_shutdown(is_silent):
     """Also if the core says nothing any more, as in a long step."""
-    link = fake_link(own_process=True, is_async=False)
-    client = SyncEngineClient(link)
+    link = fake_link(own_process=True)
+    client = BlockingClient(link)
     client.add(EngineRequest(request_id=1, prompt_token_ids=[5, 6], sampling=SamplingParams(max_tokens=1000)))
     errors: list[BaseException] = []
 

@@ -15,8 +15,8 @@ import pytest
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.rows import Rows
+from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.engine_core.scheduler.changes import WorkerChanges
-from quire.engine_core.scheduler.entrance import Entrance
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.results import Results
@@ -300,14 +300,14 @@ BREAKAGES: dict[str, Breakage] = {
     "makes way for anybody": (
         "who is as important gives way",
         SCARCE_ROWS,
-        Entrance,
+        AdmissionControl,
         "_gives_way_to",
         makes_way_for_anybody,
     ),
     "rows not lent": (
         "all stand still behind who waits for input",
         SCARCE_ROWS,
-        Entrance,
+        AdmissionControl,
         "_may_have_rows",
         rows_are_not_lent,
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.engine_core.request import Request, Status
-from quire.engine_core.scheduler.entrance import Entrance
+from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.messages import ExtendRequest, sequence_id_of
 from quire.testing.core import CoreUnderTest
 
@@ -152,7 +152,7 @@ def test_rows_of_open_prompts_and_of_less_important_requests_add_up(num_tokens: 
     core.add(3, [3] * 10, max_tokens=20, request={"priority": 2})
     for _ in range(4):
         core.step()
-    core.scheduler.entrance.push_out(core.scheduler.lifecycle.requests[3], "asked for")
+    core.scheduler.admission_control.push_out(core.scheduler.lifecycle.requests[3], "asked for")
     core.add(2, [2] * num_tokens, n=2, max_tokens=4, request={"priority": 1})
     core.run()
     assert {end >> 10 for end in core.ends} == {2, 3}
@@ -226,7 +226,7 @@ def test_who_loses_its_row_while_it_waits_for_input_goes_on_waiting() -> None:
     core.add(1, [1] * 10, is_final=False, max_tokens=4)
     core.run()
     stream = core.scheduler.lifecycle.requests[1]
-    core.scheduler.entrance.push_out(stream, "asked for")
+    core.scheduler.admission_control.push_out(stream, "asked for")
     core.add(2, [2] * 10, n=2, max_tokens=4)
     core.run()
     assert {end >> 10 for end in core.ends} == {2}
@@ -241,7 +241,7 @@ def test_an_empty_piece_brings_nobody_back(mode: str) -> None:
     core.add(1, list(range(20)), max_tokens=2, is_final=False)
     core.run()
     stream = core.scheduler.lifecycle.requests[1]
-    core.scheduler.entrance.push_out(stream, "somebody needed its blocks")
+    core.scheduler.admission_control.push_out(stream, "somebody needed its blocks")
     core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=False))
     core.run()
     assert stream.is_parked
@@ -256,7 +256,7 @@ def test_who_has_given_way_lends_its_row_before_who_still_has_blocks() -> None:
         core.add(number, [number] * 20, max_tokens=2, is_final=False)
     core.run()
     early, late = (core.scheduler.lifecycle.requests[number] for number in (1, 2))
-    core.scheduler.entrance.push_out(early, "somebody needed its blocks")
+    core.scheduler.admission_control.push_out(early, "somebody needed its blocks")
     core.add(3, [5] * 8, max_tokens=2)
     core.step()
     assert (early.holds_rows, late.holds_rows, late.status) == (False, True, Status.RUNNING)
@@ -275,8 +275,10 @@ def test_a_step_looks_for_lenders_a_few_times_however_many_wait(policy: str, mon
     for number in range(60):
         core.core.extend(ExtendRequest(request_id=number, token_ids=[5] * 6, is_final=False))
     looked_at: list[Request] = []
-    lends = Entrance._lends
-    monkeypatch.setattr(Entrance, "_lends", lambda one, request: looked_at.append(request) or lends(one, request))
+    lends = AdmissionControl._lends
+    monkeypatch.setattr(
+        AdmissionControl, "_lends", lambda one, request: looked_at.append(request) or lends(one, request)
+    )
     core.step()
     assert len(looked_at) <= 4 * 60
 

@@ -124,7 +124,7 @@ def test_a_pair_occurs_together(pair: tuple[str, str], mode: str, is_async: bool
 
 
 WORDS = re.compile(r"prefill|decode|chunk|stream|prefix|disagg|specul|draft|eagle|ngram")
-DECIDING = ["scheduler.py", "budget.py", "entrance.py"]
+DECIDING = ["scheduler.py", "admission_control.py"]
 
 
 def conditions(tree: ast.AST) -> Iterator[ast.expr]:

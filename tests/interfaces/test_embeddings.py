@@ -62,7 +62,7 @@ def test_parameters_say_what_is_wrong(fields, words):
 
 def test_one_that_fails_is_no_empty_vector():
     with fake_llm() as llm:
-        llm._client._link._driver._core.failures[0] = "not finite"
+        llm.control("fail_at", {"num_tokens": 0, "error": "not finite"})
         with pytest.raises(RequestFailedError, match="not finite"):
             llm.embed([[5], [6]])
 

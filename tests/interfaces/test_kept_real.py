@@ -219,4 +219,4 @@ def test_a_prefix_without_room_is_refused_in_the_words_of_its_call(llm):
 
 def test_swap_space_without_room_for_a_block_is_reported():
     with LLM(**{**TINY, "preemption_mode": "swap", "swap_space": 1e-6}) as llm:
-        assert any("no swap space: it has no room for a block" in line for line in llm._client.ready.report)
+        assert any("no swap space: it has no room for a block" in line for line in llm._engine.ready.report)

@@ -1,6 +1,8 @@
 """LLM over a core without a model: shapes, order, stopping, errors."""
 
+import asyncio
 import gc
+import os
 import signal
 import threading
 
@@ -10,6 +12,7 @@ import pytest
 from quire import LLM, BeamSearchParams, OptionError, RequestError, SamplingParams
 from quire.errors import ContextLengthError, EngineDeadError
 from quire.renderer.tokenizer import Tokenizer
+from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_llm, fake_renderer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -133,8 +136,14 @@ def test_what_is_empty_is_no_request_for_the_defaults(llm: LLM, params):
     ],
 )
 def test_priorities_are_for_all_prompts_or_for_each(llm: LLM, monkeypatch, given, received):
-    priorities, add = [], llm._client.add
-    monkeypatch.setattr(llm._client, "add", lambda request: priorities.append(request.priority) or add(request))
+    client = llm._engine._held.client
+    priorities = []
+    open_all = client.open_all
+    monkeypatch.setattr(
+        client,
+        "open_all",
+        lambda requests, at_end: priorities.extend(one.priority for one in requests) or open_all(requests, at_end),
+    )
     llm.generate(["a b", "c d"], GREEDY, **given)
     llm.chat([[{"role": "user", "content": text}] for text in "ab"], GREEDY, **given)
     llm.beam_search(["a b", "c d"], BeamSearchParams(beam_width=2, max_tokens=2), **given)
@@ -290,8 +299,10 @@ def test_ctrl_c_aborts_what_runs_and_the_engine_goes_on(own_process: bool):
 
 def test_ctrl_c_in_a_step_waits_for_its_end(llm: LLM):
     llm.control("interrupt_next_step")
+    llm.control("hold", {"at": 2})
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a b", "c d"], GREEDY, use_tqdm=False)
+    llm.control("hold")
     statistics = llm.statistics()
     # aborted after the step, not lost in it
     assert (statistics["sequences_running"], statistics["sequences_aborted"]) == (0, 2)
@@ -302,7 +313,7 @@ def test_ctrl_c_in_a_step_waits_for_its_end(llm: LLM):
 def test_a_request_that_fails_while_it_runs_fails_alone(llm: LLM):
     class FailTheRest(InterruptingBar):
         def update(self, count: int) -> None:
-            llm._client.control("fail_requests", {"error": "its numbers were not finite"})
+            llm.control("fail_requests", {"error": "its numbers were not finite"})
 
     llm.control("hold", {"at": 3})
     good, bad = llm.generate(["a b", "c d"], [greedy(max_tokens=2), GREEDY], use_tqdm=FailTheRest)
@@ -327,25 +338,69 @@ def test_after_shutdown_it_says_so():
         llm.generate("a b", GREEDY)
 
 
-def test_a_shutdown_by_another_thread_waits_for_the_step_and_ends_the_call(llm: LLM, monkeypatch):
-    link = llm._client._link
-    driver, order = link._driver, []
-    other = threading.Thread(target=llm.shutdown)
-    step, shut_down = driver.step, driver.shutdown
-
-    def slow_step() -> None:
-        other.start()
-        while link._driver is not None:
-            other.join(0.01)
-        step()
-        order.append("step")
-
-    monkeypatch.setattr(driver, "step", slow_step)
-    monkeypatch.setattr(driver, "shutdown", lambda: order.append("shutdown") or shut_down())
+def test_a_shutdown_by_another_thread_ends_the_call(llm: LLM):
+    llm.control("hold", {"at": 2})
+    other = threading.Timer(0.1, llm.shutdown)
+    other.start()
     with pytest.raises(EngineDeadError, match="shut down"):
         llm.generate("a b", GREEDY, use_tqdm=False)
     other.join()
-    assert order == ["step", "shutdown"]
+
+
+def test_several_threads_generate_at_once(llm: LLM):
+    """No thread waits for another one's batch."""
+    llm.control("hold", {"at": 2})
+    outputs = []
+    other = threading.Thread(target=lambda: outputs.extend(llm.generate("a b", GREEDY, use_tqdm=False)))
+    other.start()
+    assert len(llm.generate("c d", greedy(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids) == 2
+    assert not outputs
+    llm.control("hold")
+    other.join()
+    assert len(outputs[0].outputs[0].token_ids) == 4
+
+
+def test_it_works_where_the_caller_has_an_event_loop(llm: LLM):
+    """As in a notebook."""
+
+    async def cell():
+        return llm.generate("a b", GREEDY, use_tqdm=False)
+
+    assert len(asyncio.run(cell())[0].outputs[0].token_ids) == 4
+
+
+def test_a_session_keeps_its_engine():
+    with fake_llm(core=KEEPING_CORE).open_session() as session:
+        gc.collect()
+        assert len(session.generate("one two", GREEDY).outputs[0].token_ids) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+@pytest.mark.parametrize("own_process", [False, True])
+def test_a_fork_takes_nothing_away(own_process: bool):
+    with fake_llm(own_process=own_process) as llm:
+        before = llm.generate("a b", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                llm.shutdown()
+                llm._engine.shutdown()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert llm.generate("a b", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
+
+
+def test_an_engine_that_nobody_holds_is_shut_down():
+    before = threading.active_count()
+    llm = fake_llm()
+    llm.generate("a b", GREEDY, use_tqdm=False)
+    assert threading.active_count() > before
+    del llm
+    gc.collect()
+    assert threading.active_count() == before
 
 
 def test_threads_take_turns(llm: LLM):

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import signal
 
 import pytest
 
@@ -208,18 +210,24 @@ def test_a_cancelled_pin_leaves_nothing(own_process: bool, rounds: int):
 
 @pytest.mark.parametrize("operation", ["pin_kept", "list_kept"])
 def test_an_interrupted_pin_leaves_nothing(llm, monkeypatch, operation: str):
-    control = llm.control
+    engine = llm._engine
+    control = engine.control
 
-    def interrupted(name, args=None):
-        result = control(name, args)
+    async def interrupted(name, args=None):
+        result = await control(name, args)
         if name == operation:
             monkeypatch.undo()
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(30)  # the caller's thread cancels it
         return result
 
-    monkeypatch.setattr(llm, "control", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        llm.pin_prefix(PREFIX, "one")
+    monkeypatch.setattr(engine, "control", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.pin_prefix(PREFIX, "one")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert llm.control("list_kept") == []
     llm.pin_prefix(PREFIX, "one")
 

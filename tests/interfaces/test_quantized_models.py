@@ -6,11 +6,11 @@ import httpx2
 import pytest
 from tests.support import quantized_checkpoints as writers
 from tests.support.gguf_checkpoints import write_gguf
+from tests.support.server_process import ServerProcess
 
 from quire import LLM, SamplingParams
 from quire.config.model_source import embedded_path
 from quire.interfaces.cli.program import main
-from quire.testing.server_process import ServerProcess
 
 QUESTIONS = ["What is 3 + 4?", "Spell the word house.", "Count from 3 to 9."]
 GREEDY = SamplingParams(temperature=0, max_tokens=40)

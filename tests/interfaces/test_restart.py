@@ -23,9 +23,7 @@ def play():
     def run(test) -> None:
         async def main() -> None:
             engine = fake_async_llm(own_process=True, core=KEEPING_CORE)
-            engine._held.connect = lambda config: AsyncEngineClient(
-                fake_link(own_process=True, is_async=True, core=KEEPING_CORE)
-            )
+            engine._held.connect = lambda config: AsyncEngineClient(fake_link(own_process=True, core=KEEPING_CORE))
             try:
                 async with asyncio.timeout(60):
                     await engine.start()

@@ -258,8 +258,8 @@ def test_a_failed_turn_changes_nothing(llm, session):
     ids = session.token_ids
     [entry] = llm.control("list_kept")
     llm.control("release_kept", {"handle": entry["handle"]})
-    output = session.generate(" three", GREEDY).outputs[0]
-    assert (output.finish_reason, output.stop_reason) == ("error", "nothing is kept there")
+    with pytest.raises(RequestError, match="nothing is kept there"):
+        session.generate(" three", GREEDY)
     assert session.token_ids == ids
     # what the core has lost is sent again
     session.generate(" three", GREEDY)
@@ -271,12 +271,14 @@ def test_an_interrupted_turn_changes_nothing(llm, session):
     session.generate("one two", GREEDY)
     ids = session.token_ids
     llm.control("interrupt_next_step")
+    llm.control("hold", {"at": 2})
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             session.generate(" three", GREEDY)
     finally:
         signal.signal(signal.SIGINT, before)
+        llm.control("hold")
     assert session.token_ids == ids
     session.generate(" three", GREEDY)
     assert session.token_ids[: len(ids)] == ids

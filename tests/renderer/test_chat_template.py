@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelError, OptionError, RequestError
-from quire.renderer.chat_template import ChatTemplates, content_kinds
+from quire.renderer.chat_template import ChatTemplates, dialect_of
 from quire.renderer.special_tokens import SpecialTokens
 
 TEMPLATES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
@@ -192,7 +192,8 @@ def test_a_template_that_reads_both_gets_what_was_given():
     ],
 )
 def test_what_a_template_reads_is_found_in_it(text, kinds):
-    assert content_kinds(text) == kinds
+    dialect = dialect_of(text)
+    assert (dialect.keeps_parts, not dialect.as_parts) == kinds
 
 
 def test_arguments_of_a_call_become_an_object():

@@ -67,7 +67,10 @@ def chat_of(num_messages):
     return [*turns, {"role": "user", "content": "the last one"}]
 
 
-@pytest.mark.parametrize("name", ["nested loops", "a macro that calls itself", "loops that write", "doubled by +"])
+NOT_BRIEF = ["nested loops", "a macro that calls itself", "loops that write", "doubled by +", "a test behind a filter"]
+
+
+@pytest.mark.parametrize("name", NOT_BRIEF)
 def test_what_is_not_brief_is_rendered_elsewhere(name):
     templates = ChatTemplates({"default": BOMBS[name]}, SpecialTokens())
     with pytest.raises(RequestError):
@@ -103,3 +106,40 @@ def test_values_weigh_what_is_reached():
     # but what is counted is the memory
     for _ in range(100):
         budget.made(texts)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("'abab'|replace(old='a', new='c')", "cbcb"),
+        ("'abab'|replace('a', 'c', count=1)", "cbab"),
+        ("2.45|round(precision=1, method='floor')", "2.4"),
+        ("['a', 'b']|join(d='-')", "a-b"),
+        ("[{'a': 1}, {'a': 2}]|join('-', attribute='a')", "1-2"),
+        ("'xax'|trim(chars='x')", "a"),
+        ("[1, 2, 3]|batch(linecount=2, fill_with=0)|list", "[[1, 2], [3, 0]]"),
+        ("[1, 2, 3]|slice(slices=2, fill_with=0)|list", "[[1, 2], [3, 0]]"),
+        ("'a'|center(width=3)", " a "),
+        ("'a b c d e f'|truncate(length=5, killwords=true, end='', leeway=0)", "a b c"),
+        ("'a\\nb'|indent(width=1, first=true, blank=true)", " a\n b"),
+        ("[{'a': 1}]|sum(attribute='a', start=1)", "2"),
+        ("{'b': 1, 'a': 2}|dictsort(case_sensitive=true, by='value', reverse=true)", "[('a', 2), ('b', 1)]"),
+        ("['b', 'a']|sort(reverse=true, case_sensitive=true)", "['b', 'a']"),
+        ("['a', 'A']|unique(case_sensitive=true)|list", "['a', 'A']"),
+        ("[{'a': 1}, {'b': 2}]|map(attribute='a', default=0)|list", "[1, 0]"),
+        ("none|default(default_value='x', boolean=true)", "x"),
+        ("'f'|int(default=3, base=16)", "15"),
+        ("'x'|float(default=2.5)", "2.5"),
+        ("'%(a)s'|format(a=1)", "1"),
+        ("[3, 1]|min(case_sensitive=true)", "1"),
+        ("{'b': 1, 'a': 2}|tojson(sort_keys=true, separators=(',', ':'), ensure_ascii=true)", '{"a":2,"b":1}'),
+        ("'a\\nb'.splitlines(keepends=true)", "['a\\n', 'b']"),
+        ("'a b c'.split(sep=' ', maxsplit=1)", "['a', 'b c']"),
+        ("'a\\t'.expandtabs(tabsize=2)", "a "),
+        ("[1, 2]|select('in', [2])|list", "[2]"),
+        ("1 is in [1], 'a' is lower, 4 is divisibleby(num=2)", "(True, True, True)"),
+        ("'upper' is filter, 'in' is test", "(True, True)"),
+    ],
+)
+def test_operations_take_the_names_that_jinja_gives_them(expression, expected):
+    assert ChatTemplates({"default": "{{ " + expression + " }}"}, SpecialTokens()).render(chat_of(0)) == expected

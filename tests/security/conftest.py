@@ -5,8 +5,7 @@ import http.client
 from urllib.parse import urlsplit
 
 import pytest
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 MAX_MODEL_LEN = 512
 

@@ -91,7 +91,7 @@ def play(tmp_path: Path, test: Any) -> None:
             async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as http:
                 await test(Client(http, engine))
         finally:
-            await app.state.server.services.stop()
+            await app.state.services.stop()
             app.state.server.close_storage()
             engine.shutdown()
 

@@ -1,4 +1,4 @@
-"""House rules that a reader cannot be trusted to notice: names, sizes, and calls that run what they are given."""
+"""House rules that a reader cannot be trusted to notice: names, and calls that run what they are given."""
 
 import ast
 import re
@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "quire"
-MAX_LINES = 400
-
-# Files that may be longer, each with its reason. An entry that is no longer needed fails too.
-LONGER: dict[str, str] = {}
 
 # Uses of what FORBIDDEN_MODULES and FORBIDDEN_CALLS name, "path:name" with a reason. It is to stay empty: scanners
 # refuse a whole release for one line, whether or not it can be reached.
@@ -90,13 +86,6 @@ def test_no_class_is_named_by_what_it_is_not():
             if isinstance(node, ast.ClassDef) and empty_word_of(node.name, is_model):
                 found.append(f"{relative(path)}:{node.lineno} {node.name}")
     assert found == []
-
-
-def test_a_file_is_one_idea():
-    lines = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()}
-    long = {name: count for name, count in lines.items() if count > MAX_LINES}
-    assert {name: count for name, count in long.items() if name not in LONGER} == {}, f"over {MAX_LINES} lines"
-    assert [name for name in LONGER if name not in long] == [], "no longer needed in LONGER"
 
 
 def test_nothing_unpickles_or_runs_what_it_is_given():

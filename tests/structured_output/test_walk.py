@@ -271,3 +271,38 @@ def test_a_grammar_that_takes_much_memory_is_not_kept_with_others(monkeypatch):
     assert 1 <= grammars.num_compiled <= 3
     assert grammars.num_bytes <= 25 << 20
     grammars.close()
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1])
+def test_a_lexer_at_its_limit_is_told_from_a_token_that_does_not_fit(grammars, num_drafts):
+    """Everything that is said here fits; what is full of it is the memory of the form, which all walks share."""
+    rng = random.Random(7)
+    first = walk_of(grammars, regex=f"[a-z ]*e[a-z ]{{25}}x{{{num_drafts}}}")
+    words = np.zeros(grammars.num_words, dtype=np.int32)
+
+    def follow_many():
+        for _ in range(24):
+            tokens = np.array([ord(rng.choice("eeeeaz x")) for _ in range(6_000)], dtype=np.int32)
+            assert first.child().fill_beside(tokens, len(tokens) - num_drafts, words)
+
+    with pytest.raises(GrammarError, match="lexer error: too many"):
+        follow_many()
+
+
+def test_a_form_whose_memory_is_full_is_made_anew_for_who_comes_next(grammars):
+    """The states of one lexer stay; here each letter is another one."""
+    form = {"json": {"type": "object", "properties": {"a": {"type": "string", "maxLength": 50_000}}, "required": ["a"]}}
+
+    def tokens_of(num_letters):
+        return np.array(list(b'{"a":"' + b"a" * num_letters), dtype=np.int32)
+
+    words = np.zeros(grammars.num_words, dtype=np.int32)
+    before = walk_of(grammars, **form)
+    longest = walk_of(grammars, **form)
+    with pytest.raises(HardMaskError):
+        longest.fill(tokens_of(40_000), 40_006, words)
+    with pytest.raises(HardMaskError):
+        before.fill(tokens_of(10), 16, words)
+    # who is on the way goes on beside the steps, which has a memory of its own
+    assert before.fill_beside(tokens_of(10), 16, words)
+    assert mask_after(grammars, walk_of(grammars, **form), tokens_of(10)) >= {*range(ord("a"), ord("z"))}

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
+from quire.interfaces.engine_calls import EngineCalls
 from quire.interfaces.recording import read_recording
-from quire.interfaces.steps import Control, Step, perform
 from quire.observability.recorded import Recording
 from quire.testing.core import CoreUnderTest
 
 
 def recording_of(core: CoreUnderTest) -> Recording:
-    def do(step: Step) -> object:
-        assert isinstance(step, Control)
-        return core.core.control(step.name, step.args)
+    return asyncio.run(read_recording(cast(EngineCalls, _Calls(core))))
 
-    return perform(read_recording(), do)
+
+class _Calls:
+    """Of an engine without a client."""
+
+    def __init__(self, core: CoreUnderTest) -> None:
+        self._core = core
+
+    async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
+        return self._core.core.control(name, args or {})

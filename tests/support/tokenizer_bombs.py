@@ -44,6 +44,8 @@ def template(count: int) -> dict[str, Any]:
     )
 
 
+NESTED_PLUS = split("(a+)+$")["pre_tokenizer"]
+
 # JSON, or its text
 BOMBS: dict[str, Any] = {
     "nested plus": split("(a+)+$"),
@@ -93,6 +95,13 @@ BOMBS: dict[str, Any] = {
     "a decoder that grows": tokenizer(
         decoder={"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1_000_000}
     ),
+    "hidden behind another section's key": tokenizer(pre_tokenizer={**NESTED_PLUS, "normalizers": []}),
+    "hidden behind its own key": tokenizer(pre_tokenizer={**NESTED_PLUS, "pretokenizers": []}),
+    "a sequence that holds another section's": tokenizer(
+        pre_tokenizer={"type": "Sequence", "normalizers": [], "pretokenizers": [NESTED_PLUS]}
+    ),
+    "a part whose type is a list": tokenizer(normalizer={"type": []}),
+    "added tokens that are a number": tokenizer(added_tokens=5),
     "a list": [],
     "a number": 5,
 }

@@ -22,7 +22,10 @@ IDS = list(range(3, 60))
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(packed_store, "_SMALLEST", 1)
-    return tmp_path / "cache" / "packed"
+    yield tmp_path / "cache" / "packed"
+    for thread in threading.enumerate():
+        if thread.name == "quire-keep-packed":
+            thread.join()
 
 
 @pytest.fixture

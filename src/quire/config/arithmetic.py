@@ -12,9 +12,8 @@ from quire.errors import ModelError
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Codes of one byte, and of what they are multiplied with for each token and head.
-_CODES, _SCALE_BYTES = ("int8", "fp8"), 4
-# of one dimension; no model comes near
-_GREATEST_SIZE = 10**8
+_CODES = ("int8", "fp8")
+_SCALE_BYTES = 4
 _EXPERTS = "the model is a mixture of experts"
 _LATENT = "the model's attention keeps latent vectors"
 # Whose formulas are others.
@@ -117,10 +116,8 @@ def _size(config: dict[str, Any], *names: str, default: int | None = None) -> in
         value = config.get(name)
         if value is None:
             continue
-        if type(value) is not int or not 1 <= value <= _GREATEST_SIZE:
-            raise ModelError(
-                f"config.json: {name}={str(value)[:40]}: must be a whole number between 1 and {_GREATEST_SIZE:,}."
-            )
+        if type(value) is not int or value < 1:
+            raise ModelError(f"config.json: {name}={str(value)[:40]}: must be a whole number greater than 0.")
         return value
     if default is None:
         raise ModelError(f"config.json: none of {', '.join(names)} is there, so this model's size cannot be computed.")

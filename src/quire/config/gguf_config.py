@@ -62,7 +62,8 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     window = read.whole("attention.sliding_window") if read.optional("attention.sliding_window", 0) else None
     if architecture == "llama" and window is not None:
         # Mistral's models are Llama's to the writers of GGUF, but for the window.
-        model_type, class_name = "mistral", "MistralForCausalLM"
+        model_type = "mistral"
+        class_name = "MistralForCausalLM"
     config: dict[str, Any] = {name: read.whole(key) for key, name in _NUMBERS.items()}
     if config["num_hidden_layers"] > len(file.tensors):
         raise ModelError(

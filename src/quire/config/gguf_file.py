@@ -28,7 +28,8 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # Longer arrays (the vocabulary) stay in the file until somebody asks.
 _SHORT_ARRAY = 512
@@ -160,7 +161,8 @@ def _read_one(path: Path) -> tuple[dict[str, Any], list[GGUFTensor]]:
                 f"{path}: GGUF version {version} is not read, only {' and '.join(map(str, _VERSIONS))} in little "
                 "endian. Convert the model again with a newer llama.cpp."
             )
-        num_tensors, num_keys = cursor.number("Q"), cursor.number("Q")
+        num_tensors = cursor.number("Q")
+        num_keys = cursor.number("Q")
         metadata = {}
         for _ in range(num_keys):
             key = cursor.text()
@@ -229,7 +231,8 @@ class _Cursor:
             return self.number(_SCALARS[kind])
         if kind != _ARRAY:
             raise _damaged(self.path, f"there is a value of kind {kind} at byte {self.position}")
-        item, length = self.number("I"), self.number("Q")
+        item = self.number("I")
+        length = self.number("Q")
         if item != _STRING and item not in _SCALARS:
             raise _damaged(self.path, f"there is an array of kind {item} at byte {self.position}")
         if length <= _SHORT_ARRAY:
@@ -247,7 +250,9 @@ class _Cursor:
     def _texts(self, length: int) -> list[str]:
         """As `text`, written out: there are hundreds of thousands."""
         found: list[str] = []
-        data, unpack, position = self._data, struct.Struct("<Q").unpack_from, self.position
+        data = self._data
+        unpack = struct.Struct("<Q").unpack_from
+        position = self.position
         try:
             for _ in range(length):
                 end = position + 8 + unpack(data, position)[0]
@@ -266,7 +271,9 @@ class _Cursor:
         if kind != _STRING:
             self._advance(length * struct.calcsize("<" + _SCALARS[kind]))
             return
-        data, unpack, position = self._data, struct.Struct("<Q").unpack_from, self.position
+        data = self._data
+        unpack = struct.Struct("<Q").unpack_from
+        position = self.position
         try:
             for _ in range(length):
                 position += 8 + unpack(data, position)[0]

@@ -44,7 +44,8 @@ class ModelFacts:
     def read(cls, path: Path) -> ModelFacts:
         if path.is_file():
             gguf = GGUFFile.read(path)
-            config, generation = config_of(gguf), _NO_GENERATION_CONFIG
+            config = config_of(gguf)
+            generation = _NO_GENERATION_CONFIG
             num_weight_bytes = sum(tensor.num_bytes for tensor in gguf.tensors.values())
         else:
             config = _config_of(path)

@@ -80,9 +80,11 @@ def check_numbers(config: Mapping[str, Any], file: object) -> None:
         is_kind = isinstance(value, int) or not limits.is_whole
         if is_number and is_kind and limits.least <= value <= limits.most:
             continue
-        kind, bounds = "a number", f"{limits.least:g} to {limits.most:g}"
+        kind = "a number"
+        bounds = f"{limits.least:g} to {limits.most:g}"
         if limits.is_whole:
-            kind, bounds = "a whole number", f"{int(limits.least):,} to {int(limits.most):,}"
+            kind = "a whole number"
+            bounds = f"{int(limits.least):,} to {int(limits.most):,}"
         shown = str(value)[:_MOST_SHOWN] if isinstance(value, float) or abs(value) < 10**30 else "a very large number"
         raise ModelError(
             f"{file}: {name}={shown} must be {kind} from {bounds}, because it is {limits.why}. Correct it, or download "

@@ -25,7 +25,8 @@ _KEYS = ("method", "num_speculative_tokens", "model", "prompt_lookup_min", "prom
 _NUM_TOKENS = {"ngram": 8, "draft_model": 4, "eagle": 4}
 _MOST_TOKENS = 64
 _MOST_LOOKUP = 32
-_LOOKUP_MIN, _LOOKUP_MAX = 2, 4
+_LOOKUP_MIN = 2
+_LOOKUP_MAX = 4
 
 
 @dataclass(frozen=True, kw_only=True)

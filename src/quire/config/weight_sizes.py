@@ -37,7 +37,8 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
     linear = floats if stored is None else _stored(declared_quantization(facts.hf_config) or {}, shape, floats)
     head: float = floats
     if scheme is not None:
-        linear, head = min(linear, _scheme(scheme, shape, "linear")), _scheme(scheme, shape, "head")
+        linear = min(linear, _scheme(scheme, shape, "linear"))
+        head = _scheme(scheme, shape, "head")
     # Untied, the embedding is looked up and stays as it is.
     embedding = head if shape.has_tied_embeddings else head + floats
     total = shape.num_linear_parameters * linear + shape.vocab_size * shape.hidden_size * embedding
@@ -73,13 +74,15 @@ def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float
     """Bytes a weight of a linear layer in a checkpoint that comes quantised; what must be computed becomes floats."""
     if declared.get("quant_method") in ("gptq", "awq"):
         is_computed = bool(declared.get("desc_act"))
-        bits, group = declared.get("bits", declared.get("w_bit", 4)), declared.get("group_size", 128)
+        bits = declared.get("bits", declared.get("w_bit", 4))
+        group = declared.get("group_size", 128)
         is_symmetric = bool(declared.get("sym", False))
     else:
         groups = declared.get("config_groups") or {"": {"weights": {"type": "float"}}}
         weights = next(iter(groups.values())).get("weights") or {}
         is_computed = weights.get("type") == "float" or bool(weights.get("actorder") == "group")
-        bits, group = weights.get("num_bits", 8), weights.get("group_size")
+        bits = weights.get("num_bits", 8)
+        group = weights.get("group_size")
         is_symmetric = bool(weights.get("symmetric", True))
     if is_computed or bits not in (4, 8):
         return floats
@@ -92,7 +95,8 @@ def _of_gguf(file: GGUFFile, dtype: str, scheme: str | None) -> int:
     for tensor in file.tensors.values():
         if len(tensor.shape) != 2:
             continue
-        found, name = _GGUF.get(tensor.type_name), tensor.name.removesuffix(".weight")
+        found = _GGUF.get(tensor.type_name)
+        name = tensor.name.removesuffix(".weight")
         size = _as_kept(tensor, dtype)
         is_looked_up = name == "token_embd" and "output.weight" in file.tensors
         if scheme is not None and not is_looked_up:

@@ -1,9 +1,9 @@
-"""ENGINE CLIENT (4.1.2): token ids in, token ids out; the core is in this process or behind a socket."""
+"""ENGINE CLIENT (4.1.2): token ids in, token ids out; the core is in a thread or behind a socket."""
 
 from quire.engine_client.async_client import AsyncEngineClient
 from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.link import Link, open_link
-from quire.engine_client.sync_client import SyncEngineClient
-from quire.engine_client.token_stream import Stream, each_of, items_of
+from quire.engine_client.mailbox import Mailbox
+from quire.engine_client.stream import Stream, each_of, items_of
 
-__all__ = ["AsyncEngineClient", "Link", "Stream", "SyncEngineClient", "TokenDelta", "each_of", "items_of", "open_link"]
+__all__ = ["AsyncEngineClient", "Link", "Mailbox", "Stream", "TokenDelta", "each_of", "items_of", "open_link"]

@@ -1,4 +1,4 @@
-"""The engine client of AsyncLLM: many requests at once on one event loop, one reader for all of them.
+"""The engine client: many requests at once on one event loop, one reader for all of them.
 
 Owns the mailboxes and the calls that wait for a reply. Everything here runs on the event loop's thread; the link says
 which files to watch, so there is no thread and no lock between the socket and the reader of a stream.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.engine_process import EngineProcess
 from quire.engine_client.link import Link, error_of
 from quire.engine_client.mailbox import Mailbox, Mailboxes
-from quire.engine_client.token_stream import TokenStream, items_of
+from quire.engine_client.stream import items_of
 from quire.errors import EngineDeadError, EngineError
 from quire.messages import (
     AbortRequests,
@@ -40,7 +41,9 @@ class AsyncEngineClient:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._mailboxes = Mailboxes()
+        self._owner = os.getpid()
+        self._mailboxes = mailboxes = Mailboxes()
+        link.keep_back_while(lambda: mailboxes.num_eager == 0)
         self._loop: asyncio.AbstractEventLoop | None = None
         # `_drain` will be called in the loop's next turn
         self._is_drain_due = False
@@ -86,17 +89,29 @@ class AsyncEngineClient:
             await asyncio.shield(self._start)
         return self.ready
 
-    def open(self, request: EngineRequest) -> TokenStream:
+    def open(self, request: EngineRequest) -> Mailbox:
         """Sends a request. Its stream must be closed, which aborts what has not ended."""
+        [stream] = self.open_all([request])
+        return stream
+
+    def open_all(self, requests: Sequence[EngineRequest], at_end: Collection[int] = ()) -> list[Mailbox]:
+        """Sends requests that begin together. The readers of those whose ids are `at_end` are told when all their
+        sequences have ended, or nothing more will come; until then they take nothing."""
         self._follow_loop()
         self._check_alive()
-        box = self._mailboxes.open(request.request_id, request.sampling.n)
+        boxes: list[Mailbox] = []
         try:
-            self._send(request)
+            for request in requests:
+                number = request.request_id
+                is_at_end = number in at_end
+                box = self._mailboxes.open(number, request.sampling.n, self._close_box, hears_ends_only=is_at_end)
+                boxes.append(box)
+            self._send(*requests)
         except BaseException:
-            self._mailboxes.close(box.request_id)
+            for box in boxes:
+                self._mailboxes.close(box.request_id)
             raise
-        return TokenStream(box, self._close_box)
+        return boxes
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
         """New tokens as they come. A reader that goes away aborts the request."""
@@ -151,7 +166,10 @@ class AsyncEngineClient:
         self._die(EngineFailed(kind=EngineDeadError.__name__, error=reason))
 
     def close(self) -> None:
-        """Ends the engine; what is in flight raises EngineDeadError. Blocks for as long as the core needs to end."""
+        """Ends the engine; what is in flight raises EngineDeadError. Blocks for as long as the core needs to end.
+        Without effect in a fork of the process that opened it, whose engine it would take away."""
+        if os.getpid() != self._owner:
+            return
         self._die(EngineFailed(kind=EngineDeadError.__name__, error="The engine was shut down."))
         self._link.close()
 
@@ -164,7 +182,8 @@ class AsyncEngineClient:
             if len(self._mailboxes):
                 raise EngineError("This engine serves requests of another event loop. Make one engine per loop.")
             self._unwatch()
-        self._loop, self._start = loop, None
+        self._loop = loop
+        self._start = None
         for descriptor in self._link.descriptors():
             loop.add_reader(descriptor, self._drain)
         # what came while no loop watched has made its noise already
@@ -172,13 +191,14 @@ class AsyncEngineClient:
         self._drain_soon(loop)
 
     def _unwatch(self) -> None:
-        loop, self._loop = self._loop, None
+        loop = self._loop
+        self._loop = None
         if loop is not None and not loop.is_closed():
             for descriptor in self._link.descriptors():
                 loop.remove_reader(descriptor)
 
-    def _send(self, message: ToCore) -> None:
-        self._link.send(message)
+    def _send(self, *messages: ToCore) -> None:
+        self._link.send(*messages)
         if self._loop is not None and not self._loop.is_closed():
             # Sending may swallow the signal that something has arrived (ZeroMQ's descriptor is edge-triggered).
             self._drain_soon(self._loop)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -45,11 +46,12 @@ class AttachedLink:
             self.close()
             raise
 
-    def send(self, message: ToCore) -> None:
+    def send(self, *messages: ToCore) -> None:
         # EAGAIN: there is no core any more
         if not self._socket.closed:
             with contextlib.suppress(zmq.Again):
-                self._socket.send(encode(message), zmq.NOBLOCK)
+                for message in messages:
+                    self._socket.send(encode(message), zmq.NOBLOCK)
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         if self._socket.closed:
@@ -59,6 +61,8 @@ class AttachedLink:
             self._socket.poll(None if timeout is None else int(timeout * 1000))
             messages = self._received()
         return messages
+
+    def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
         return () if self._socket.closed else (int(self._socket.FD),)
@@ -77,7 +81,8 @@ class AttachedLink:
         return messages
 
     def _remove_folder(self) -> None:
-        folder, self._folder = self._folder, None
+        folder = self._folder
+        self._folder = None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -60,6 +60,9 @@ class TokenDelta(msgspec.Struct, gc=False):
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
         if later.finish_reason is not None:
-            self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+            self.finish_reason = later.finish_reason
+            self.stop_reason = later.stop_reason
+            self.error = later.error
             self.is_refused = later.is_refused
-            self.num_drafted_tokens, self.num_accepted_tokens = later.num_drafted_tokens, later.num_accepted_tokens
+            self.num_drafted_tokens = later.num_drafted_tokens
+            self.num_accepted_tokens = later.num_accepted_tokens

@@ -61,12 +61,14 @@ class WatchedProcess:
         return self._page.last_steps()
 
     def ask_for_stacks(self) -> str:
-        before, state = self._page.num_stack_bytes, _state_of(self.pid)
+        before = self._page.num_stack_bytes
+        state = _state_of(self.pid)
         with contextlib.suppress(ProcessLookupError):
             self._page.ask_for_stacks(self.pid)
             # one that was stopped writes nothing until it goes on
             os.kill(self.pid, signal.SIGCONT)
-        end, length = time.monotonic() + _STACKS_SECONDS, before
+        end = time.monotonic() + _STACKS_SECONDS
+        length = before
         while time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
             now = self._page.num_stack_bytes

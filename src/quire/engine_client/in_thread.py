@@ -1,4 +1,4 @@
-"""The core in a thread of this process: for AsyncLLM where a second process is not wanted.
+"""The core in a thread of this process: for LLM, and for AsyncLLM where a second process is not wanted.
 
 The thread builds the core, because torch keeps settings per thread. Messages go in through a queue and come out
 through a list; a byte in a socket pair tells the event loop that there is something to fetch. The interpreter runs one
@@ -14,13 +14,23 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quire.messages import ToClient, ToCore
+from quire.messages import EngineOutputs, ToClient, ToCore
 
 if TYPE_CHECKING:
     from quire.engine_core.driver import CoreDriver
 
 # A step that runs when the engine is closed may finish; a thread cannot be killed.
 _CLOSE_SECONDS = 10.0
+# One model is loaded at a time: the type that torch gives new tensors belongs to the process.
+_BUILDING = threading.Lock()
+
+
+# Outputs that wait for one in which something ends.
+_MOST_KEPT_BACK = 64
+
+
+def _is_awaited(message: ToClient) -> bool:
+    return not isinstance(message, EngineOutputs) or bool(message.ends)
 
 
 class InThreadLink:
@@ -28,29 +38,34 @@ class InThreadLink:
 
     def __init__(self, build: Callable[[], CoreDriver]) -> None:
         self._build = build
-        self._inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[ToCore, ...]] = queue.SimpleQueue()
         self._outbox: list[ToClient] = []
         self._lock = threading.Lock()
         self._is_closing = False
+        self._is_patient: Callable[[], bool] = lambda: False
         self._bell_in, self._bell_out = socket.socketpair()
         self._bell_in.setblocking(False)
         self._bell_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="quire-engine-core", daemon=True)
         self._thread.start()
 
-    def send(self, message: ToCore) -> None:
-        self._inbox.put(message)
+    def send(self, *messages: ToCore) -> None:
+        self._inbox.put(messages)
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         while not self._is_closing:
             self._hush()
             with self._lock:
-                messages, self._outbox = self._outbox, []
+                messages = self._outbox
+                self._outbox = []
             if messages or timeout == 0:
                 return messages
             select.select([self._bell_out], [], [], timeout)
             timeout = 0 if timeout is not None else None
         return []
+
+    def keep_back_while(self, is_patient: Callable[[], bool]) -> None:
+        self._is_patient = is_patient
 
     def descriptors(self) -> tuple[int, ...]:
         return (self._bell_out.fileno(),)
@@ -62,7 +77,7 @@ class InThreadLink:
         if self._is_closing:
             return
         self._is_closing = True
-        self._inbox.put(None)
+        self._inbox.put(())
         self._thread.join(_CLOSE_SECONDS)
         self._bell_in.close()
         self._bell_out.close()
@@ -78,7 +93,8 @@ class InThreadLink:
         from quire.engine_core.driver import failure_at_start
 
         try:
-            driver = self._build()
+            with _BUILDING:
+                driver = self._build()
         except Exception as error:
             self._post([failure_at_start(error)])
             return
@@ -98,8 +114,8 @@ class InThreadLink:
         while not self._inbox.empty():
             self._handle(driver, self._inbox.get())
 
-    def _handle(self, driver: CoreDriver, message: ToCore | None) -> None:
-        if message is not None:
+    def _handle(self, driver: CoreDriver, messages: tuple[ToCore, ...]) -> None:
+        for message in messages:
             driver.handle(message)
 
     def _post(self, messages: list[ToClient]) -> None:
@@ -107,6 +123,9 @@ class InThreadLink:
             return
         with self._lock:
             self._outbox += messages
+            num_kept = len(self._outbox)
+        if num_kept < _MOST_KEPT_BACK and self._is_patient() and not any(map(_is_awaited, messages)):
+            return
         try:
             self._bell_in.send(b"!")
         except OSError:

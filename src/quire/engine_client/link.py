@@ -1,8 +1,7 @@
-"""The link between a client and a core: messages one way, messages the other. Three kinds keep this protocol.
+"""The link between a client and a core: messages one way, messages the other. Two kinds keep this protocol.
 
-in_process   the core steps inside `receive`; for LLM
-in_thread    the core has a thread; for AsyncLLM without a process of its own
-socket_link  the core has a process, reached over a socket
+in_thread    the core has a thread of this process; LLM's, unless engine_process=True
+socket_link  the core has a process, reached over a socket; AsyncLLM's, unless engine_process=False
 
 The first message that comes is EngineReady, or EngineFailed if the core could not be built. Whatever kills the core
 later is an EngineFailed too, made by the link itself if the core had no time to send one; nothing comes after it.
@@ -10,6 +9,7 @@ later is an EngineFailed too, made by the link itself if the core had no time to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from quire import errors
@@ -27,11 +27,16 @@ class Link(Protocol):
     def process(self) -> EngineProcess | None:
         """The core's process, if it has one of its own."""
 
-    def send(self, message: ToCore) -> None:
-        """Never blocks and never raises because of the other side; its death is reported by `receive`."""
+    def send(self, *messages: ToCore) -> None:
+        """In this order; a core in this process hears of all of them between the same two steps. Never blocks and never
+        raises because of the other side; its death is reported by `receive`."""
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         """What has arrived. Waits for it at most `timeout` seconds; None waits until something comes."""
+
+    def keep_back_while(self, is_patient: Callable[[], bool]) -> None:
+        """While it is true, outputs in which nothing ends may wait for those that come behind them. It is asked in the
+        core's thread, and only a core in this process cares: waking its client there takes the interpreter from it."""
 
     def descriptors(self) -> tuple[int, ...]:
         """Files that become readable when `receive(0)` is worth a call; empty if waiting must be done in `receive`."""
@@ -42,21 +47,16 @@ class Link(Protocol):
         """Ends the core and frees everything; may be called twice."""
 
 
-def open_link(config: EngineConfig, *, in_own_process: bool, is_async: bool, core: str | None = None) -> Link:
+def open_link(config: EngineConfig, *, in_own_process: bool, core: str | None = None) -> Link:
     """The link that an interface needs. `core` names another builder of a core, as "module:function"."""
     if in_own_process:
         from quire.engine_client.socket_link import SocketLink
 
         return SocketLink(config, core=core)
+    from quire.engine_client.in_thread import InThreadLink
     from quire.engine_core.driver import CoreDriver
 
-    if is_async:
-        from quire.engine_client.in_thread import InThreadLink
-
-        return InThreadLink(lambda: CoreDriver.build(config, core))
-    from quire.engine_client.in_process import InProcessLink
-
-    return InProcessLink(CoreDriver.build(config, core))
+    return InThreadLink(lambda: CoreDriver.build(config, core))
 
 
 def error_of(failure: EngineFailed) -> errors.QuireError:

@@ -1,8 +1,8 @@
 """Mailboxes: where the columns of a step's output are split into requests.
 
 Owns what has arrived for each request and was not yet read. What arrives while a reader is slow is merged into what
-lies there already, so a mailbox never grows faster than the text it stands for. Knows no sockets and no event loop;
-both clients call it. It must never raise on what the core sends: outputs for unknown sequences are counted and dropped
+lies there already, so a mailbox never grows faster than the text it stands for. Knows no sockets and no event loop.
+It must never raise on what the core sends: outputs for unknown sequences are counted and dropped
 (an abort and a last token may cross each other on their way).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from quire.engine_client.deltas import TokenDelta
+from quire.errors import EngineDeadError
 from quire.messages import EngineOutputs, sequence_id_of, split_sequence_id, split_sequence_ids
 
 
@@ -19,27 +20,59 @@ def nobody() -> None:
 
 
 class Mailbox:
-    """Unread deltas of one request, one a sequence."""
+    """What comes of one request, as a Stream: unread deltas, one a sequence, for its one reader.
 
-    __slots__ = ("failure", "on_news", "open_indices", "pending", "request_id")
+    Owns them until they are taken. What is not taken is merged, so the reader may be as slow as it likes.
+    """
 
-    def __init__(self, request_id: int, num_sequences: int) -> None:
+    __slots__ = ("_close", "failure", "hears_ends_only", "on_news", "open_indices", "pending", "request_id")
+
+    def __init__(
+        self, request_id: int, num_sequences: int, close: Callable[[Mailbox], None], *, hears_ends_only: bool
+    ) -> None:
         self.request_id = request_id
         self.pending: dict[int, TokenDelta] = {}
         # sequences that may still bring something
         self.open_indices = set(range(num_sequences))
-        # called when something has come into an empty box; the synchronous client looks for itself
+        # called when something has come into an empty box
         self.on_news: Callable[[], None] = nobody
+        # its reader takes everything when the last sequence has ended, and is told then
+        self.hears_ends_only = hears_ends_only
         # why nothing more will come, once the engine is gone
         self.failure: str | None = None
+        self._close = close
+
+    def tell(self, reader: Callable[[], None]) -> None:
+        self.on_news = reader
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.pending) or self.failure is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing more will come; what has come may not be taken yet."""
+        return not self.open_indices or self.failure is not None
 
     @property
     def is_done(self) -> bool:
         return not self.open_indices and not self.pending
 
     def take(self) -> Iterable[TokenDelta]:
-        pending, self.pending = self.pending, {}
-        return pending.values()
+        if self.pending:
+            pending = self.pending
+            self.pending = {}
+            return pending.values()
+        if self.failure is not None and self.open_indices:
+            raise EngineDeadError(self.failure)
+        return ()
+
+    def close(self) -> None:
+        """Ends what has not ended. May be called again."""
+        self._close(self)
+
+    async def aclose(self) -> None:
+        self._close(self)
 
 
 class Mailboxes:
@@ -47,6 +80,8 @@ class Mailboxes:
 
     def __init__(self) -> None:
         self._boxes: dict[int, Mailbox] = {}
+        # whose readers want to hear of each token; read by another thread
+        self.num_eager = 0
         self.num_late_outputs = 0
         # tokens that were generated, and that no reader was left for
         self.num_wasted_tokens = 0
@@ -57,16 +92,30 @@ class Mailboxes:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._boxes
 
-    def open(self, request_id: int, num_sequences: int) -> Mailbox:
+    def open(
+        self,
+        request_id: int,
+        num_sequences: int,
+        close: Callable[[Mailbox], None] | None = None,
+        *,
+        hears_ends_only: bool = False,
+    ) -> Mailbox:
+        """`close` ends the request in the core as well, where that has to be done."""
         assert request_id not in self._boxes, f"request_id={request_id} is in flight already"
-        box = self._boxes[request_id] = Mailbox(request_id, num_sequences)
+        box = Mailbox(request_id, num_sequences, close or self._forget, hears_ends_only=hears_ends_only)
+        self._boxes[request_id] = box
+        self.num_eager += not hears_ends_only
         return box
+
+    def _forget(self, box: Mailbox) -> None:
+        self.close(box.request_id)
 
     def close(self, request_id: int) -> bool:
         """The reader wants no more of this request; what it did not read is gone. False if it was closed before."""
         box = self._boxes.pop(request_id, None)
         if box is None:
             return False
+        self.num_eager -= not box.hears_ends_only
         self.num_wasted_tokens += sum(len(delta.token_ids) for delta in box.pending.values())
         box.pending = {}
         return True
@@ -78,11 +127,6 @@ class Mailboxes:
             box.open_indices.discard(index)
             unread = box.pending.pop(index, None)
             self.num_wasted_tokens += len(unread.token_ids) if unread is not None else 0
-
-    def close_if_done(self, request_id: int) -> None:
-        box = self._boxes.get(request_id)
-        if box is not None and box.is_done:
-            del self._boxes[request_id]
 
     def statistics(self) -> dict[str, float]:
         return {
@@ -126,10 +170,16 @@ class Mailboxes:
             if end.finish_reason == "abort" and not self._is_open(end.sequence_id):
                 continue  # the answer to an abort whose reader has left: expected, so not counted
             if (delta := delta_of(end.sequence_id, filled)) is not None:
-                delta.finish_reason, delta.stop_reason, delta.error = end.finish_reason, end.stop_reason, end.error
+                delta.finish_reason = end.finish_reason
+                delta.stop_reason = end.stop_reason
+                delta.error = end.error
                 delta.is_refused = end.is_refused
-                delta.num_drafted_tokens, delta.num_accepted_tokens = end.num_drafted_tokens, end.num_accepted_tokens
-                self._boxes[split_sequence_id(end.sequence_id)[0]].open_indices.discard(delta.index)
+                delta.num_drafted_tokens = end.num_drafted_tokens
+                delta.num_accepted_tokens = end.num_accepted_tokens
+                box = self._boxes[split_sequence_id(end.sequence_id)[0]]
+                box.open_indices.discard(delta.index)
+                if box.hears_ends_only and not box.open_indices:
+                    filled.append(box)
         return filled
 
     def _is_open(self, sequence_id: int) -> bool:

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import zmq
@@ -61,7 +62,8 @@ class SocketResources:
             # wakes a thread that waits for output
             self.child.end()
         with self.turn:
-            child, self.child = self.child, None
+            child = self.child
+            self.child = None
             if child is not None:
                 child.close()
             self.socket.close()
@@ -114,14 +116,15 @@ class SocketLink:
             raise EngineError("The engine was shut down.")
         return self._child.pid
 
-    def send(self, message: ToCore) -> None:
+    def send(self, *messages: ToCore) -> None:
         with self._resources.turn:
             if self._is_over:
                 return
             # EAGAIN: there is no peer any more. `receive` is about to say so.
             with contextlib.suppress(zmq.Again):
-                self._socket.send(encode(message), zmq.NOBLOCK)
-                self.process.num_sent += 1
+                for message in messages:
+                    self._socket.send(encode(message), zmq.NOBLOCK)
+                    self.process.num_sent += 1
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         """Nothing after `close`, which another thread may call meanwhile."""
@@ -146,6 +149,8 @@ class SocketLink:
                 return []
             messages = self._received()
         return messages
+
+    def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
         if self._child is None or self._socket.closed:

@@ -37,7 +37,8 @@ class StallJudge:
         progress = (1, pulse.num_done) if pulse.is_serving else (0, pulse.beats)
         has_work = not pulse.is_serving or pulse.is_busy or num_sent > pulse.num_received
         if progress != self._progress or not has_work:
-            self._progress, self._still = progress, 0.0
+            self._progress = progress
+            self._still = 0.0
             return None
         self._still += passed
         if self._still < self._allowed(pulse):

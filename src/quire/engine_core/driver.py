@@ -105,7 +105,8 @@ class CoreDriver:
             self._outbox.append(outputs)
 
     def take(self) -> list[ToClient]:
-        outbox, self._outbox = self._outbox, []
+        outbox = self._outbox
+        self._outbox = []
         return outbox
 
     def shutdown(self) -> None:

@@ -49,7 +49,8 @@ class Observation:
     def state(self) -> dict[str, Any]:
         """Who runs, who waits and for what, where the memory is, and how fast it goes."""
         scheduler = self._scheduler
-        running, queues = scheduler.running.requests, scheduler.queues
+        running = scheduler.running.requests
+        queues = scheduler.queues
         return {
             "is_recorded": self._recorder is not None,
             "now": self._recorder.clock() if self._recorder else 0.0,
@@ -79,14 +80,14 @@ class Observation:
             "sequences": block_map.sequences,
             "num_sharing_requests": block_map.num_sharing_requests,
             "counts_by_state": dict(zip(STATES, block_map.counts, strict=True)),
-            "waiting_for": scheduler.entrance.waits(),
+            "waiting_for": scheduler.admission_control.waits(),
             "num_host_blocks": swap.num_blocks,
             "num_host_blocks_used": swap.num_used,
             "swapped": [(request.request_id, _num_host_blocks(request)) for request in swapped[:_MOST_REQUESTS]],
         }
 
     def _waiting(self, request: Request) -> dict[str, Any]:
-        lacks, needed, there = self._scheduler.entrance.why_waits(request)
+        lacks, needed, there = self._scheduler.admission_control.why_waits(request)
         tokens = request.longest
         return {
             "request": request.request_id,

@@ -107,7 +107,8 @@ class PulsePage:
     def close(self) -> None:
         if self.descriptor == NO_PAGE:
             return
-        descriptor, self.descriptor = self.descriptor, NO_PAGE
+        descriptor = self.descriptor
+        self.descriptor = NO_PAGE
         self._steps.release()
         self._numbers.release()
         self._page.close()
@@ -144,7 +145,8 @@ class PulseWriter:
 
     def begins(self, decision: SchedulerOutput) -> None:
         """A step that was just decided."""
-        now, num_tokens = time.monotonic_ns(), decision.num_scheduled_tokens
+        now = time.monotonic_ns()
+        num_tokens = decision.num_scheduled_tokens
         self._numbers[_NUM_TOKENS] = num_tokens
         self._numbers[_STEP_BEGAN] = now
         self._steps.write(decision, num_tokens, now)

@@ -98,13 +98,16 @@ class Sequence:
         rows.sequence_id[row] = self.sequence_id
         rows.priority[row] = self.request.priority
         rows.tenant[row] = self.request.tenant
-        self.row, self._rows = row, rows
+        self.row = row
+        self._rows = rows
         self._prompt = _NO_TOKENS
 
     def unplace(self) -> None:
         """Its row goes to somebody else. It keeps the tokens that it knows; one that is in flight is sampled again."""
         self._prompt = self.token_ids(0, self.num_known_tokens).copy()
-        self.row, self._rows, self.is_admitted = -1, None, False
+        self.row = -1
+        self._rows = None
+        self.is_admitted = False
 
     def extend_prompt(self, tokens: Tokens) -> None:
         """Streamed input (4.4.4): num_total_tokens grows by what arrived."""

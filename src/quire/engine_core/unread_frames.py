@@ -20,7 +20,8 @@ def answer_to_no_message(frame: bytes, error: Exception) -> EngineOutputs | Cont
     if not isinstance(content, dict):
         return None
     text = f"The engine core cannot read this message: {error}."
-    request_id, call_id = content.get("request_id"), content.get("call_id")
+    request_id = content.get("request_id")
+    call_id = content.get("call_id")
     if type(call_id) is int:
         return ControlReply(call_id=call_id, error=text)
     if type(request_id) is not int or not 0 <= request_id <= _MOST_REQUEST_ID:

@@ -25,6 +25,8 @@ class OutputDelta(msgspec.Struct, gc=False):
 
     index: int
     token_ids: list[int]
+    # of the prompts of one request over HTTP
+    prompt_number: int = 0
     text: str = ""
     logprobs: Logprobs | None = None
     # of these tokens alone; beams have it in any case, others with log-probabilities
@@ -46,8 +48,10 @@ class OutputDelta(msgspec.Struct, gc=False):
 class RequestAssembly:
     """The sequences of one request, from token deltas to output deltas."""
 
-    def __init__(self, prepared: PreparedRequest, renderer: Renderer) -> None:
-        request, sampling = prepared.request, prepared.request.sampling
+    def __init__(self, prepared: PreparedRequest, renderer: Renderer, prompt_number: int = 0) -> None:
+        self._prompt_number = prompt_number
+        request = prepared.request
+        sampling = prepared.request.sampling
         self._shows_logprobs = prepared.shows_logprobs
         self._streams: list[TextStream] | None = None
         self._text_of: Callable[[int], str | None] = _no_text
@@ -64,13 +68,14 @@ class RequestAssembly:
         return self._num_open == 0
 
     def push(self, delta: TokenDelta) -> OutputDelta:
-        new = OutputDelta(delta.index, delta.token_ids, num_cached_tokens=delta.num_cached_tokens)
+        new = OutputDelta(delta.index, delta.token_ids, self._prompt_number, num_cached_tokens=delta.num_cached_tokens)
         if delta.finish_reason is not None:
             self._num_open -= 1
             new.finish_reason = delta.finish_reason
             new.stop_reason = delta.stop_reason if delta.error is None else delta.error
             new.is_refused = delta.is_refused
-            new.num_drafted_tokens, new.num_accepted_tokens = delta.num_drafted_tokens, delta.num_accepted_tokens
+            new.num_drafted_tokens = delta.num_drafted_tokens
+            new.num_accepted_tokens = delta.num_accepted_tokens
         if self._streams is not None:
             if self._is_plain and delta.finish_reason is None:
                 new.text = self._streams[delta.index].push_plain(delta.token_ids)
@@ -89,7 +94,8 @@ class RequestAssembly:
             new.ends_early = new.finish_reason is None
             new.token_ids = new.token_ids[: pushed.num_tokens]
             self._num_open -= new.ends_early
-            new.finish_reason, new.stop_reason = "stop", pushed.stop_string
+            new.finish_reason = "stop"
+            new.stop_reason = pushed.stop_string
 
     def _add_logprobs(self, new: OutputDelta, entries: list[TokenLogprobs]) -> None:
         new.cumulative_logprob = sum([entry.logprobs[0] for entry in entries])
@@ -124,8 +130,10 @@ class OutputGatherer:
         output = self._outputs[delta.index]
         output.text += delta.text
         output.token_ids.extend(delta.token_ids)
-        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-        output.num_drafted_tokens, output.num_accepted_tokens = delta.num_drafted_tokens, delta.num_accepted_tokens
+        output.finish_reason = delta.finish_reason
+        output.stop_reason = delta.stop_reason
+        output.num_drafted_tokens = delta.num_drafted_tokens
+        output.num_accepted_tokens = delta.num_accepted_tokens
         if delta.cumulative_logprob is not None and output.cumulative_logprob is not None:
             output.cumulative_logprob += delta.cumulative_logprob
         if delta.logprobs is not None and output.logprobs is not None:
@@ -144,9 +152,12 @@ class OutputGatherer:
         """What is new in one sequence, in the same shape."""
         self._add_prompt_facts(delta)
         output = self._empty(delta.index)
-        output.text, output.token_ids = delta.text, delta.token_ids
-        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-        output.num_drafted_tokens, output.num_accepted_tokens = delta.num_drafted_tokens, delta.num_accepted_tokens
+        output.text = delta.text
+        output.token_ids = delta.token_ids
+        output.finish_reason = delta.finish_reason
+        output.stop_reason = delta.stop_reason
+        output.num_drafted_tokens = delta.num_drafted_tokens
+        output.num_accepted_tokens = delta.num_accepted_tokens
         if delta.cumulative_logprob is not None:
             output.cumulative_logprob = delta.cumulative_logprob
         if delta.logprobs is not None:

@@ -19,24 +19,24 @@ from quire.config import EMBEDDED, EngineConfig
 from quire.engine_client import AsyncEngineClient, items_of
 from quire.errors import EngineError
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
-from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.beams import beam_search_output, check_beams
-from quire.interfaces.embeddings import embedded
+from quire.interfaces.embeddings import PreparedEmbedding, embedded
 from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.held_engine import HeldEngine
+from quire.interfaces.jobs import Job, run_jobs
 from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
-from quire.interfaces.output_stream import OutputStream
+from quire.interfaces.output_stream import OutputObserver, OutputStream, Unobserved
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.prompts import Prompt, checked_cache_salt, render, salt_of, text_of
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest
+from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured, default_sampling_params
-from quire.interfaces.steps import Call, Control, Step, Steps, perform_async
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
-from quire.messages import EngineReady, Tenancy
+from quire.messages import EngineReady, EngineRequest, Tenancy
 from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -80,12 +80,12 @@ class AsyncLLM:
 
     async def start(self) -> EngineReady:
         """Loads tokenizer and model. May be called again; everything that needs the engine calls it."""
-        return await self._held.start(self.perform)
+        return await self._held.start(self)
 
     async def restart(self, reason: str = "The engine is started again.") -> EngineReady:
         """Puts a new engine in the place of this one, which mostly is dead. What is in flight raises EngineDeadError.
         Pinned prefixes are computed again now, sessions with their next turn."""
-        return await self._held.restart(self.perform, reason)
+        return await self._held.restart(self, reason)
 
     async def _started(self) -> EngineParts:
         await self.start()
@@ -174,7 +174,7 @@ class AsyncLLM:
         parts = await self._started()
         text, token_ids, media = await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
-        await self.perform(parts.structured.check(params))
+        await parts.structured.check(self, params)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
         request = parts.maker.make(token_ids, params, media=media, **whose)
         return PreparedRequest(request, text, params.logprobs is not None)
@@ -194,7 +194,7 @@ class AsyncLLM:
         What it returns runs already: give it to `stream` or `generate`, which take pieces as well, or close it."""
         parts = await self._started()
         params = sampling_params if sampling_params is not None else self._defaults
-        await self.perform(parts.structured.check(params))
+        await parts.structured.check(self, params)
         request = parts.maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False, tenant=tenant)
         feed = PromptFeed(
             self._held.running,
@@ -226,7 +226,8 @@ class AsyncLLM:
         """
         prepared = await self._prepared(prompt, sampling_params, request_id, priority)
         label = prepared.label(request_id)
-        gatherer, stream = OutputGatherer(label, prepared), self.stream(prepared, request_id=label)
+        gatherer = OutputGatherer(label, prepared)
+        stream = self.stream(prepared, request_id=label)
         try:
             async for new in stream:
                 if delta:
@@ -275,13 +276,15 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        observer: OutputObserver | None = None,
+        prompt_number: int = 0,
     ) -> OutputStream:
         """Starts a request for a reader who is told when something has come (`tell`), instead of waiting for it.
-        The stream must be closed (`aclose`), which aborts what still runs."""
+        The stream must be closed (`aclose`), which aborts what still runs. `prompt_number` is in all that it brings."""
         prepared = await self._prepared(prompt, sampling_params, request_id, priority)
         client = self._held.running
         label = self._labels.borne(request_id, partial(client.abort, prepared.request.request_id))
-        return OutputStream(prepared, client, self.renderer, label)
+        return OutputStream(prepared, client, self.renderer, label, observer or Unobserved(), prompt_number)
 
     async def embed(
         self,
@@ -295,13 +298,31 @@ class AsyncLLM:
         on_start: Callable[[int], None] = lambda num_cached_tokens: None,
     ) -> EmbeddingRequestOutput:
         """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request."""
-        parts = await self._started()
-        rendered = await self._rendered(prompt, parts)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
-        asked = parts.embeddings.prepare(*rendered, pooling_params, **whose)
+        asked = await self.prepare_embedding(
+            prompt, pooling_params, priority=priority, cache_salt=cache_salt, tenant=tenant
+        )
         client = self._held.running
         with self._labels.borne(request_id, partial(client.abort, asked.request.request_id)):
             return await embedded(asked, client, on_start, request_id)
+
+    async def prepare_embedding(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        pooling_params: PoolingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: Tenancy | None = None,
+    ) -> PreparedEmbedding:
+        """Tokenises and checks a request for a vector without starting it."""
+        parts = await self._started()
+        rendered = await self._rendered(prompt, parts)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
+        return parts.embeddings.prepare(*rendered, pooling_params, **whose)
+
+    async def run_jobs(self, jobs: Sequence[Job[_T]], on_end: Callable[[Job[_T]], None]) -> list[_T]:
+        """Prepared requests, run together to their ends; `on_end` hears of each. One that fails does not end others."""
+        return await run_jobs(self._held.running, jobs, on_end)
 
     async def abort(self, request_id: str) -> None:
         """Ends all requests that bear this label; their streams close with finish reason "abort"."""
@@ -315,29 +336,29 @@ class AsyncLLM:
         """Computes the beginning of later prompts once and keeps it for good; see LLM.pin_prefix."""
         prefixes = (await self._started()).prefixes
         token_ids = await self.in_text_thread(prefixes.token_ids_of, prompt)
-        return await self.perform(prefixes.pin(token_ids, name, checked_cache_salt(cache_salt)))
+        return await prefixes.pin(self, token_ids, name, checked_cache_salt(cache_salt))
 
     async def unpin_prefix(self, name: str) -> None:
-        await self.perform((await self._started()).prefixes.unpin(name))
+        await (await self._started()).prefixes.unpin(self, name)
 
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         """What is pinned, with its size and its use so far."""
-        return await self.perform((await self._started()).prefixes.all())
+        return await (await self._started()).prefixes.all(self)
 
     async def open_session(
         self, name: str | None = None, *, cache_salt: str | None = None, tenant: Tenancy | None = None
     ) -> AsyncSession:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
         parts = await self._started()
-        return AsyncSession(self, parts.conversations.open(name, checked_cache_salt(cache_salt), tenant))
-
-    async def perform(self, steps: Steps[_T]) -> _T:
-        """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""
-        return await perform_async(steps, self._do)
+        return parts.sessions.open(self, name, checked_cache_salt(cache_salt), tenant)
 
     async def in_text_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         """Renders or tokenises while the event loop goes on."""
         return await self._text_threads.call(function, *args)
+
+    async def in_form_thread(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Checks a form, which may take seconds, and holds neither the event loop nor texts up."""
+        return await self._form_threads.call(function, *args)
 
     # ------------------------------------------------------------------------------------------ managing
 
@@ -347,13 +368,13 @@ class AsyncLLM:
 
     async def recording(self) -> Recording:
         """What was decided lately and why; see LLM.recording."""
-        return await self.perform(read_recording())
+        return await read_recording(self)
 
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
-        statistics = self.perform((await self._started()).structured.statistics())
-        return {**core, **await statistics, **self.client_statistics()}
+        grammars = await (await self._started()).structured.statistics(self)
+        return {**core, **grammars, **self.client_statistics()}
 
     def client_statistics(self) -> dict[str, float]:
         """The client's alone: the engine is not asked."""
@@ -364,15 +385,11 @@ class AsyncLLM:
         await self.start()
         return await self._held.running.control(name, args)
 
-    # ------------------------------------------------------------------------------------------ inside
+    async def compute(self, request: EngineRequest) -> RequestOutput:
+        """A checked request, run to its end. Raises what ended it instead."""
+        return await self._gathered(PreparedRequest(request, None, shows_logprobs=False))
 
-    async def _do(self, step: Step) -> Any:
-        if isinstance(step, Control):
-            return await self.control(step.name, step.args)
-        if isinstance(step, Call):
-            return await self._form_threads.call(step.function, *step.args)
-        prepared = PreparedRequest(step.request, None, shows_logprobs=False)
-        return await self._gathered(prepared)
+    # ------------------------------------------------------------------------------------------ inside
 
     async def _gathered(self, prepared: PreparedRequest, request_id: str | None = None) -> RequestOutput:
         label = prepared.label(request_id)
@@ -385,7 +402,8 @@ class AsyncLLM:
         self, prompt: Prompt | RenderedPrompt, parts: EngineParts
     ) -> tuple[str | None, list[int], list[Any]]:
         """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
-        text, length = text_of(prompt), parts.maker.limits.max_model_len
+        text = text_of(prompt)
+        length = parts.maker.limits.max_model_len
         if text is not None and len(text) > LONG_TEXT:
             return await self._text_threads.call(render, prompt, self.renderer, length)
         return render(prompt, self.renderer, length)

@@ -73,6 +73,7 @@ class EmbeddingJob:
         self._num_cached_tokens: int | None = None
         self._vector: bytes | None = None
         self._error: QuireError | None = None
+        self.needs_each_token = False
         self.is_finished = False
         self.num_output_tokens = 0
 

@@ -8,29 +8,28 @@ else starts one. Belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import EngineDeadError
+from quire.interfaces.engine_calls import EngineCalls
 from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.setup import log_report
-from quire.interfaces.steps import Steps
 from quire.messages import EngineReady
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.renderer import Renderer
 
-Perform = Callable[[Steps[None]], Awaitable[None]]
 Connect = Callable[[EngineConfig], AsyncEngineClient]
 
 
 def connect(config: EngineConfig) -> AsyncEngineClient:
     """Starts an engine where the configuration wants it: by default in a process of its own."""
     in_own_process = config.engine_process is not False
-    return AsyncEngineClient(open_link(config, in_own_process=in_own_process, is_async=True))
+    return AsyncEngineClient(open_link(config, in_own_process=in_own_process))
 
 
 class HeldEngine:
@@ -61,7 +60,7 @@ class HeldEngine:
             raise _gone()
         return self.client
 
-    async def start(self, perform: Perform) -> EngineReady:
+    async def start(self, calls: EngineCalls) -> EngineReady:
         """Loads tokenizer and model, unless that is done. Takes the place of no engine that died: restart does."""
         if self.ready is not None:
             return self.ready
@@ -70,17 +69,19 @@ class HeldEngine:
                 return self.ready
             if self._is_being_replaced:
                 raise _gone()
-            return await self._start(perform)
+            return await self._start(calls)
 
-    async def restart(self, perform: Perform, reason: str) -> EngineReady:
+    async def restart(self, calls: EngineCalls, reason: str) -> EngineReady:
         """Ends what is there, and starts anew. May be called again after it has failed."""
         async with self._lock:
             self._is_being_replaced = True
-            client, self.client, self.ready = self.client, None, None
+            client = self.client
+            self.client = None
+            self.ready = None
             if client is not None:
                 client.kill(reason)
                 await asyncio.to_thread(client.close)
-            ready = await self._start(perform)
+            ready = await self._start(calls)
             self._is_being_replaced = False
             return ready
 
@@ -91,13 +92,13 @@ class HeldEngine:
         if self.client is not None:
             self.client.close()
 
-    async def _start(self, perform: Perform) -> EngineReady:
+    async def _start(self, calls: EngineCalls) -> EngineReady:
         if self.is_shut_down:
             raise EngineDeadError("The engine was shut down.")
         try:
             self.ready = await self._open()
             assert self.parts is not None
-            await perform(self.parts.furnish())
+            await self.parts.furnish(calls)
         except BaseException:
             # a cancelled or failed start leaves no process behind
             self.ready = None

@@ -3,37 +3,36 @@
     from quire import LLM
     outputs = LLM().generate(["Hello, my name is", "The capital of France is"])
 
-Owns an engine for as long as it lives: in this process, or in one of its own with engine_process=True. One thread at a
-time may generate; others wait for their turn.
+A face of AsyncLLM for callers that block: everything is done by an AsyncLLM on an event loop in a thread of its own.
+The core has a thread of this process, or with engine_process=True a process. Any thread may call, also several at once.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import queue
+import weakref
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
-from quire.engine_client import SyncEngineClient, TokenDelta, open_link
+from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import RequestError
-from quire.interfaces.assembly import OutputGatherer, RequestAssembly
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.embeddings import EmbeddingJob
-from quire.interfaces.engine_parts import EngineParts
+from quire.interfaces.jobs import Job, TextJob
+from quire.interfaces.loop_thread import LoopThread, News
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.progress import Progress, UseTqdm
-from quire.interfaces.prompts import Prompt, as_list, checked_cache_salt, each_of, render, salt_of
-from quire.interfaces.recording import read_recording
-from quire.interfaces.requests import PreparedRequest
-from quire.interfaces.session import Session
-from quire.interfaces.setup import configured, default_sampling_params, log_report
-from quire.interfaces.steps import Call, Control, Step, Steps, perform
-from quire.messages import EngineRequest
+from quire.interfaces.prompts import Prompt, as_list, each_of
+from quire.interfaces.session import AsyncSession
+from quire.interfaces.setup import configured
 from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -42,10 +41,8 @@ from quire.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from quire.renderer import RenderedPrompt, Renderer
 
-logger = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, Any]]
 _T = TypeVar("_T")
-_T_co = TypeVar("_T_co", covariant=True)
 
 
 class LLM:
@@ -57,26 +54,25 @@ class LLM:
         from quire.renderer import Renderer
 
         renderer = Renderer.from_config(config)
-        link = open_link(config, in_own_process=bool(config.engine_process), is_async=False)
-        self._assemble(config, renderer, SyncEngineClient(link))
+        link = open_link(config, in_own_process=bool(config.engine_process))
+        self._start(config, renderer, AsyncEngineClient(link))
 
     @classmethod
-    def from_parts(cls, config: EngineConfig, renderer: Renderer, client: SyncEngineClient) -> LLM:
+    def from_parts(cls, config: EngineConfig, renderer: Renderer, client: AsyncEngineClient) -> LLM:
         """An LLM over an engine client that was made elsewhere; it is closed with the LLM."""
         llm = cls.__new__(cls)
-        llm._assemble(config, renderer, client)
+        llm._start(config, renderer, client)
         return llm
 
-    def _assemble(self, config: EngineConfig, renderer: Renderer, client: SyncEngineClient) -> None:
-        self._client = client
-        self._lock = threading.Lock()
+    def _start(self, config: EngineConfig, renderer: Renderer, client: AsyncEngineClient) -> None:
         self.config = config
         self.renderer = renderer
-        self._defaults = default_sampling_params(config)
-        self._parts = EngineParts(config, client.ready, renderer, self._defaults)
-        log_report(client.ready)
+        self._engine = AsyncLLM.from_config(config, renderer=renderer, client=client)
+        self._thread = LoopThread()
+        # also of an object that nobody uses any more, and at the end of the interpreter
+        self._end = weakref.finalize(self, _shut_down, self._engine, self._thread, os.getpid())
         try:
-            self.perform(self._parts.furnish())
+            self._run(self._engine.start())
         except BaseException:
             # nobody gets an LLM to shut down
             self.shutdown()
@@ -100,8 +96,7 @@ class LLM:
         on.
         """
         given = as_list(prompts)
-        params = self._defaults if sampling_params is None else sampling_params
-        return self._generate(given, each_of(params, len(given), "sampling_params"), priority, use_tqdm)
+        return self._generate(given, each_of(sampling_params, len(given), "sampling_params"), priority, use_tqdm)
 
     def beam_search(
         self,
@@ -127,20 +122,23 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
         use_tqdm: UseTqdm = True,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or to several: lists of {"role": ..., "content": ...}."""
+        """Answers to one conversation or to several: lists of {"role": ..., "content": ...}. Only requests of the same
+        cache_salt share the prefix cache."""
         rendered: list[RenderedPrompt] = [
             self.renderer.render_prompt(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 template_kwargs=chat_template_kwargs,
-                max_tokens=self._parts.maker.limits.max_model_len,
+                max_tokens=self._engine.ready.max_model_len,
             )
             for conversation in _conversations(messages)
         ]
-        return self.generate(rendered, sampling_params, priority=priority, use_tqdm=use_tqdm)  # type: ignore[arg-type]
+        each = each_of(sampling_params, len(rendered), "sampling_params")
+        return self._generate(rendered, each, priority, use_tqdm, cache_salt=cache_salt)
 
     def embed(
         self,
@@ -152,20 +150,12 @@ class LLM:
         """A vector a prompt, in the order of the prompts. A bad prompt raises before anything is started, one that
         fails while it runs when all others are done."""
         given = as_list(prompts)
-        params = PoolingParams() if pooling_params is None else pooling_params
-        each = each_of(params, len(given), "pooling_params")
-        jobs: list[EmbeddingJob] = []
-        for prompt, one in zip(given, each, strict=True):
-            with _numbered(len(jobs)):
-                text, token_ids, media = render(prompt, self.renderer, self._parts.maker.limits.max_model_len)
-                salt = salt_of(prompt)
-                asked = self._parts.embeddings.prepare(text, token_ids, media, one, cache_salt=salt)
-                jobs.append(EmbeddingJob(asked))
-        return self._run(jobs, use_tqdm)
+        each = each_of(pooling_params, len(given), "pooling_params")
+        return self._run_jobs(self._embedding_jobs(given, each), use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without sampling_params: the model's recommendation."""
-        return self._defaults.replace()
+        return self._engine.get_default_sampling_params()
 
     def get_tokenizer(self) -> Renderer:
         """Tokenizer and chat template of the model: encode, decode, render_prompt."""
@@ -180,59 +170,41 @@ class LLM:
 
         Prompts that begin with its tokens, and are sent with the same cache_salt, use it by themselves.
         """
-        salt = checked_cache_salt(cache_salt)
-        return self.perform(self._parts.prefixes.pin(self._parts.prefixes.token_ids_of(prompt), name, salt))
+        return self._run(self._engine.pin_prefix(prompt, name, cache_salt=cache_salt))
 
     def unpin_prefix(self, name: str) -> None:
         """Its memory may be used for others again."""
-        self.perform(self._parts.prefixes.unpin(name))
+        self._run(self._engine.unpin_prefix(name))
 
     def pinned_prefixes(self) -> list[PinnedPrefix]:
         """What is pinned, with its size and its use so far."""
-        return self.perform(self._parts.prefixes.all())
+        return self._run(self._engine.pinned_prefixes())
 
     def open_session(self, name: str | None = None, *, cache_salt: str | None = None) -> Session:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
-        return Session(self, self._parts.conversations.open(name, checked_cache_salt(cache_salt)))
-
-    def perform(self, steps: Steps[_T]) -> _T:
-        """Carries out what prefixes and sessions are made of (interfaces/steps.py)."""
-        return perform(steps, self._do)
-
-    def compute(self, prepared: PreparedRequest) -> RequestOutput:
-        """One request that is checked already."""
-        [output] = self._run([_Job(prepared, self.renderer)], use_tqdm=False)
-        return output
+        return Session(self._run(self._engine.open_session(name, cache_salt=cache_salt)), self)
 
     # ------------------------------------------------------------------------------------------ managing
 
     def memory(self) -> MemoryAccount:
         """Where every slot of the KV cache is; print it."""
-        return MemoryAccount.of(self.control("memory"))
+        return self._run(self._engine.memory())
 
     def recording(self) -> Recording:
         """What was decided lately and why, step by step; `perfetto` makes a trace of it (docs/observability.md)."""
-        return self.perform(read_recording())
+        return self._run(self._engine.recording())
 
     def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
-        grammars = self.perform(self._parts.structured.statistics())
-        with self._lock:
-            return {**self._client.control("statistics"), **grammars, **self._client.statistics()}
+        return self._run(self._engine.statistics())
 
     def control(self, name: str, args: Mapping[str, Any] | None = None) -> Any:
         """A management operation of the engine, such as reset_prefix_cache."""
-        with self._lock:
-            return self._client.control(name, dict(args or {}))
+        return self._run(self._engine.control(name, dict(args or {})))
 
     def shutdown(self) -> None:
         """Ends the engine and frees its memory; the object is of no use afterwards."""
-        client: SyncEngineClient | None = self.__dict__.get("_client")
-        parts: EngineParts | None = self.__dict__.get("_parts")
-        if parts is not None:
-            parts.close()
-        if client is not None:
-            client.close()
+        self._end()
 
     def __enter__(self) -> LLM:
         return self
@@ -242,86 +214,107 @@ class LLM:
     ) -> None:
         self.shutdown()
 
-    def __del__(self) -> None:
-        # Also of an object whose constructor raised, and at the end of the interpreter, when modules may be gone.
-        try:
-            self.shutdown()
-        except Exception:
-            return
-
     # ------------------------------------------------------------------------------------------ inside
 
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, Control):
-            return self.control(step.name, step.args)
-        if isinstance(step, Call):
-            return step.function(*step.args)
-        output = self.compute(PreparedRequest(step.request, None, shows_logprobs=False))
-        if output.outputs[0].finish_reason == "error":
-            raise RequestError(str(output.outputs[0].stop_reason))
-        return output
+    def _run(self, work: Coroutine[Any, Any, _T], news: News | None = None) -> _T:
+        return self._thread.run(work, news)
 
     def _generate(
         self,
-        prompts: Sequence[object],
-        each: Sequence[GenerationParams],
+        prompts: Sequence[Any],
+        each: Sequence[GenerationParams | None],
         priority: int | Sequence[int],
         use_tqdm: UseTqdm,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         priorities = each_of(priority, len(prompts), "priority")
-        jobs: list[_Job] = []
-        for prompt, params, rank in zip(prompts, each, priorities, strict=True):
-            jobs.append(self._job(prompt, params, rank, len(jobs)))
-        return self._run(jobs, use_tqdm)
+        return self._run_jobs(self._text_jobs(prompts, each, priorities, cache_salt), use_tqdm)
 
-    def _job(self, prompt: object, params: GenerationParams, priority: int, position: int) -> _Job:
-        with _numbered(position):
-            text, token_ids, media = render(prompt, self.renderer, self._parts.maker.limits.max_model_len)
-            self.perform(self._parts.structured.check(params))
-            whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt)}
-            request = self._parts.maker.make(token_ids, params, media=media, **whose)
-            return _Job(PreparedRequest(request, text, params.logprobs is not None), self.renderer)
+    async def _text_jobs(
+        self,
+        prompts: Sequence[Any],
+        each: Sequence[GenerationParams | None],
+        priorities: Sequence[int],
+        cache_salt: str | None,
+    ) -> list[TextJob]:
+        jobs: list[TextJob] = []
+        for prompt, params, priority in zip(prompts, each, priorities, strict=True):
+            with _numbered(len(jobs)):
+                prepared = await self._engine.prepare(prompt, params, priority=priority, cache_salt=cache_salt)
+                jobs.append(TextJob(prepared, self.renderer))
+        return jobs
 
-    def _run(self, jobs: Sequence[Job[_T]], use_tqdm: UseTqdm) -> list[_T]:
-        with self._lock:
-            open_jobs = {job.request.request_id: job for job in jobs}
-            try:
-                with Progress(len(jobs), use_tqdm) as progress:
-                    for job in jobs:
-                        self._client.add(job.request)
-                    while open_jobs:
-                        self._take(open_jobs, progress)
-            finally:
-                # only after Ctrl-C or the engine's death
-                self._client.abort(open_jobs)
-        return [job.output() for job in jobs]
+    async def _embedding_jobs(self, prompts: Sequence[Any], each: Sequence[PoolingParams | None]) -> list[EmbeddingJob]:
+        jobs: list[EmbeddingJob] = []
+        for prompt, params in zip(prompts, each, strict=True):
+            with _numbered(len(jobs)):
+                jobs.append(EmbeddingJob(await self._engine.prepare_embedding(prompt, params)))
+        return jobs
 
-    def _take(self, open_jobs: dict[int, Job[_T]], progress: Progress) -> None:
-        for request_id, delta in self._client.receive():
-            job = open_jobs[request_id]
-            if job.push(delta):
-                self._client.abort_sequence(request_id, delta.index)
-            if job.is_finished:
-                del open_jobs[request_id]
-                progress.finish_one(len(job.request.prompt_token_ids), job.num_output_tokens)
+    def _run_jobs(self, making: Coroutine[Any, Any, Sequence[Job[_T]]], use_tqdm: UseTqdm) -> list[_T]:
+        jobs = self._run(making)
+        news: News = queue.SimpleQueue()
+        with Progress(len(jobs), use_tqdm) as progress:
+
+            def on_end(job: Job[_T]) -> None:
+                # told in the caller's thread, where a notebook draws its bars
+                news.put(partial(progress.finish_one, len(job.request.prompt_token_ids), job.num_output_tokens))
+
+            return self._run(self._engine.run_jobs(jobs, on_end), news)
 
 
-class Job(Protocol[_T_co]):
-    """One prompt on its way, whatever is to become of it."""
+def _shut_down(engine: AsyncLLM, thread: LoopThread, owner: int) -> None:
+    # a fork has the engine, but none of its threads
+    if os.getpid() == owner:
+        thread.close(engine.shutdown)
 
-    num_output_tokens: int
+
+class Session:
+    """A conversation of an LLM. One turn at a time; closing it gives its memory back."""
+
+    def __init__(self, session: AsyncSession, llm: LLM) -> None:
+        self._session = session
+        # also keeps it: an LLM that nobody holds is shut down
+        self._llm = llm
 
     @property
-    def request(self) -> EngineRequest: ...
+    def name(self) -> str:
+        return self._session.name
 
     @property
-    def is_finished(self) -> bool: ...
+    def token_ids(self) -> list[int]:
+        """Everything so far: prompts and outputs."""
+        return self._session.token_ids
 
-    def push(self, delta: TokenDelta) -> bool:
-        """True: the core must drop this sequence."""
+    @property
+    def num_tokens(self) -> int:
+        return self._session.num_tokens
 
-    def output(self) -> _T_co:
-        """When it is finished."""
+    def generate(self, prompt: Prompt | RenderedPrompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
+        """One turn: the prompt is appended to what is kept, and so is the output. A failed turn changes nothing."""
+        return self._llm._run(self._session.generate(prompt, sampling_params))
+
+    def fork(self, name: str | None = None) -> Session:
+        """A second session with the same past, from where each goes its own way."""
+        return Session(self._llm._run(self._session.fork(name)), self._llm)
+
+    def rewind(self, num_tokens: int) -> None:
+        """Forgets all but the first `num_tokens` tokens."""
+        self._llm._run(self._session.rewind(num_tokens))
+
+    def close(self) -> None:
+        """Ends a turn of another thread and gives its memory back. May be called twice, and after the engine's end."""
+        if not self._llm._thread.is_closed:
+            self._llm._run(self._session.close())
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._llm._thread.is_closed:
+            self._llm._run(self._session.__aexit__(kind, error, trace))
 
 
 @contextmanager
@@ -332,43 +325,6 @@ def _numbered(position: int) -> Iterator[None]:
     except RequestError as error:
         error.add_note(f"It is prompt number {position} of this call, counted from 0. Nothing was started.")
         raise
-
-
-class _Job:
-    """One prompt on its way. Text is made once, at the end, unless a stop string must be looked for meanwhile."""
-
-    def __init__(self, prepared: PreparedRequest, renderer: Renderer) -> None:
-        self.request = request = prepared.request
-        self.assembly = RequestAssembly(prepared, renderer)
-        self.gatherer = OutputGatherer(str(request.request_id), prepared)
-        self.num_output_tokens = 0
-        self._has_failed = False
-        self._held: dict[int, TokenDelta] | None = None if request.sampling.stop else {}
-
-    @property
-    def is_finished(self) -> bool:
-        return self.assembly.is_finished
-
-    def output(self) -> RequestOutput:
-        return self.gatherer.gathered()
-
-    def push(self, delta: TokenDelta) -> bool:
-        """True: a stop string was met, and the core must drop this sequence."""
-        if self._held is not None:
-            held = self._held.setdefault(delta.index, delta)
-            if held is not delta:
-                held.merge(delta)
-            if not delta.is_finished:
-                return False
-            delta = held
-        new = self.assembly.push(delta)
-        self.gatherer.add(new)
-        self.num_output_tokens += len(new.token_ids)
-        if new.finish_reason == "error" and not self._has_failed:
-            # one line a request: its sequences mostly fail together
-            self._has_failed = True
-            logger.warning("request %d failed: %s", self.request.request_id, new.stop_reason)
-        return new.ends_early
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:

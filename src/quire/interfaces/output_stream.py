@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
 from quire.errors import RequestError, RequestFailedError
 from quire.interfaces.assembly import OutputDelta, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
 from quire.renderer import Renderer
+
+
+class OutputObserver(Protocol):
+    """Hears of everything before the reader does."""
+
+    def see(self, delta: OutputDelta) -> None:
+        """What it raises ends the stream for the reader."""
+
+    def fail(self) -> None:
+        """The reader is about to get an exception."""
+
+
+class Unobserved:
+    """The one where nobody wants to know."""
+
+    def see(self, delta: OutputDelta) -> None: ...
+    def fail(self) -> None: ...
 
 
 class OutputStream:
@@ -21,9 +39,12 @@ class OutputStream:
         client: AsyncEngineClient,
         renderer: Renderer,
         label: AbstractContextManager[None],
+        observer: OutputObserver,
+        prompt_number: int,
     ) -> None:
         """Starts it. `label`: what it bears until it is closed."""
-        self._assembly = RequestAssembly(prepared, renderer)
+        self._assembly = RequestAssembly(prepared, renderer, prompt_number)
+        self._observer = observer
         self._client = client
         self._request_id = prepared.request.request_id
         self._is_whole = prepared.is_whole
@@ -48,17 +69,24 @@ class OutputStream:
         whose form cannot be followed, RequestError; the engine's death raises EngineDeadError."""
         news = []
         push = self._assembly.push
-        for delta in self._tokens.take():
-            new = push(delta)
-            if new.finish_reason is not None:
-                self._see_end(new)
-            elif new.num_cached_tokens is not None:
-                self._has_started = True
-            news.append(new)
+        see = self._observer.see
+        try:
+            for delta in self._tokens.take():
+                new = push(delta)
+                if new.finish_reason is not None:
+                    self._see_end(new)
+                elif new.num_cached_tokens is not None:
+                    self._has_started = True
+                see(new)
+                news.append(new)
+        except Exception:  # one that the core refuses included
+            self._observer.fail()
+            raise
         return news
 
     async def aclose(self) -> None:
-        label, self._label = self._label, None
+        label = self._label
+        self._label = None
         if label is not None:
             label.__exit__(None, None, None)
         await self._tokens.aclose()

@@ -3,7 +3,7 @@
     llm.pin_prefix("You are a helpful assistant.\n", name="helpful")
 
 Later prompts that begin with these tokens use their blocks by themselves, the partly filled last one included. Owns no
-memory: the core keeps and pins; here are the steps of it, the checks and the names. Used by LLM and AsyncLLM alike.
+memory: the core keeps and pins; here are the calls that it takes, the checks and the names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.errors import OptionError, RequestError, suggestion
+from quire.interfaces.engine_calls import EngineCalls, control, release_if_kept
 from quire.interfaces.handles import PINNED, checked_name, free_name
 from quire.interfaces.prefix_file import read_prefix_file
 from quire.interfaces.prompts import Prompt, check_unsalted, render
 from quire.interfaces.requests import RequestMaker
-from quire.interfaces.steps import Compute, Steps, control, release_if_kept
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PinnedPrefix:
 
 
 class PinnedPrefixes:
-    """The steps of pinning, for one engine."""
+    """What is pinned in one engine, and in those that take its place."""
 
     def __init__(self, config: EngineConfig, maker: RequestMaker, renderer: Renderer) -> None:
         self._is_possible = config.enable_prefix_caching
@@ -97,14 +97,16 @@ class PinnedPrefixes:
             return self._renderer.render_prompt(prompt, add_generation_prompt=False, max_tokens=length).token_ids
         return render(prompt, self._renderer, length)[1]
 
-    def pin(self, token_ids: list[int], name: str | None = None, cache_salt: str = "") -> Steps[PinnedPrefix]:
+    async def pin(
+        self, engine: EngineCalls, token_ids: list[int], name: str | None = None, cache_salt: str = ""
+    ) -> PinnedPrefix:
         """Computes the prefix, keeps it and pins it."""
         if not self._is_possible:
             raise RequestError(
                 "enable_prefix_caching=False: prefixes cannot be pinned, because prompts find them in the prefix "
                 "cache. Start the engine without this option."
             )
-        taken = {prefix.name for prefix in (yield from self.all())} | self._names_under_way
+        taken = {prefix.name for prefix in await self.all(engine)} | self._names_under_way
         name = free_name("prefix", taken) if name is None else checked_name(name, "pinned prefix")
         if name in taken:
             raise RequestError(
@@ -114,63 +116,63 @@ class PinnedPrefixes:
             )
         self._names_under_way.add(name)
         try:
-            prefix = yield from self._compute_and_pin(token_ids, name, cache_salt)
+            prefix = await self._compute_and_pin(engine, token_ids, name, cache_salt)
             self._pinned[name] = (token_ids, cache_salt)
             return prefix
         finally:
             self._names_under_way.discard(name)
 
-    def unpin(self, name: str) -> Steps[None]:
+    async def unpin(self, engine: EngineCalls, name: str) -> None:
         """Its blocks become cached ones, which may be evicted."""
-        yield from self._check_known(name)
-        yield from control("release_kept", handle=PINNED + name)
+        await self._check_known(engine, name)
+        await control(engine, "release_kept", handle=PINNED + name)
         self._pinned.pop(name, None)
 
-    def all(self) -> Steps[list[PinnedPrefix]]:
-        entries = yield from control("list_kept")
+    async def all(self, engine: EngineCalls) -> list[PinnedPrefix]:
+        entries = await control(engine, "list_kept")
         return [PinnedPrefix.of(entry) for entry in entries if entry["is_pinned"] and _is_ours(entry)]
 
-    def pin_file(self, path: str) -> Steps[None]:
+    async def pin_file(self, engine: EngineCalls, path: str) -> None:
         """All prefixes of the start-up file; the first that cannot be pinned ends the start."""
         for spec in read_prefix_file(path):
             try:
-                pinned = yield from self.pin(self.token_ids_of(spec.prompt), spec.name, spec.cache_salt)
+                pinned = await self.pin(engine, self.token_ids_of(spec.prompt), spec.name, spec.cache_salt)
             except RequestError as error:
                 raise OptionError(f"pinned_prefixes={path}: prefix {spec.name!r} cannot be pinned: {error}") from error
             logger.info("pinned prefix %s: %d tokens, %d blocks", pinned.name, pinned.num_tokens, pinned.num_blocks)
 
-    def pin_again(self) -> Steps[None]:
+    async def pin_again(self, engine: EngineCalls) -> None:
         """All that was pinned, in an engine that has taken the place of another. One that has no room now is lost."""
         for name, (token_ids, cache_salt) in list(self._pinned.items()):
             try:
-                yield from self._compute_and_pin(token_ids, name, cache_salt)
+                await self._compute_and_pin(engine, token_ids, name, cache_salt)
             except RequestError as error:
                 del self._pinned[name]
                 logger.error("prefix %s cannot be pinned again: %s", name, error)
 
-    def _compute_and_pin(self, token_ids: list[int], name: str, cache_salt: str) -> Steps[PinnedPrefix]:
+    async def _compute_and_pin(
+        self, engine: EngineCalls, token_ids: list[int], name: str, cache_salt: str
+    ) -> PinnedPrefix:
         handle = PINNED + name
         try:
-            return (yield from self._attempts(handle, token_ids, cache_salt))
-        except GeneratorExit:
-            raise  # nobody is left to carry steps out
+            return await self._attempts(engine, handle, token_ids, cache_salt)
         except RequestError as error:
-            yield from release_if_kept(handle)
-            error.args = ((yield from _for_the_caller(str(error), handle)),)
+            await release_if_kept(engine, handle)
+            error.args = (await _for_the_caller(engine, str(error), handle),)
             raise
         except BaseException:
             # Nothing stays half done. Interrupted, the request is aborted before this is asked; and the engine may be
             # dead, but then the first error counts.
-            yield from release_if_kept(handle)
+            await release_if_kept(engine, handle)
             raise
 
-    def _attempts(self, handle: str, token_ids: list[int], cache_salt: str) -> Steps[PinnedPrefix]:
+    async def _attempts(self, engine: EngineCalls, handle: str, token_ids: list[int], cache_salt: str) -> PinnedPrefix:
         for _ in range(_MOST_ATTEMPTS):
-            yield Compute(self._maker.make(token_ids, _ONE_TOKEN, cache_salt=cache_salt, keep=handle))
+            await engine.compute(self._maker.make(token_ids, _ONE_TOKEN, cache_salt=cache_salt, keep=handle))
             try:
-                return PinnedPrefix.of((yield from control("pin_kept", handle=handle, num_tokens=len(token_ids))))
+                return PinnedPrefix.of(await control(engine, "pin_kept", handle=handle, num_tokens=len(token_ids)))
             except RequestError:
-                if (yield from self._num_computed(handle)) >= len(token_ids):
+                if await self._num_computed(engine, handle) >= len(token_ids):
                     raise
         raise RequestError(
             f"name={handle.removeprefix(PINNED)!r}: the prefix was computed {_MOST_ATTEMPTS} times, and each time "
@@ -178,12 +180,12 @@ class PinnedPrefixes:
             f"{_MORE_MEMORY}"
         )
 
-    def _num_computed(self, handle: str) -> Steps[int]:
-        entries = yield from control("list_kept")
+    async def _num_computed(self, engine: EngineCalls, handle: str) -> int:
+        entries = await control(engine, "list_kept")
         return next((entry["num_computed_tokens"] for entry in entries if entry["handle"] == handle), 0)
 
-    def _check_known(self, name: str) -> Steps[None]:
-        names = [prefix.name for prefix in (yield from self.all())]
+    async def _check_known(self, engine: EngineCalls, name: str) -> None:
+        names = [prefix.name for prefix in await self.all(engine)]
         if name not in names:
             shown = str(name)[:64]
             raise RequestError(
@@ -209,12 +211,12 @@ def _field_of(prompt: object) -> str:
     return "token_ids" if has_tokens else "text"
 
 
-def _for_the_caller(reason: str, handle: str) -> Steps[str]:
+async def _for_the_caller(engine: EngineCalls, reason: str, handle: str) -> str:
     """The core's reason, in the words of whoever asked for the prefix."""
     reason = reason.replace(f"handle {handle!r}", f"name={handle.removeprefix(PINNED)!r}").replace(PINNED, "")
     better = _MORE_MEMORY[0].upper() + _MORE_MEMORY[1:]
     if _ADVICE_ON_HANDLES in reason:
-        state = yield from control("statistics")
+        state = await control(engine, "statistics")
         if any(state.get(name) for name in ("num_requests_running", "num_requests_waiting")):
             better = f"Wait until running requests have ended, or {_MORE_MEMORY}"
         else:

@@ -74,7 +74,8 @@ class AbortedRequest:
         return not self._left
 
     def take(self) -> list[TokenDelta]:
-        taken, self._left = self._left, []
+        taken = self._left
+        self._left = []
         return taken
 
     async def aclose(self) -> None: ...

@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from quire.interfaces.steps import Control, Steps
+from quire.interfaces.engine_calls import EngineCalls
 from quire.observability.decisions import Decision
 from quire.observability.recorded import Recording, read_change, read_step
 
 
-def read_recording() -> Steps[Recording]:
+async def read_recording(engine: EngineCalls) -> Recording:
     """Everything that the recorder still has. Without a recorder it raises a UserError that names the option."""
     pieces = {}
     for part in ("steps", "decisions", "changes"):
-        pieces[part] = yield from _pieces_of(part)
+        pieces[part] = await _pieces_of(engine, part)
     last = pieces["changes"][-1]
     return Recording(
         now=last["now"],
@@ -33,12 +33,13 @@ def decisions_of(entries: Iterable[Any]) -> list[Decision]:
     return [msgspec.convert(entry, Decision) for entry in entries]
 
 
-def _pieces_of(part: str) -> Steps[list[dict[str, Any]]]:
+async def _pieces_of(engine: EngineCalls, part: str) -> list[dict[str, Any]]:
     """The last one is empty, or as long as what came while the others were read."""
     pieces: list[dict[str, Any]] = []
-    since, end = 0, None
+    since = 0
+    end = None
     while end is None or since < end:
-        piece = yield Control("recording", {"part": part, "since": since})
+        piece = await engine.control("recording", {"part": part, "since": since})
         pieces.append(piece)
         # What is recorded meanwhile is left for the next reader: else a busy engine would never be through.
         end = piece["end"] if end is None else end

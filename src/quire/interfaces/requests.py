@@ -133,7 +133,8 @@ def _check_prompt_ids(asked: Asked, limits: Limits) -> None:
 
 
 def _check_context_length(asked: Asked, limits: Limits) -> None:
-    num_prompt, length = asked.num_kept_tokens + len(asked.prompt_token_ids), limits.max_model_len
+    num_prompt = asked.num_kept_tokens + len(asked.prompt_token_ids)
+    length = limits.max_model_len
     least_output = 0 if asked.pooling else max(1, asked.sampling.min_tokens)
     if num_prompt + least_output <= length:
         return
@@ -208,7 +209,8 @@ def _check_candidates(asked: Asked, limits: Limits) -> None:
     """Each beam brings its `width` best tokens; as any of them may end it, one more for each token that can."""
     if asked.beams is None:
         return
-    width, num_ends = asked.beams.beam_width, len({*asked.sampling.stop_token_ids, *asked.eos_token_ids})
+    width = asked.beams.beam_width
+    num_ends = len({*asked.sampling.stop_token_ids, *asked.eos_token_ids})
     num_candidates = width * min(limits.vocab_size, width + num_ends)
     if num_candidates > _MOST_CANDIDATES:
         raise RequestError(
@@ -312,7 +314,8 @@ class RequestMaker:
         sampling = _sampling_of(beams or params)  # copies, checked again: the user may have changed the originals
         eos_token_ids = [] if sampling.ignore_eos else self._eos_token_ids
         prompt_token_ids = _as_ints(prompt_token_ids)
-        priority, cache_salt = plain(priority), "" if cache_salt is None else plain(cache_salt)
+        priority = plain(priority)
+        cache_salt = "" if cache_salt is None else plain(cache_salt)
         asked = Asked(
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,

@@ -60,7 +60,8 @@ class _GrowingTokens:
 
     def push(self, piece: list[int], /) -> list[int]:
         come = [*self._last, *piece]
-        settled, self._last = come[:-1], come[-1:]
+        settled = come[:-1]
+        self._last = come[-1:]
         self.token_ids += settled
         return settled
 
@@ -127,7 +128,8 @@ class PromptFeed:
         )
 
     async def _read(self, pieces: AsyncIterable[Any]) -> None:
-        iterator, count = aiter(pieces), 0
+        iterator = aiter(pieces)
+        count = 0
         try:
             async for piece in iterator:
                 await self._pieces.put(piece)

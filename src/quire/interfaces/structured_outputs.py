@@ -6,14 +6,14 @@ one that asks for no form pays a look at a field.
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.beam_search_params import GenerationParams
 from quire.errors import RequestError
-from quire.interfaces.steps import Call, Steps, control
+from quire.interfaces.engine_calls import EngineCalls, control
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ class StructuredOutputs:
     def engine_was_replaced(self) -> None:
         """The new one knows neither the tokens nor any form."""
         self.close()
-        self._checker, self._is_told = None, False
+        self._checker = None
+        self._is_told = False
 
-    def check(self, params: GenerationParams) -> Steps[None]:
+    async def check(self, engine: EngineCalls, params: GenerationParams) -> None:
         """Raises RequestError for a form that is none, or that this model cannot have."""
         if not isinstance(params, SamplingParams) or params.structured_outputs is None:
             return
@@ -59,19 +60,19 @@ class StructuredOutputs:
 
             self._checker = Checker(self._vocabulary)
         # one that is known does not wait behind others that are slow to compile
-        is_new = not self._checker.is_known(asked) and (yield Call(self._checker.check, (asked,)))
+        is_new = not self._checker.is_known(asked) and await engine.in_form_thread(self._checker.check, asked)
         if not self._is_told:
-            vocabulary = yield Call(self._vocabulary)
-            yield from control("worker.open_vocabulary", vocabulary=msgspec.msgpack.encode(vocabulary))
+            vocabulary = await engine.in_form_thread(self._vocabulary)
+            await control(engine, "worker.open_vocabulary", vocabulary=msgspec.msgpack.encode(vocabulary))
             self._is_told = True
         # Compiled before the request is scheduled: a step would wait for it, and everybody with it.
         form = msgspec.msgpack.encode(asked)
-        while is_new and not (yield from control("worker.prepare_form", form=form)):
-            yield Call(time.sleep, (_PAUSE,))
+        while is_new and not await control(engine, "worker.prepare_form", form=form):
+            await asyncio.sleep(_PAUSE)
 
-    def statistics(self) -> Steps[dict[str, float]]:
+    async def statistics(self, engine: EngineCalls) -> dict[str, float]:
         """Of the grammars. The worker, which answers between two steps, is asked only when it has been given some."""
-        worker = (yield from control("worker.statistics")) if self._is_told else {}
+        worker = await control(engine, "worker.statistics") if self._is_told else {}
         return {name: worker.get(name, 0.0) for name in _STATISTICS}
 
     def close(self) -> None:

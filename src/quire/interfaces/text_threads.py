@@ -41,7 +41,8 @@ class TextThreads:
                 outcome: Any = function(*args, **options)
                 set_outcome: Callable[[Any], None] = future.set_result
             except Exception as error:
-                set_outcome, outcome = future.set_exception, error
+                set_outcome = future.set_exception
+                outcome = error
             # RuntimeError: the loop was closed meanwhile, nobody waits
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(finish, set_outcome, outcome)

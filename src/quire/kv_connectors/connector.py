@@ -48,7 +48,8 @@ class CacheLayout:
     def difference(self, other: CacheLayout) -> str | None:
         """The first thing in which both differ, in words."""
         for field in dataclasses.fields(self):
-            own, theirs = getattr(self, field.name), getattr(other, field.name)
+            own = getattr(self, field.name)
+            theirs = getattr(other, field.name)
             if own != theirs:
                 return "layers" if field.name == "groups" else f"{field.name} {own}, not {theirs}"
         return None

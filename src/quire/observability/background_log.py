@@ -53,7 +53,8 @@ class BackgroundHandler(logging.Handler):
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
-            lost, self.num_lost = self.num_lost, 0
+            lost = self.num_lost
+            self.num_lost = 0
             if lost:
                 line = f"{line}\n({lost} lines of the log were lost, because nobody read it)"
             # a closed stream: nobody is left to be told

@@ -17,7 +17,8 @@ _WAITS = {
 
 def summary_of(observed: Mapping[str, Any]) -> str:
     """From what the core says of its blocks: how much is used, what is shared, what waits."""
-    total, counts = observed["num_blocks"], observed["counts_by_state"]
+    total = observed["num_blocks"]
+    counts = observed["counts_by_state"]
     in_use = total - counts["free"] - counts["cached"]
     share = "0 %" if not in_use else "under 1 %" if 100 * in_use < total else f"{100 * in_use // total} %"
     parts = [f"{share} of {plural(total, 'block')} {_is(total)} in use"]

@@ -54,7 +54,8 @@ class Gauge:
     """A number that goes up and down. It is asked for when somebody looks. Of several processes the greatest counts."""
 
     def __init__(self, name: str, help_text: str) -> None:
-        self.name, self.help_text = name, help_text
+        self.name = name
+        self.help_text = help_text
         self.label_names: tuple[str, ...] = ()
         self.read: Callable[[], float] = float
 
@@ -77,7 +78,8 @@ class Histogram:
     """Counts by size; `bounds` are the upper ends of the buckets, in rising order."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
-        self.name, self.help_text = name, help_text
+        self.name = name
+        self.help_text = help_text
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0

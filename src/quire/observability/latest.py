@@ -46,7 +46,8 @@ class Latest:
             self._samples.popleft()
         recent = self._before(now.at - THROUGHPUT_SECONDS)
         seconds = max(now.at - recent.at, 1e-9)
-        metrics, oldest = self._metrics, self._samples[0]
+        metrics = self._metrics
+        oldest = self._samples[0]
         return {
             "throughput": {
                 "generated_tokens_per_second": max(0.0, now.generated - recent.generated) / seconds,
@@ -100,9 +101,11 @@ def _quantiles(histogram: Histogram, before: Sequence[int], now: Sequence[int]) 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
     """Evenly spread within a bucket; what lies above the last bound counts as that bound."""
     wanted = share * sum(counts)
-    below, passed = 0.0, 0
+    below = 0.0
+    passed = 0
     for bound, count in zip(bounds, counts, strict=False):
         if count and passed + count >= wanted:
             return below + (bound - below) * (wanted - passed) / count
-        below, passed = bound, passed + count
+        below = bound
+        passed = passed + count
     return bounds[-1]

@@ -15,8 +15,10 @@ from quire.observability.decisions import Decision
 from quire.observability.recorded import Recording, Step
 
 Event = dict[str, Any]
-_ENGINE, _REQUESTS = 1, 2
-_STEPS, _DECISIONS = 1, 2
+_ENGINE = 1
+_REQUESTS = 2
+_STEPS = 1
+_DECISIONS = 2
 # what a request does from this decision on
 _BEGINS = {"arrived": "waiting", "started": "running"}
 

@@ -31,7 +31,8 @@ _SECONDS_BETWEEN_SUMS = 1.0
 # steps whose end is remembered while newer ones are decided
 _NUM_ENDS = 1 << 14
 # shares of the memory
-_FOR_STEPS, _FOR_DECISIONS = 0.5, 0.25
+_FOR_STEPS = 0.5
+_FOR_DECISIONS = 0.25
 
 
 class Recorder:
@@ -121,7 +122,8 @@ class DecisionRecorder(Recorder):
         self._sums_at = 0.0
 
     def attach(self, sequence_id: IntArray, counts: Callable[[], Counts]) -> None:
-        self._sequence_id, self._count = sequence_id, counts
+        self._sequence_id = sequence_id
+        self._count = counts
 
     def end_of(self, step: int) -> float:
         """When the results of a recorded step came; 0: they have not come, or that is too long ago."""
@@ -169,7 +171,9 @@ class DecisionRecorder(Recorder):
     # ------------------------------------------------------------------------------------------ steps
 
     def decided(self, decision: SchedulerOutput) -> None:
-        now, step, rows = self.clock(), decision.step, decision.rows
+        now = self.clock()
+        step = decision.step
+        rows = decision.rows
         # two arrays and their heads, kept as they are: nobody writes into a decision once it is made
         size = 480 + 16 * len(rows)
         if decision.admitted or decision.released or decision.forked or not step & 15:

@@ -113,7 +113,8 @@ class RequestObserver:
             self._metrics.request_time_per_output_token.observe(seconds / (most - 1))
 
     def _tell_trace(self, reason: str | None, now: float) -> None:
-        started, first = self._started, self._first
+        started = self._started
+        first = self._first
         self._trace.stage("queue", self._arrived, now if started is None else started)
         if started is not None:
             name = "vector" if self._is_pooled else "first token"

@@ -56,7 +56,8 @@ def _message(given: object, where: str, dialect: Dialect) -> Message:
     message = plain(given, where)
     if not isinstance(message, dict):
         raise RequestError(f'{where}: must be an object with a "role" and a "content".', param=where)
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if role not in ROLES:
         raise RequestError(
             f"{where}.role: must be one of {', '.join(ROLES)}, not {str(role)[:60]!r}.", param=f"{where}.role"

@@ -74,7 +74,7 @@ class ChatTemplates:
         from quire.renderer.template_sandbox import compile_template
 
         for text in self.texts.values():
-            with contextlib.suppress(jinja2.TemplateError, RecursionError, MemoryError):
+            with contextlib.suppress(jinja2.TemplateError):
                 self._compiled[text] = compile_template(text, self._now)
                 dialect_of(text)
 
@@ -249,30 +249,32 @@ def _in_words(error: Exception) -> str:
     return (text if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {text}") + line
 
 
+@lru_cache(maxsize=32)
 def dialect_of(text: str) -> Dialect:
-    """What this template reads."""
-    reads_parts, reads_texts = content_kinds(text)
+    """What this template reads. What is wrong with one is said when it is rendered."""
+    import jinja2
+    from jinja2 import nodes
+
+    from quire.renderer.template_sandbox import parse_template
+
+    try:
+        tree = parse_template(text)
+    except jinja2.TemplateError:
+        tree = nodes.Template([])
+    reads_parts, reads_texts = _content_kinds(tree)
     return Dialect(
         as_parts=reads_parts and not reads_texts,
         keeps_parts=reads_parts,
         knows_developer="developer" in text,
         knows_none=_READS_NONE.search(text) is not None,
-        joins_arguments=joins_arguments(text),
+        joins_arguments=_joins_arguments(tree),
     )
 
 
-@lru_cache(maxsize=32)
-def joins_arguments(text: str) -> bool:
+def _joins_arguments(tree: jinja2.nodes.Template) -> bool:
     """Whether it adds a call's arguments to a text (DeepSeek's do), which fails with an object."""
-    import jinja2
     from jinja2 import nodes
 
-    from quire.renderer.template_sandbox import compile_template
-
-    try:
-        tree = compile_template(text).environment.parse(text)
-    except jinja2.TemplateError:
-        return False
     added = [side for node in tree.find_all(nodes.Add) for side in (node.left, node.right)]
     return any(_last_name(side) == "arguments" for side in added)
 
@@ -288,21 +290,13 @@ def _last_name(node: jinja2.nodes.Node) -> object:
     return None
 
 
-@lru_cache(maxsize=32)
-def content_kinds(text: str) -> tuple[bool, bool]:
+def _content_kinds(tree: jinja2.nodes.Template) -> tuple[bool, bool]:
     """(reads lists of parts, reads plain texts), found in the template: does it loop over a content, test for a string?
 
     A template that neither loops nor tests reads plain texts.
     """
-    import jinja2
     from jinja2 import nodes
 
-    from quire.renderer.template_sandbox import compile_template
-
-    try:
-        tree = compile_template(text).environment.parse(text)
-    except jinja2.TemplateError:
-        return False, True  # rendering will say what is wrong
     contents = {"content"} | {
         node.target.name
         for node in tree.find_all(nodes.Assign)

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 _ADVICE = "Give tokenizer=FOLDER with the tokenizer.json of the model."
 # tokenizer.ggml.token_type
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
+_BYTE = 6
 _SPACE = "▁"
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _by_letters(digits: str) -> str:
@@ -142,7 +146,8 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Backend:
 def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Backend:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    types, scores = _types(file, len(tokens)), file.array("tokenizer.ggml.scores")
+    types = _types(file, len(tokens))
+    scores = file.array("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise _refused(file.path, f"it has {len(tokens)} tokens and {len(scores)} scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -173,7 +178,8 @@ def _merges(vocabulary: dict[str, int], types: list[int], scores: list[float]) -
         if types[index] in (_UNKNOWN, _CONTROL, _BYTE):
             continue
         for place in range(1, len(piece)):
-            left, right = vocabulary.get(piece[:place]), vocabulary.get(piece[place:])
+            left = vocabulary.get(piece[:place])
+            right = vocabulary.get(piece[place:])
             if left is not None and right is not None:
                 found.append((-scores[index], left, right, piece[:place], piece[place:]))
     found.sort(key=lambda entry: entry[:3])

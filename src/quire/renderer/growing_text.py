@@ -119,7 +119,8 @@ class GrowingText:
 
     def _last_word_start(self) -> int:
         """The last space that follows something else; 0 if there is none."""
-        window, found = self._window, len(self._window)
+        window = self._window
+        found = len(self._window)
         while (found := window.rfind(" ", 0, found)) > self._num_context:
             if not window[found - 1].isspace():
                 return found
@@ -144,7 +145,8 @@ class GrowingText:
             if end > limit:
                 break
             if end > self._num_context and spans[number + 1][0] >= end:  # the tokens of one character stay together
-                count, cut = number + 1 - first, end
+                count = number + 1 - first
+                cut = end
         if not count or not self._is_foreseen:
             return []
         # the context begins where a token does

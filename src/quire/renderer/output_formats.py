@@ -15,7 +15,8 @@ from quire.renderer.output_parsing.parser import OutputParser
 from quire.renderer.reasoning_parsers import REASONING_FORMATS
 from quire.renderer.tool_parsers import TOOL_FORMATS
 
-AUTO, NONE = "auto", "none"
+AUTO = "auto"
+NONE = "none"
 _PROMPT_END = 256
 _Format = TypeVar("_Format", ToolFormat, ReasoningFormat)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from quire.errors import RequestError
 
-_FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
+_FIRST_PRIVATE = 0xE000
+_LAST_PRIVATE = 0xF8FF
 # behind the one that marks the end of a last message (chat_template.py)
 _FIRST = _FIRST_PRIVATE + 1
 

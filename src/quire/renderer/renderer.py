@@ -135,7 +135,8 @@ class Renderer:
         if is_brief and not tokenizer.is_known:
             raise NotBriefError
         if isinstance(chat, str):
-            pieces, add_special_tokens = [chat], add_special_tokens is not False
+            pieces = [chat]
+            add_special_tokens = add_special_tokens is not False
         else:
             pieces = self._needed_templates().render_pieces(
                 chat,

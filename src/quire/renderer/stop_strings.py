@@ -75,7 +75,8 @@ class StopMatcher:
 
     def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """Text that no stop string can cut any more, and the stop string that was met."""
-        automaton, node = self._automaton, self._node
+        automaton = self._automaton
+        node = self._node
         start = 0
         if node == 0:
             found = automaton.first_letter.search(text)
@@ -88,7 +89,8 @@ class StopMatcher:
             node = automaton.step(node, text[position])
             stop = automaton.match[node]
             if stop is not None and may_stop:
-                self._held, self._node = "", 0
+                self._held = ""
+                self._node = 0
                 end = position + 1
                 return text[: end if self._includes_stop else end - len(stop)], stop
             if stop is not None and not automaton.children[node]:
@@ -101,5 +103,7 @@ class StopMatcher:
 
     def finish(self) -> str:
         """The held text, when nothing can follow that would complete a stop string."""
-        held, self._held, self._node = self._held, "", 0
+        held = self._held
+        self._held = ""
+        self._node = 0
         return held

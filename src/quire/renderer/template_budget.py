@@ -176,6 +176,10 @@ class Budget:
         elif isinstance(value, _SIZED):
             self.spend(len(value))
 
+    def looked(self, value: Any) -> Any:
+        self.look_through(value)
+        return value
+
     # ------------------------------------------------------------------------------------------ joining
 
     def joined(self, values: Iterable[Any]) -> str:

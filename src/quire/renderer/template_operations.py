@@ -40,18 +40,18 @@ def _tabs(budget: Budget, text: str, tabsize: int = 8) -> str:
     return text
 
 
-def _replace(budget: Budget, text: Any, old: str = "", new: str = "", *rest: Any) -> Any:
+def _replace(budget: Budget, text: Any, old: str = "", new: str = "", *rest: Any, **named: Any) -> Any:
     if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
         budget.check_room(4 * (len(text) + text.count(old) * len(new)))
     return text
 
 
-def _join(budget: Budget, values: Any, separator: Any = "", attribute: Any = None) -> Any:
+def _join(budget: Budget, values: Any, d: Any = "", attribute: Any = None) -> Any:
     values = budget.listed(values)
     if isinstance(values, str):
-        budget.check_room(4 * len(values) * (1 + len(str(separator))))
+        budget.check_room(4 * len(values) * (1 + len(str(d))))
     elif hasattr(values, "__len__"):
-        budget.check_room(budget.weight(values) + len(values) * budget.weight(separator))
+        budget.check_room(budget.weight(values) + len(values) * budget.weight(d))
     return values
 
 
@@ -66,8 +66,8 @@ def _split(budget: Budget, text: str, sep: str | None = None, maxsplit: int = -1
     return text
 
 
-def _search(budget: Budget, text: Any, part: Any = None, *rest: Any) -> Any:
-    budget.check_search(text, part)
+def _search(budget: Budget, text: Any, chars: Any = None, *rest: Any) -> Any:
+    budget.check_search(text, chars)
     return text
 
 
@@ -76,7 +76,7 @@ def _format(budget: Budget, text: Any, *arguments: Any, **named: Any) -> Any:
     return text
 
 
-def _of_characters(budget: Budget, value: Any, *rest: Any) -> Any:
+def _of_characters(budget: Budget, value: Any, *rest: Any, **named: Any) -> Any:
     """Each character may become an object."""
     value = budget.listed(value)
     if isinstance(value, str):
@@ -90,7 +90,7 @@ def _indent(budget: Budget, text: Any, width: int | str = 4, *rest: Any, **named
     return text
 
 
-def _round(budget: Budget, value: Any, precision: int = 0, *rest: Any) -> Any:
+def _round(budget: Budget, value: Any, precision: int = 0, *rest: Any, **named: Any) -> Any:
     if abs(int(precision)) > _MOST_DIGITS:
         raise TemplateBudgetError(f"it rounds to more than {_MOST_DIGITS} digits")
     return value
@@ -102,9 +102,13 @@ def _sum(budget: Budget, values: Any, attribute: Any = None, start: Any = 0) -> 
     return values
 
 
-def _fill(budget: Budget, values: Any, count: int, fill_with: Any = None) -> Any:
-    budget.check_room(max(0, int(count)) * budget.weight(fill_with))
+def _batch(budget: Budget, values: Any, linecount: int, fill_with: Any = None) -> Any:
+    budget.check_room(max(0, int(linecount)) * budget.weight(fill_with))
     return values
+
+
+def _slice(budget: Budget, values: Any, slices: int, fill_with: Any = None) -> Any:
+    return _batch(budget, values, slices, fill_with)
 
 
 def _end(budget: Budget, text: Any, *rest: Any, **named: Any) -> Any:
@@ -147,7 +151,8 @@ _FILTERS: dict[str, Check | None] = {
     **dict.fromkeys(("groupby", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort"), _each),
     **dict.fromkeys(("capitalize", "lower", "upper", "string", "e", "escape", "urlencode", "tojson"), _written),
     **dict.fromkeys(("list", "title", "wordcount"), _of_characters),
-    **dict.fromkeys(("batch", "slice"), _fill),
+    "batch": _batch,
+    "slice": _slice,
     "center": _wide,
     "dictsort": _sorted_items,
     "unique": _unique,
@@ -163,6 +168,9 @@ _FILTERS: dict[str, Check | None] = {
 
 # They do not go through what they are given.
 _AT_ONCE = frozenset({"attr", "count", "d", "default", "first", "items", "last", "length", "safe"})
+
+# They make a text of what they test.
+_OF_TEXTS = frozenset({"lower", "upper"})
 
 _TEXT_METHODS: dict[str, Check | None] = {
     **dict.fromkeys(("capitalize", "casefold", "count", "endswith", "find", "index", "lower", "partition")),
@@ -193,8 +201,7 @@ def counted_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Call
 
 
 def _counted(name: str, function: Callable[..., Any], check: Check | None) -> Callable[..., Any]:
-    # what Jinja's own filter is given before the value
-    needs = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
+    function = _given_context(function)
 
     @wraps(function)
     def counted(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,12 +213,46 @@ def _counted(name: str, function: Callable[..., Any], check: Check | None) -> Ca
             budget.look_through(value)
             if check is not None:
                 value = check(budget, value, *args, **kwargs)
-        if needs is None:
-            return budget.made(function(value, *args, **kwargs))
-        first = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}[needs]
-        return budget.made(function(first, value, *args, **kwargs))
+        return budget.made(function(context, value, *args, **kwargs))
 
     return pass_context(counted)
+
+
+def counted_tests(tests: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """What stands behind `is`, and in quotes in filters that choose."""
+    return {name: _counted_test(name, test) for name, test in tests.items()}
+
+
+def _counted_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    function = _given_context(function)
+
+    @wraps(function)
+    def counted(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        budget: Budget = context.budget  # type: ignore[attr-defined]
+        budget.step()
+        if name in _OF_TEXTS:
+            value = budget.text(value)
+            budget.look_through(value)
+        for other in (*args, *kwargs.values()):
+            budget.look_through(value)
+            budget.look_through(other)
+        return function(context, value, *args, **kwargs)
+
+    return pass_context(counted)
+
+
+def _given_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Some of Jinja's own take something of it before the value, or all of it."""
+    needs = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
+    if needs == "context":
+        return function
+
+    @wraps(function)
+    def called(context: Context, *args: Any, **kwargs: Any) -> Any:
+        first = {None: (), "eval_context": (context.eval_ctx,), "environment": (context.environment,)}[needs]
+        return function(*first, *args, **kwargs)
+
+    return called
 
 
 def check_call(budget: Budget, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

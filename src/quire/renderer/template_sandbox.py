@@ -7,14 +7,14 @@ those that Transformers offers, so a template renders the same text here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 
 from quire.renderer.template_budget import STEPS_OF_CALL, WHOLE, Allowance, Budget
-from quire.renderer.template_operations import check_call, counted_filters, to_json
+from quire.renderer.template_operations import check_call, counted_filters, counted_tests, to_json
 
 # Real ones have up to 30,000 characters.
 _MOST_CHARACTERS = 262_144
@@ -35,13 +35,6 @@ _GREATEST_NUMBER = 1 << 60
 
 def compile_template(source: str, now: Callable[[], datetime] = datetime.now) -> jinja2.Template:
     """Raises jinja2.TemplateError if the source is no template."""
-    if len(source) > _MOST_CHARACTERS:
-        raise jinja2.TemplateError(f"it has {len(source):,} characters, at most {_MOST_CHARACTERS:,} are allowed")
-    return _compile(source, now)
-
-
-@lru_cache(maxsize=32)
-def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     environment = ChatSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
 
     def strftime_now(pattern: str) -> str:
@@ -50,16 +43,36 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
         return now().strftime(pattern)
 
     environment.filters = counted_filters({**environment.filters, "tojson": pass_context(to_json)})
+    environment.tests.update(counted_tests(environment.tests))
     # it makes a text of any length, of no use in a prompt
     del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = strftime_now
     environment.globals["namespace"] = PlainNamespace
     environment.globals["dict"] = _PlainDict()
-    for constant in environment.parse(source).find_all(nodes.Const):
+    tree = parse_template(source, environment)
+    for constant in tree.find_all(nodes.Const):
         if isinstance(constant.value, int) and abs(constant.value) > _GREATEST_NUMBER:
             raise jinja2.TemplateError(f"it holds a number greater than {_GREATEST_NUMBER:,}")
-    return environment.from_string(source)
+    with _template_errors():
+        return environment.from_string(tree)
+
+
+def parse_template(source: str, environment: jinja2.Environment | None = None) -> nodes.Template:
+    """Its tree. Raises jinja2.TemplateError if the source is no template."""
+    if len(source) > _MOST_CHARACTERS:
+        raise jinja2.TemplateError(f"it has {len(source):,} characters, at most {_MOST_CHARACTERS:,} are allowed")
+    with _template_errors():
+        return (environment or ChatSandbox(extensions=[GenerationTag, loopcontrols])).parse(source)
+
+
+@contextlib.contextmanager
+def _template_errors() -> Iterator[None]:
+    """The code that Jinja makes of a template may be too much for Python, which says so in several ways."""
+    try:
+        yield
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise jinja2.TemplateError(f"it is nested too deep, or holds a value of no use ({error})") from error
 
 
 def render(template: jinja2.Template, values: dict[str, Any], allowance: Allowance = WHOLE) -> str:
@@ -85,22 +98,23 @@ class _CountingCode(CodeGenerator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._loop_bodies: list[Any] = []
+        # by identity, with what it is the identity of
+        self._loop_bodies: dict[int, Any] = {}
 
     def write_commons(self) -> None:
         super().write_commons()
-        for name in ("step", "made", "copied", "joined", "add", "text", "concat"):
+        for name in ("step", "made", "copied", "joined", "add", "text", "concat", "looked"):
             self.writeline(f"{name} = context.budget.{name}")
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
         if node.test is not None:
             # a comparison without an operator: its value is that of its expression, and it is counted
             node.test = nodes.Compare(node.test, [], lineno=node.lineno, environment=self.environment)
-        self._loop_bodies.append(node.body)
+        self._loop_bodies[id(node.body)] = node.body
         super().visit_For(node, frame)
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
-        if any(body is nodes for body in self._loop_bodies):
+        if id(nodes) in self._loop_bodies:
             self.writeline("step()")
         super().blockvisit(nodes, frame)
 
@@ -108,6 +122,15 @@ class _CountingCode(CodeGenerator):
         is_brief = len(node.ops) == 1 and node.ops[0].op in ("eq", "ne") and isinstance(node.ops[0].expr, nodes.Const)
         self.write("(" if is_brief else "(step() and ")
         super().visit_Compare(node, frame)
+        self.write(")")
+
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
+        """What is compared may be long."""
+        if isinstance(node.expr, nodes.Const):
+            super().visit_Operand(node, frame)
+            return
+        self.write(f" {operators[node.op]} looked(")
+        self.visit(node.expr, frame)
         self.write(")")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802

@@ -137,7 +137,8 @@ class WindowDecoder:
     def _emit(self, text: str) -> str:
         new = text[len(self._context_text) :]
         # What was just emitted is the next window's context: it stays short whatever comes.
-        self._context, self._held = self._held, []
+        self._context = self._held
+        self._held = []
         self._context_text = self._decode(self._context)
         return new
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import ContextLengthError, ModelError, RequestError
 from quire.failpoints import failpoint
@@ -28,6 +28,7 @@ from quire.renderer.text_decoder import (
 from quire.renderer.token_bytes import ByteDecoding, TokenBytes, recognise
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
 # Files from which Transformers can build a tokenizer when there is no tokenizer.json.
@@ -83,16 +84,18 @@ class Tokenizer:
         """Special-token strings in the text become special tokens, as in Transformers."""
         if not isinstance(text, str):
             raise RequestError(f"text: {type(text).__name__} given, must be one text.", param="text")
+        # made anew whenever it is asked for: of a prompt of megabytes a second list would keep everybody waiting
+        ids: list[int] = self._encoding_of(text, self._backend.encode_batch_fast, add_special_tokens).ids
+        return ids
+
+    def _encoding_of(self, text: str, encode_batch: Callable[..., Any], add_special_tokens: bool = False) -> Encoding:
         failpoint("in_tokenise")
         try:
             with panics_are_errors:
-                if len(text) > _SHORT_CHARACTERS or not self.is_known:
-                    [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-                else:
-                    encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-            # made anew whenever it is asked for: of a prompt of megabytes a second list would keep everybody waiting
-            ids: list[int] = encoding.ids
-            return ids
+                if len(text) <= _SHORT_CHARACTERS and self.is_known:
+                    return self._backend.encode(text, add_special_tokens=add_special_tokens)
+                encodings: list[Encoding] = encode_batch([text], add_special_tokens=add_special_tokens)
+                return encodings[0]
         except (UnicodeEncodeError, TypeError) as error:
             # half of a surrogate pair: JSON can carry one, UTF-8 cannot
             raise RequestError(_SURROGATE) from error
@@ -125,14 +128,7 @@ class Tokenizer:
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens without special ones around them, and the characters from which to which each goes."""
-        failpoint("in_tokenise")
-        try:
-            with panics_are_errors:
-                encoding = self._backend.encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(_SURROGATE) from error
-        except PanicError as error:
-            raise _failed(error) from error
+        encoding = self._encoding_of(text, self._backend.encode_batch)
         return list(encoding.ids), list(encoding.offsets)
 
     def encode_continuation(self, text: str) -> list[int]:
@@ -220,7 +216,9 @@ class Tokenizer:
         def decode(token_ids: list[int]) -> str:
             try:
                 with panics_are_errors:
-                    return str(backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+                    if self.is_known and len(token_ids) <= _SHORT_CHARACTERS:
+                        return str(backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+                    return str(backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
             except PanicError as error:
                 raise _failed(error) from error
 
@@ -328,7 +326,8 @@ def _verified_decoding(backend: Backend) -> ByteDecoding | None:
         tokens = [backend.id_to_token(token_id) for token_id in pair]
         if None in tokens:
             continue
-        first, second = str(tokens[0]), str(tokens[1])
+        first = str(tokens[0])
+        second = str(tokens[1])
         text = (decoding.bytes_of_first(first) + decoding.bytes_of(second)).decode("utf-8", "replace")
         # What is no valid text may be replaced in different ways.
         if REPLACEMENT not in text and text != backend.decode(pair, skip_special_tokens=False):

@@ -8,6 +8,7 @@ loop.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -44,7 +45,12 @@ _HARMLESS = {
     "decoder": {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece", "BPEDecoder", "CTC"},
     "model": {"BPE", "WordPiece", "WordLevel", "Unigram"},
 }  # fmt: skip
-_INNER = ("normalizers", "pretokenizers", "processors", "decoders")
+_INNER = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
 _PATTERNS = {*KNOWN_PATTERNS, r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s", r"\d{1,3}", r"\p{N}{1,3}", r"\p{N}", " {2,}"}
 
 
@@ -70,9 +76,10 @@ def _unknown_parts(content: dict[str, Any]) -> Iterator[str]:
             yield f"{section} has more than {_MOST_PARTS} parts"
             return
         for part in parts:
-            kind, size = part.get("type"), _growth_of(section, part)
+            kind = part.get("type")
+            size = _growth_of(section, part)
             growth *= size or 1
-            if kind not in _HARMLESS[section] and not size:
+            if not size and not (isinstance(kind, str) and kind in _HARMLESS[section]):
                 yield f"{section} of the type {str(kind)[:_MOST_CHARACTERS]}"
     if growth > _MOST_GROWTH:
         yield f"replacements that make a text more than {_MOST_GROWTH} times as long"
@@ -81,6 +88,9 @@ def _unknown_parts(content: dict[str, Any]) -> Iterator[str]:
     if not isinstance(longest, int) or longest > _MOST_CHARACTERS_OF_WORD:
         yield "max_input_chars_per_word"
     added = content.get("added_tokens") or []
+    if not isinstance(added, list):
+        yield "added_tokens"
+        return
     texts = [token["content"] for token in added if isinstance(token, dict) and isinstance(token.get("content"), str)]
     is_small = len(added) <= _MOST_ADDED and sum(map(len, texts)) <= _MOST_CHARACTERS_ADDED
     if not is_small or len(texts) < len(added) or "" in texts:
@@ -91,15 +101,18 @@ def _parts_of(section: Any, name: str, depth: int = 0) -> Iterator[dict[str, Any
     """Those of a sequence one after the other."""
     if section is None:
         return
-    inner = next((section[key] for key in _INNER if key in section), None) if isinstance(section, dict) else None
-    if not isinstance(section, dict) or (inner is not None and (depth > 1 or not isinstance(inner, list))):
-        # what is nested deeper, or is nothing at all, is a part of no known type
+    if not isinstance(section, dict):
         yield {}
-    elif inner is None:
+        return
+    inner = section.get(_INNER.get(name, ""))
+    if section.get("type") != "Sequence" and not any(key in section for key in _INNER.values()):
         yield section
-    else:
+    elif section.get("type") == "Sequence" and isinstance(inner, list) and depth <= 1:
         for part in inner:
             yield from _parts_of(part, name, depth + 1)
+    else:
+        # what is nested deeper, or may be a sequence for the library and is none here, is a part of no known type
+        yield {}
 
 
 def _growth_of(section: str, part: dict[str, Any]) -> int:
@@ -137,21 +150,19 @@ def _characters_of_patterns(content: Any) -> set[str]:
 
 def _try(file: Path, reason: str, characters: list[str]) -> None:
     """In a process that may hang, abort or eat memory."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BOOTSTRAP],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
     question = f"{json.dumps(sys.path)}\n{json.dumps([str(file), characters])}\n"
-    try:
-        answer, _ = process.communicate(question.encode(), timeout=_WALL_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        answer = b""
-    said = answer.decode("utf-8", "replace").strip()
+    said = ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        answered = subprocess.run(
+            [sys.executable, "-c", _BOOTSTRAP],
+            input=question.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_WALL_SECONDS,
+            start_new_session=True,
+            check=False,
+        )
+        said = answered.stdout.decode("utf-8", "replace").strip()
     if said == "good":
         return
     why = said or "it takes too much time or memory, or ends its process"

@@ -20,6 +20,8 @@ from quire.structured_outputs_params import StructuredOutputsParams
 _MOST_LEXER_STATES = 30_000
 # Of what may come next in one place: an object of 1,000 optional properties has 4,000.
 _MOST_ITEMS_IN_ROW = 20_000
+# how the library says that there are so many
+_LEXER_IS_FULL = "lexer error: too many"
 # Steps of the lexer for one mask: at most 20 ms of one core.
 _MOST_LEXER_STEPS = 200_000
 # Where only one text can follow, the library would allow that text in one division into tokens only, its own. Here
@@ -54,6 +56,12 @@ class Form:
         failpoint("in_grammar_compile")
         self._tokenizer = tokenizer
         self._grammar = grammar_of(params)
+        # its memory is full: whoever follows it still has the other limits, and who comes next needs a new one
+        self.is_spent = False
+
+    def note(self, error: str) -> None:
+        """Why a matcher of it has stopped. All of them share the states of one lexer, which stay as long as it does."""
+        self.is_spent |= error.startswith(_LEXER_IS_FULL)
 
     @cached_property
     def easy(self) -> Any:

@@ -78,7 +78,7 @@ class Grammars:
     def prepare(self, form: bytes) -> bool:
         """Whether these parameters, as MessagePack, are compiled, or cannot be; if not, it has begun."""
         found = self._compiled.get(form)
-        if found is None:
+        if found is None or _is_spent(found):
             found = self._compile(form, msgspec.msgpack.decode(form, type=StructuredOutputsParams))
         return found.done()
 
@@ -86,7 +86,7 @@ class Grammars:
         """The way of a new sequence. Whatever is wrong with the grammar shows when its first mask is asked for."""
         key = msgspec.msgpack.encode(params)
         found = self._compiled.get(key)
-        if found is None or (found.done() and found.exception() is not None):
+        if found is None or (found.done() and found.exception() is not None) or _is_spent(found):
             found = self._compile(key, params)
         self._compiled.move_to_end(key)
         effort = self._efforts.get(request_id)
@@ -102,6 +102,7 @@ class Grammars:
     def _compile(self, key: bytes, params: StructuredOutputsParams) -> Future[Form]:
         if self._compiler is None:
             self._compiler = ThreadPoolExecutor(1, thread_name_prefix="quire-grammar")
+        self._compiled.pop(key, None)  # the new one is the last to be dropped
         found = self._compiled[key] = self._compiler.submit(self._compile_now, key, params, self._tokenizer)
         self._num_bytes = sum(map(self._size, self._compiled))
         while self._num_bytes > self._most_bytes and len(self._compiled) > 1:
@@ -128,6 +129,10 @@ class Grammars:
             self._growth[key] = _resident_bytes() - before
             self.num_compilations += 1
             self.compile_seconds += time.perf_counter() - began
+
+
+def _is_spent(found: Future[Form]) -> bool:
+    return found.done() and found.exception() is None and found.result().is_spent
 
 
 def _resident_bytes() -> int:

@@ -112,6 +112,7 @@ class Walk:
             with panics_are_errors:
                 return self._hard.fill(tokens, num_sure, mask, consume)
         except (_StoppedError, PanicError) as error:
+            form.note(str(error))
             raise GrammarError(f"{error}. Make the form simpler") from None
 
     def _fill_easy(self, form: Form, tokens: Tokens, num_sure: int, mask: Words, consume: Consume) -> bool:
@@ -120,7 +121,8 @@ class Walk:
         try:
             with panics_are_errors:
                 is_bound = self._easy.fill(tokens, num_sure, mask, consume)
-        except (_StoppedError, PanicError):
+        except (_StoppedError, PanicError) as error:
+            form.note(str(error))
             self._easy = None  # it takes nothing any more
             raise HardMaskError from None
         self._gap = 1
@@ -154,7 +156,13 @@ class _Follower:
             place = len(self._tokens)
             if matcher.is_error():
                 raise _StoppedError(reason_of(matcher))
-            if place >= num_sure or not self._end_ids.isdisjoint(tokens[: place + 1].tolist()):
+            if not self._end_ids.isdisjoint(tokens[: place + 1].tolist()):
+                return False
+            # a token at which the lexer reaches its limit looks as if it did not fit
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if matcher.is_error():
+                raise _StoppedError(reason_of(matcher))
+            if place >= num_sure:
                 return False
             raise GrammarError(f"token {rest[num_taken]} was chosen at place {place} of the output, against the mask")
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

@@ -155,6 +155,7 @@ class FakeCore:
             "fail_next_step": self._fail_next_step,
             "interrupt_next_step": self._interrupt_next_step,
             "fail_requests": self._fail_requests,
+            "fail_at": self._fail_at,
             "exit": os._exit,
         }
 
@@ -222,7 +223,8 @@ class FakeCore:
         sequence_ids, token_ids = [], []
         if self._interrupts_next_step:
             self._interrupts_next_step = False
-            signal.raise_signal(signal.SIGINT)
+            # of the process, as from a keyboard: its main thread gets it, and may be in the middle of a wait
+            os.kill(os.getpid(), signal.SIGINT)
         for sequence in self._granted():
             if (error := self.failures.get(len(sequence.token_ids))) is not None:
                 self._fail(sequence, error, outputs)
@@ -328,6 +330,10 @@ class FakeCore:
     def _interrupt_next_step(self) -> None:
         """Somebody presses Ctrl-C in the middle of it."""
         self._interrupts_next_step = True
+
+    def _fail_at(self, num_tokens: int, error: str) -> None:
+        """Each sequence that has so many tokens ends with an error."""
+        self.failures[num_tokens] = error
 
     def _fail_requests(self, error: str) -> None:
         """Every open sequence ends with an error, as after a failure that was traced to its request."""

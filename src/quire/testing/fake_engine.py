@@ -186,13 +186,14 @@ class ScriptedLink:
 
     # ------------------------------------------------------------------------------------------ for the client
 
-    def send(self, message: ToCore) -> None:
-        if isinstance(message, EngineRequest):
-            self.requests.append(message)
-        elif isinstance(message, AbortRequests):
-            self.aborted += [number for number in message.request_ids if number in self.running]
-            self.dropped += [split_sequence_id(sequence_id) for sequence_id in message.sequence_ids]
-        self._driver.handle(message)
+    def send(self, *messages: ToCore) -> None:
+        for message in messages:
+            if isinstance(message, EngineRequest):
+                self.requests.append(message)
+            elif isinstance(message, AbortRequests):
+                self.aborted += [number for number in message.request_ids if number in self.running]
+                self.dropped += [split_sequence_id(sequence_id) for sequence_id in message.sequence_ids]
+            self._driver.handle(message)
         self.changed.set()
         self._ring()
 
@@ -205,6 +206,8 @@ class ScriptedLink:
             if self._driver.has_work:
                 asyncio.get_running_loop().call_soon(self._ring)
         return self._driver.take()
+
+    def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
         return (self._bell_out.fileno(),)

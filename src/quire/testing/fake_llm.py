@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from quire.config import EngineConfig, EngineOptions, resolve
-from quire.engine_client import AsyncEngineClient, Link, SyncEngineClient, open_link
+from quire.engine_client import AsyncEngineClient, Link, open_link
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.llm import LLM
 from quire.renderer import Renderer
@@ -24,15 +24,15 @@ def fake_renderer() -> Renderer:
     return Renderer.from_config(fake_config())
 
 
-def fake_link(*, own_process: bool, is_async: bool, core: str = FAKE_CORE, **options: Any) -> Link:
-    return open_link(fake_config(**options), in_own_process=own_process, is_async=is_async, core=core)
+def fake_link(*, own_process: bool, core: str = FAKE_CORE, **options: Any) -> Link:
+    return open_link(fake_config(**options), in_own_process=own_process, core=core)
 
 
 def fake_llm(*, own_process: bool = False, core: str = FAKE_CORE, **options: Any) -> LLM:
-    client = SyncEngineClient(fake_link(own_process=own_process, is_async=False, core=core, **options))
+    client = AsyncEngineClient(fake_link(own_process=own_process, core=core, **options))
     return LLM.from_parts(fake_config(**options), fake_renderer(), client)
 
 
 def fake_async_llm(*, own_process: bool = False, core: str = FAKE_CORE, **options: Any) -> AsyncLLM:
-    client = AsyncEngineClient(fake_link(own_process=own_process, is_async=True, core=core, **options))
+    client = AsyncEngineClient(fake_link(own_process=own_process, core=core, **options))
     return AsyncLLM.from_config(fake_config(**options), renderer=fake_renderer(), client=client)

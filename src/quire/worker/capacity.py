@@ -35,7 +35,9 @@ _NUM_LOGPROBS = 20
 _INSIDE_KERNELS = 1.25
 # A step that is timed on a CPU: about so long and no larger, because few tokens at a time are dearer each. A first run
 # that took much longer serves as it is: its warm-up is a small part of it.
-_TIMED_SECONDS, _TIMED_TOKENS, _LONG_SECONDS = 0.05, 256, 0.5
+_TIMED_SECONDS = 0.05
+_TIMED_TOKENS = 256
+_LONG_SECONDS = 0.5
 _MOST_RUNS = 8
 
 
@@ -112,7 +114,8 @@ def capacity(
     model: nn.Module, memory: MemoryReport, step: StepCost, utilization: float, host_bytes: int = 0
 ) -> WorkerCapacity:
     """What is left of the memory, and the arithmetic in words."""
-    allowed, used = int(memory.total_bytes * utilization), memory.total_bytes - memory.free_bytes
+    allowed = int(memory.total_bytes * utilization)
+    used = memory.total_bytes - memory.free_bytes
     left = allowed - used - step.num_bytes
     explanation = (
         f"{_gib(memory.total_bytes)} is {memory.limit}; {utilization:.0%} of it may be used: {_gib(allowed)}. "

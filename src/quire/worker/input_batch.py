@@ -73,14 +73,16 @@ class BatchBuilder:
         query_starts_S1 = np.zeros(len(rows_S) + 1, dtype=np.int32)
         np.cumsum(num_tokens_S, out=query_starts_S1[1:])
         if len(rows_S) == query_starts_S1[-1]:  # one token each: the common case needs no repetition
-            row_T, position_T = rows_S, num_computed_S
+            row_T = rows_S
+            position_T = num_computed_S
         else:
             row_T = np.repeat(rows_S, num_tokens_S)
             position_T = np.arange(len(row_T)) + np.repeat(num_computed_S - query_starts_S1[:-1], num_tokens_S)
         num_drafts_S = table.num_drafts[rows_S]
         num_verified_S = table.num_total[rows_S] - num_drafts_S
         is_sampling_S = (seq_lens_S >= num_verified_S) & table.is_final[rows_S] & table.samples[rows_S]
-        rows_N, lengths_N = rows_S[is_sampling_S], seq_lens_S[is_sampling_S]
+        rows_N = rows_S[is_sampling_S]
+        lengths_N = seq_lens_S[is_sampling_S]
         indices_N = query_starts_S1[1:][is_sampling_S].astype(np.int64) - 1
         has_drafts = bool(num_drafts_S.any())
         if has_drafts:

@@ -104,7 +104,8 @@ class KVCache:
 def _key_and_value(tensor: Tensor, head_dim: int, block_size: int) -> tuple[Tensor, Tensor]:
     """Views [num_blocks, num_kv_heads, block_size, *] of a layer's tensor."""
     num_key_elements = block_size * row_elements(head_dim, tensor.dtype)
-    keys, values = tensor[..., :num_key_elements], tensor[..., num_key_elements:]
+    keys = tensor[..., :num_key_elements]
+    values = tensor[..., num_key_elements:]
     return keys.unflatten(-1, (block_size, -1)), values.unflatten(-1, (block_size, -1))
 
 

@@ -99,7 +99,8 @@ def _check(file: Path, key: str, value: Any, default: Any) -> None:
 
 def _check_layer_types(file: Path, config: ModelConfig) -> None:
     """Also for models whose layers are all alike: two keys that contradict each other belong to different models."""
-    kinds, num_layers = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
+    kinds = getattr(config, "layer_types", None)
+    num_layers = getattr(config, "num_hidden_layers", None)
     if kinds is None or num_layers is None:
         return
     if not isinstance(kinds, list):

@@ -88,7 +88,8 @@ class _PartlyQuantized(Protocol):
 
 def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any], scheme: Scheme | None) -> nn.Module:
     platform = current_platform(config.device)
-    dtype, file = platform.dtype(config.dtype), facts.config_file
+    dtype = platform.dtype(config.dtype)
+    file = facts.config_file
     # nobody asks a backbone for tokens; a head that is tied takes no weights
     values = facts.hf_config if facts.has_head else {**facts.hf_config, "tie_word_embeddings": True}
     with _unusable_values_named(file, model_class):

@@ -2,8 +2,8 @@
 
 Owns the order of a step. Must never name a feature: what differs between requests lives in the row table, in the
 sampler and its processors, in the proposer of drafts, or in the attention backend. If something raises before `commit`,
-nothing is counted as computed, and Walls runs the same rows in parts; the differences are applied by then, once.
-Called by Worker.
+nothing is counted as computed, and StepIsolation runs the same rows in parts; the differences are applied by then,
+once. Called by Worker.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampled, Sampler
 from quire.worker.speculative import Drafting
+from quire.worker.step_isolation import NotSampledError, StepIsolation
 from quire.worker.transfers import Transfers
-from quire.worker.walls import NotSampledError, Walls
 
 _NOTHING = StepTransfers()
 STRANGE_TOKEN = "it has a token id that is not in the model's vocabulary."
@@ -73,7 +73,7 @@ class ModelRunner:
         self.platform = platform
         self.watch = Watch()
         # a reference back would keep the caches of a runner that is gone until the collector comes
-        self.walls = Walls(weakref.proxy(self), table, platform, batches.block_size, patience, self.watch)
+        self.isolation = StepIsolation(weakref.proxy(self), table, platform, batches.block_size, patience, self.watch)
 
     def close(self) -> None:
         self.sampler.beside.close()
@@ -82,17 +82,17 @@ class ModelRunner:
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:
         self.sampler.beside.begin()
-        self.walls.open(scheduled)
+        self.isolation.open(scheduled)
         failures = self._apply(scheduled)
         moves: StepTransfers = scheduled.step_data.get(STEP_DATA, _NOTHING)
-        failures |= self.transfers.load(moves.loads, self.walls)
+        failures |= self.transfers.load(moves.loads, self.isolation)
         rows, num_tokens = self._without_late(*self.table.granted(scheduled.rows, scheduled.num_tokens))
         if len(rows):
-            output = self.walls.run(scheduled, rows, num_tokens)
+            output = self.isolation.run(scheduled, rows, num_tokens)
         else:
             output = StepOutput(step=scheduled.step, speculated=self.report(scheduled))
         output.failures |= failures
-        self.transfers.store(moves.stores, output, self.walls)
+        self.transfers.store(moves.stores, output, self.isolation)
         self.sampler.beside.end()
         return output
 
@@ -110,7 +110,8 @@ class ModelRunner:
 
     def commit(self, scheduled: SchedulerOutput, computed: Computed) -> StepOutput:
         """The two numbers move, and what was sampled stands in the table."""
-        batch, sampled = computed.batch, computed.sampled
+        batch = computed.batch
+        sampled = computed.sampled
         self.table.advance(batch.rows_S, batch.num_tokens_S)
         self.table.append(sampled.rows, sampled.lengths, sampled.token_ids)
         if sampled.failures:
@@ -180,7 +181,7 @@ class ModelRunner:
             if self.table.clears_strange_tokens(row):
                 failures[row] = STRANGE_TOKEN
         for row in failures:
-            self.walls.fail(row)
+            self.isolation.fail(row)
         return failures
 
     def _tell_followers(self, hook: str, row: int, change: Any, failures: dict[int, str]) -> None:

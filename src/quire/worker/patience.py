@@ -4,7 +4,7 @@ Time decides here as the last resort. What a request may cost is bounded elsewhe
 has thought of, such as a processor of one's own that loops. Native code is not interrupted: the exception comes when it
 returns, and if it never does, whoever watches the engine ends it.
 
-Owns a thread that looks at the clock twice a second. Called by Walls, which say how long is too long.
+Owns a thread that looks at the clock twice a second. Called by StepIsolation, which says how long is too long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,8 +22,8 @@ T = TypeVar("T")
 # a step may take so many times as long as its tokens took when they were measured
 _TIMES_MEASURED = 4.0
 _LOOK_SECONDS = 0.5
-_DELIVERY_SECONDS = 0.001
-_MOST_LOOKS_FOR_IT = 1000
+# An exception that was set for a thread is raised when that thread next jumps back in Python code.
+_FEW_JUMPS = 100
 
 
 class TooLongError(Exception):
@@ -52,6 +52,8 @@ class Patience:
 class _Limit:
     thread: int
     deadline: float
+    # the exception was set, by the watching thread
+    is_set: threading.Event = field(default_factory=threading.Event)
 
 
 class Watch:
@@ -80,10 +82,12 @@ class Watch:
         try:
             self._running.remove(limit)
         except ValueError:
-            # the exception is on its way, unless the work itself has caught it
-            for _ in range(_MOST_LOOKS_FOR_IT):
-                time.sleep(_DELIVERY_SECONDS)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(limit.thread), None)
+            # The exception is on its way, unless it has come while the work ran: then nothing more comes here. It is
+            # not called back: setting none leaves CPython 3.11 looking for one at every jump for ever, all Python code
+            # is slower from then on, and with a profiler the interpreter hangs.
+            limit.is_set.wait()
+            for _ in range(_FEW_JUMPS):
+                pass
 
     def look(self) -> None:
         for limit in list(self._running):
@@ -96,6 +100,7 @@ class Watch:
         except ValueError:
             return  # it has ended just now
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(limit.thread), ctypes.py_object(TooLongError))
+        limit.is_set.set()
 
     def close(self) -> None:
         self.is_closed = True

@@ -61,7 +61,8 @@ class RowTable:
         self.is_used[row] = False
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        row, num_tokens = sequence.row, len(sequence.token_ids)
+        row = sequence.row
+        num_tokens = len(sequence.token_ids)
         self.token_ids[row, :num_tokens] = sequence.token_ids
         self.num_computed[row] = sequence.num_computed_tokens
         self.num_total[row] = num_tokens
@@ -73,7 +74,9 @@ class RowTable:
 
     def fork(self, fork: ForkedSequence) -> None:
         """Everything of a row is written: nothing need have said that its last sequence is gone."""
-        parent, row, num_tokens = fork.parent_row, fork.row, fork.num_total_tokens
+        parent = fork.parent_row
+        row = fork.row
+        num_tokens = fork.num_total_tokens
         assert num_tokens <= self.num_total[parent], "a child has more tokens than its parent"
         self.token_ids[row, :num_tokens] = self.token_ids[parent, :num_tokens]
         # Whole rows: where a table ends is known to the core alone, and block ids after it do no harm.
@@ -94,7 +97,8 @@ class RowTable:
             self.num_computed[rows] = num_computed
 
     def extend(self, appended: AppendedTokens) -> None:
-        row, num_tokens = appended.row, len(appended.token_ids)
+        row = appended.row
+        num_tokens = len(appended.token_ids)
         # What the core says comes after what it knows: drafts do not count.
         start = int(self.num_verified(row))
         self.token_ids[row, start : start + num_tokens] = appended.token_ids

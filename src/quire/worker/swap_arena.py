@@ -27,7 +27,9 @@ from quire.worker.host_memory import HostMemory
 # Parts begin at cache lines.
 _ALIGNMENT = 64
 # What is moved to find out how long it takes: enough for more than one copy, little enough for a few milliseconds.
-_MEASURED_BYTES, _MEASURED_BLOCKS, _MEASURED_ROUNDS = 8 << 20, 8, 3
+_MEASURED_BYTES = 8 << 20
+_MEASURED_BLOCKS = 8
+_MEASURED_ROUNDS = 3
 
 
 class SwapArena:
@@ -75,9 +77,11 @@ class SwapArena:
         return min(fitting, self.num_blocks, len(self._device_tensors[0]))
 
     def _parts(self) -> list[Tensor]:
-        parts, start = [], 0
+        parts = []
+        start = 0
         for tensor in self._device_tensors:
-            shape, size = tensor.shape[1:], tensor.element_size()
+            shape = tensor.shape[1:]
+            size = tensor.element_size()
             strides = (self.block_bytes // size, *torch.empty(shape, device="meta").stride())
             part = self._bytes.view(tensor.dtype).as_strided((self.num_blocks, *shape), strides, start // size)
             parts.append(part)

@@ -9,7 +9,7 @@ import logging
 
 from quire.kv_connectors.connector import BlockLoad, BlockStore, WorkerHalf
 from quire.messages import StepOutput
-from quire.worker.walls import Walls
+from quire.worker.step_isolation import StepIsolation
 
 logger = logging.getLogger(__name__)
 NOT_FETCHED = "its keys and values could not be fetched, though they had been found. Send it again."
@@ -21,7 +21,7 @@ class Transfers:
     def __init__(self, connector: WorkerHalf) -> None:
         self._connector = connector
 
-    def load(self, loads: list[BlockLoad], walls: Walls) -> dict[int, str]:
+    def load(self, loads: list[BlockLoad], isolation: StepIsolation) -> dict[int, str]:
         """Rows that miss what was to be loaded, with the reason."""
         failures: dict[int, str] = {}
         for load in loads:
@@ -29,15 +29,15 @@ class Transfers:
                 self._connector.load([load])
             except Exception:
                 logger.exception("row %d: its prefix could not be loaded", load.row)
-                walls.fail(load.row, [block for table in load.blocks for block in table])
+                isolation.fail(load.row, [block for table in load.blocks for block in table])
                 failures[load.row] = NOT_FETCHED
         return failures
 
-    def store(self, stores: list[BlockStore], output: StepOutput, walls: Walls) -> None:
+    def store(self, stores: list[BlockStore], output: StepOutput, isolation: StepIsolation) -> None:
         """Of rows that were computed. What is lost on the way is computed by whoever looks for it."""
         num_lost = 0
         for store in stores:
-            if store.row not in output.failures and not walls.has_failed(store.row):
+            if store.row not in output.failures and not isolation.has_failed(store.row):
                 try:
                     self._connector.store([store])
                 except Exception:

@@ -72,7 +72,8 @@ class UnwrittenBlocks:
     def _blocks_of(self, row: int, start: int, num_tokens: int) -> list[int]:
         if num_tokens <= 0:
             return []
-        first, last = start // self._block_size, -(-(start + num_tokens) // self._block_size)
+        first = start // self._block_size
+        last = -(-(start + num_tokens) // self._block_size)
         blocks: list[int] = self._table.block_tables[:, row, first:last].reshape(-1).tolist()
         return blocks
 

@@ -72,7 +72,8 @@ def make_weights(model: nn.Module, make: Callable[[str, Tensor], None], scheme: 
     holders = _Holders(model)
     unfilled = dict.fromkeys(name for name, _ in model.named_parameters())
     for name in list(unfilled):
-        parameter, role = model.get_parameter(name), holders.role(name)
+        parameter = model.get_parameter(name)
+        role = holders.role(name)
         make(name, parameter.data)
         if scheme is not None and role is not None:
             weight = apply(scheme, parameter.data, role, name)
@@ -163,7 +164,8 @@ class _Filling:
         _check_complete({(name, part) for name, parts in self._waiting.items() for part in parts}, self._unexpected)
 
     def _load(self, name: str, placement: Placement, source: str) -> None:
-        parameter, weight = self._parameters[name], placement.weight
+        parameter = self._parameters[name]
+        weight = placement.weight
         if isinstance(weight, Tensor) and weight.dtype not in _WEIGHT_TYPES:
             raise ModelError(
                 f"{source}: is stored as {str(weight.dtype).removeprefix('torch.')}, so it is quantised, but its scale "

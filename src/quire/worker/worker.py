@@ -38,7 +38,8 @@ from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerCon
 from quire.worker.speculative.cost import measure_costs
 
 # what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
-_PATIENCE_SECONDS, _PATIENCE_SECONDS_OF_A_DEVICE = 8.0, 30.0
+_PATIENCE_SECONDS = 8.0
+_PATIENCE_SECONDS_OF_A_DEVICE = 30.0
 
 
 class Worker:
@@ -77,7 +78,8 @@ class Worker:
             measure_largest_step(model, self._platform, self._config),
             self._proposer.largest_step(self._platform, self._config),
         )
-        memory, mapped = self._platform.memory(), num_mapped_bytes(model)
+        memory = self._platform.memory()
+        mapped = num_mapped_bytes(model)
         memory = replace(memory, free_bytes=max(0, memory.free_bytes - mapped))
         host_bytes = max(0, self._host_memory.free_bytes() - mapped)
         found = capacity(model, memory, step, self._config.gpu_memory_utilization, host_bytes)
@@ -90,12 +92,15 @@ class Worker:
 
         The worker is ready for steps after this.
         """
-        config, model, device = self._config, self._loaded_model(), self._platform.device
+        config = self._config
+        model = self._loaded_model()
+        device = self._platform.device
         layers = attention_layers(model)
         if config.compile:
             # Not earlier: what is measured is the model uncompiled, which needs no less memory.
             compile_layers(model)
-        cache, cached_layers = KVCache(), layers | self._proposer.layers
+        cache = KVCache()
+        cached_layers = layers | self._proposer.layers
         cache.allocate(cached_layers, groups, num_blocks, config.block_size, device)
         cache.open_swap_space(num_host_blocks, self._host_memory)
         specs = [layer.spec for layer in cached_layers.values()]

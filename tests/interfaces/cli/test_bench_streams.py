@@ -8,8 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
-
-from quire.testing.null_core import FIRST, NUM, answer
+from tests.support.null_core import FIRST, NUM, answer
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TEXTS = ["one", " two", "x", " three"]

@@ -13,7 +13,9 @@ import uvicorn
 
 from quire.interfaces.server import create_app
 from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
-from quire.interfaces.server.transport.web_sockets import WebSockets
+from quire.interfaces.server.transport.slow_readers import SlowReaders
+from quire.interfaces.server.transport.unfinished import Unfinished
+from quire.interfaces.server.transport.web_sockets import web_sockets_of
 from quire.testing.fake_engine import FakeAsyncLLM, fake_engine
 
 
@@ -25,6 +27,7 @@ class Server:
         self.engine = engine
         self.fake = engine.fake
         self.state = app.state.server
+        self.services = app.state.services
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://quire.test"
         )
@@ -75,7 +78,7 @@ def served(tmp_path: Path):
             async with server.http:
                 yield server
         finally:
-            await server.state.services.stop()
+            await server.services.stop()
             app.state.server.close_storage()
             engine.shutdown()
 
@@ -88,7 +91,7 @@ async def on_a_socket(server: Server):
     config = uvicorn.Config(
         server.app,
         http=OpenAIProtocol,
-        ws=WebSockets,
+        ws=web_sockets_of(10, Unfinished(), SlowReaders()),
         lifespan="off",
         log_config=None,
         timeout_graceful_shutdown=1,

@@ -7,8 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from quire.interfaces.server.openai_responses import background
-from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST
-from quire.interfaces.server.openai_responses.stored import RESPONSES, StoredResponses
+from quire.interfaces.server.openai_responses.stored import BEAT_SECONDS_LOST, RESPONSES, StoredResponses
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import StorageSettings
 
@@ -34,7 +33,7 @@ async def until(server, condition) -> None:
 
 async def over(server, response_id: str) -> dict:
     """The response when its task has ended."""
-    running = server.state.services.background_responses._running.get(response_id)
+    running = server.services.background_responses._running.get(response_id)
     if running is not None:
         await asyncio.wait({running.task})
     return await seen(server, response_id)

@@ -43,7 +43,7 @@ async def begun(client, *lines, endpoint=CHAT, **fields):
 
 async def ended(server, client, batch):
     """The batch when nothing of it runs any more."""
-    await asyncio.gather(*server.state.services.batches._tasks)
+    await asyncio.gather(*server.services.batches._tasks)
     return await client.batches.retrieve(batch.id)
 
 
@@ -142,7 +142,7 @@ def test_every_endpoint_of_batches_can_be_called(run, batching, official):
     async def main():
         async with batching() as server:
             client = official(server)
-            calls = server.state.services.batches._shop.runner.calls
+            calls = server.services.batches._shop.runner.calls
             assert set(calls.paths) == set(bodies)
             for path, body in bodies.items():
                 direct = await server.post(path, body)
@@ -200,7 +200,7 @@ def test_the_batches_of_one_tenant_do_not_hold_those_of_another(run, served, tmp
             states = [(await clients[0].batches.retrieve(one.id)).status for one in many]
             assert sorted(states) == ["in_progress"] * 4 + ["validating"] * 2
             server.fake.release()
-            await asyncio.gather(*server.state.services.batches._tasks)
+            await asyncio.gather(*server.services.batches._tasks)
 
     run(main())
 
@@ -385,7 +385,7 @@ def test_a_batch_ends_with_its_window(run, batching, official):
             client = official(server)
             server.fake.hold(1)
             batch = await begun(client, chat_line("a"), completion_window="1m")
-            job = server.state.services.batches._jobs[batch.id]
+            job = server.services.batches._jobs[batch.id]
             await reached(server, 1)
             job.expire()
             batch = await ended(server, client, batch)
@@ -403,7 +403,7 @@ def test_a_restart_goes_on_where_the_results_end(run, batching, official, tmp_pa
     async def main():
         async with batching(max_batch_concurrency=1) as server:
             client = official(server)
-            batches = server.state.services.batches
+            batches = server.services.batches
             server.fake.reply_to = lambda request, index: "ok" if len(server.requests()) <= 3 else "x" * 400
             server.fake.hold(50)
             batch = await begun(client, *(chat_line(f"r{n}") for n in range(6)))
@@ -412,7 +412,7 @@ def test_a_restart_goes_on_where_the_results_end(run, batching, official, tmp_pa
             record = batches._jobs[batch.id].record
             # as a crash leaves it: the row says in_progress, and the last line is torn
             await batches.stop()
-            path = server.state.services.files.path_of(record.good_file_id)
+            path = server.services.files.path_of(record.good_file_id)
             with path.open("ab") as file:
                 file.write(b'{"id": "batch_req_0", "custom_id": "r5", "resp')
             num_before = len(server.requests())
@@ -436,7 +436,7 @@ def test_every_state_is_resumed(run, batching, official, status):
         async with batching() as server:
             client = official(server)
             batch = await begun(client, chat_line("a"), chat_line("b"))
-            batches = server.state.services.batches
+            batches = server.services.batches
             record = batches._jobs[batch.id].record
             await batches.stop()
             record.batch.status = type(record.batch.status)(status)
@@ -445,7 +445,7 @@ def test_every_state_is_resumed(run, batching, official, status):
                 record.batch.request_counts.total = 2
             if status == "finalizing":
                 results = Results(
-                    *(server.state.services.files.path_of(one) for one in (record.good_file_id, record.bad_file_id))
+                    *(server.services.files.path_of(one) for one in (record.good_file_id, record.bad_file_id))
                 )
                 called = await batches._shop.runner.calls.call(CHAT, json.dumps(chat_line("a")["body"]).encode())
                 for name in ("a", "b"):
@@ -487,10 +487,10 @@ def test_the_batches_of_a_server_that_died_are_taken_over(run, sharing, official
             batch = await begun(official(first), chat_line("a"), chat_line("b"))
             await reached(first, 2)
             # as long as it lives they are its own, and it is no fault that they are
-            await second.state.services.look_after()
-            assert second.state.services.batches._jobs == {}
-            await first.state.services.stop()
-            await second.state.services.look_after()
+            await second.services.look_after()
+            assert second.services.batches._jobs == {}
+            await first.services.stop()
+            await second.services.look_after()
             batch = await ended(second, official(second), batch)
             assert (batch.status, batch.request_counts.completed) == ("completed", 2)
             assert not first.fake.running
@@ -506,14 +506,14 @@ def test_a_row_that_is_broken_holds_up_no_other(run, sharing, official, document
             server.fake.hold(4)
             bad, good = [await begun(client, chat_line("a"), chat_line("b")) for _ in range(2)]
             await reached(server, 4)
-            record = server.state.services.batches._jobs[bad.id].record
+            record = server.services.batches._jobs[bad.id].record
         async with sharing() as server:
             client = official(server)
             written = json.loads(msgspec.json.encode(record)) | {"good_file_id": "no id"}
             values = {"document": json.dumps(written) if document is None else document}
             change = BATCHES.update().where(BATCHES.c.id == bad.id).values(values)
             await server.state.storage.run(lambda connection: connection.execute(change))
-            await server.state.services.look_after()
+            await server.services.look_after()
             assert bad.id in caplog.text
             assert (await ended(server, client, good)).request_counts.completed == 2
             seen = [batch.id for batch in (await client.batches.list()).data]
@@ -528,7 +528,7 @@ def test_not_now_is_no_answer(run, batching, official, monkeypatch):
     async def main():
         async with batching() as server:
             client = official(server)
-            shop = server.state.services.batches._shop
+            shop = server.services.batches._shop
             waits = []
 
             async def sleep(seconds):
@@ -565,7 +565,7 @@ def test_a_full_disk_is_waited_for(run, batching, official, monkeypatch):
     async def main():
         async with batching() as server:
             client = official(server)
-            shop = server.state.services.batches._shop
+            shop = server.services.batches._shop
             genuine, failures = Results.append, []
 
             def append(self, line):
@@ -615,7 +615,7 @@ def test_pages(run, batching, official):
         async with batching() as server:
             client = official(server)
             ids = [(await begun(client, chat_line("a"))).id for _ in range(3)]
-            await asyncio.gather(*server.state.services.batches._tasks)
+            await asyncio.gather(*server.services.batches._tasks)
             assert [batch.id async for batch in client.batches.list(limit=2)] == ids[::-1]
             with pytest.raises(openai.NotFoundError):
                 await client.batches.retrieve("batch_none")

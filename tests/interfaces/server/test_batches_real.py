@@ -6,8 +6,7 @@ import time
 
 import openai
 import pytest
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 NUM_LINES = 60
 

@@ -5,8 +5,7 @@ import json
 import anthropic
 import openai
 import pytest
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 MODEL = "quire-embedded"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from quire.interfaces.server import event_stream
 from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.wire import event_stream
+from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.wire.errors import unavailable
-from quire.interfaces.server.wire.event_stream import EventStream
 from quire.interfaces.server.wire.pumped import pumped
 
 

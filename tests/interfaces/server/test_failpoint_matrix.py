@@ -14,9 +14,9 @@ from contextlib import suppress
 
 import pytest
 from tests.support.completion_clients import Answer, CompletionClients, children_of
+from tests.support.server_process import ServerProcess
 
 from quire.failpoints import ACTIONS, CAN_CORRUPT, POINTS
-from quire.testing.server_process import ServerProcess
 
 pytestmark = pytest.mark.nightly
 

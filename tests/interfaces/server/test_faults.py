@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.completion_clients import Answer, CompletionClients, children_of
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 NUM_CLIENTS = 32
 # Tokens that a prompt may have and that nobody says, and what each of them does to its request.

@@ -618,7 +618,7 @@ def test_it_leaves_the_disk_although_nobody_uploads_any_more(run, filing, folder
 
     async def main():
         async with filing() as server:
-            server.state.services.resume()
+            server.services.resume()
             kept = (await upload(server)).json()["id"]
             expires_after = {"anchor": "created_at", "seconds": 3600}
             made = await official(server).files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
@@ -637,16 +637,16 @@ def test_so_does_one_of_an_earlier_process(run, filing, folder, official, tmp_pa
     async def main():
         async with filing(storage=settings) as server:
             # where nothing was ever stored, nothing is opened
-            await server.state.services.look_after()
+            await server.services.look_after()
             assert not folder.exists()
             assert server.state.storage_statistics() == {}
             expires_after = {"anchor": "created_at", "seconds": 3600}
             made = await official(server).files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
         async with filing(storage=settings) as server:
-            await server.state.services.look_after()
+            await server.services.look_after()
             assert stored(folder) == [made.id]
             server.state.storage.clock = lambda: made.created_at + 3601.0
-            await server.state.services.look_after()
+            await server.services.look_after()
             assert stored(folder) == []
 
     run(main())
@@ -664,7 +664,7 @@ def test_what_a_crash_left_is_removed(run, filing, folder):
             # an upload that is on its way, in this server or in another one
             (folder / ("1" * 32 + ".part")).write_bytes(b"half")
             (folder / ("file-" + "1" * 32)).write_bytes(b"its row comes now")
-            await server.state.services.batches.start()
+            await server.services.batches.start()
             assert stored(folder) == sorted([kept, "notes.txt", "1" * 32 + ".part", "file-" + "1" * 32])
 
     run(main())

@@ -9,10 +9,10 @@ import httpx2 as httpx
 import pytest
 
 from quire.interfaces.server import create_app
+from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import Readiness
-from quire.interfaces.server.transport.http import HttpServer
 from quire.interfaces.server.transport.listener import listen
 from quire.testing.fake_engine import fake_engine
 

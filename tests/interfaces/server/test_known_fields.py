@@ -11,10 +11,10 @@ from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_
 from quire.interfaces.server.openai.chat import RULES as CHAT_RULES
 from quire.interfaces.server.openai.completions import RULES as COMPLETION_RULES
 from quire.interfaces.server.openai.embeddings import RULES as EMBEDDING_RULES
+from quire.interfaces.server.openai.known_fields import REFUSED_BY_ALL
 from quire.interfaces.server.openai.tokenization import DETOKENIZE_RULES, TOKENIZE_RULES
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.sessions.requests import CHAT_RULES as TURN_RULES
-from quire.interfaces.server.wire.known_fields import REFUSED_BY_ALL
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ENDPOINTS = {

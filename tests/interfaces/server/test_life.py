@@ -6,10 +6,10 @@ import socket
 
 import httpx2 as httpx
 import pytest
+from tests.support.server_process import ServerProcess
 
 from quire.errors import OptionError
 from quire.interfaces.server.transport.listener import listen
-from quire.testing.server_process import ServerProcess
 
 # A server on a fake engine. What it does is said by the second argument.
 PROGRAM = """
@@ -55,7 +55,7 @@ def make(**engine_options):
     return engine
 
 if behaviour == "ends badly":
-    from quire.interfaces.server.transport.http import HttpServer
+    from quire.interfaces.server.http_server import HttpServer
 
     async def close(server):
         raise AssertionError("a connection in a state that nobody thought of")

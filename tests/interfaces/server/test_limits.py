@@ -11,9 +11,11 @@ import uvicorn
 
 from quire.interfaces.server.files import upload
 from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.openai import prompt_pieces
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
-from quire.interfaces.server.wire import prompt_pieces
+from quire.interfaces.server.transport.slow_readers import SlowReaders
+from quire.interfaces.server.transport.unfinished import Unfinished
 
 CHAT = "/v1/chat/completions"
 ONE, TWO = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
@@ -39,9 +41,9 @@ def test_the_queue_is_bounded_to_the_request(run, served):
             gate = asyncio.Event()
             begin = server.engine.open
 
-            async def late(prompt):
+            async def late(prompt, **settings):
                 await gate.wait()
-                return await begin(prompt)
+                return await begin(prompt, **settings)
 
             server.engine.open = late
             accepted = [asyncio.ensure_future(server.chat()), asyncio.ensure_future(server.complete(n=2))]
@@ -65,11 +67,11 @@ def test_the_queue_is_bounded_to_the_request(run, served):
 def test_a_full_queue_refuses_before_anything_is_rendered(run, served):
     async def main():
         async with served(max_num_queued_requests=1) as server:
-            stay = server.state.room.admit(server.state.visit_of("").tenant, [(1, 1)])
+            reservation = server.state.room.admit(server.state.caller_of("").tenant, [(1, 1)])
             server.engine.renderer.render_prompt = None
             for answer in (await server.chat("a" * 400), await server.complete("a"), await server.complete([1, 2])):
                 assert answer.status_code == 429
-            stay.close()
+            reservation.close()
             assert server.requests() == []
 
     run(main())
@@ -156,7 +158,7 @@ def test_whoever_waits_too_long_hears_when_to_come_again(run, served, stream):
     async def main():
         async with served(max_queue_seconds=0.05) as server:
 
-            async def never(prompt):
+            async def never(prompt, **settings):
                 await asyncio.Event().wait()
 
             server.engine.open = never
@@ -252,7 +254,7 @@ def test_how_deep_a_body_may_be(run, served, depth, is_too_deep):
 
 
 async def on_connections(server, seconds, main, protocol=None):
-    http = protocol or connections_of(seconds)
+    http = protocol or connections_of(seconds, Unfinished(), SlowReaders())
     config = uvicorn.Config(server.app, port=0, http=http, lifespan="off", log_config=None, log_level=logging.CRITICAL)
     served = uvicorn.Server(config)
     task = asyncio.create_task(served.serve())
@@ -343,7 +345,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_given_up(caplog, make_loop
 
     async def main():
         clocks = []
-        protocol = connections_of(20)
+        protocol = connections_of(20, Unfinished(), SlowReaders())
 
         class Watched(protocol):
             def __init__(self, *args, **options):
@@ -354,7 +356,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_given_up(caplog, make_loop
         async def talk(port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             writer.write(REQUEST)
-            await until(lambda: clocks and clocks[0][1].due)
+            await until(lambda: clocks and clocks[0][0].transport.get_write_buffer_size())
             [(connection, clock)] = clocks
             for _ in range(3):
                 clock.go_on()
@@ -364,16 +366,16 @@ def test_a_client_that_takes_nothing_of_its_answer_is_given_up(caplog, make_loop
                     clock.go_on()
                 assert not connection.transport.is_closing()
                 writer.transport.abort()
-                await until(lambda: not clock.due)
                 return
             # it takes something after all, which starts the clock anew
             unsent = connection.transport.get_write_buffer_size()
             num_read = 0
             while connection.transport.get_write_buffer_size() >= unsent:
                 num_read += len(await reader.read(2**16))
-            await until(lambda: clock.due)
+            # in pieces: what comes next takes its place
+            await until(connection.transport.get_write_buffer_size)
             num_looks = 0
-            while not connection.transport.is_closing():
+            while not connection.transport.is_closing() and num_looks < 10:
                 clock.go_on()
                 num_looks += 1
             # the first one may have seen what it took

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from quire.interfaces.server.transport.http import _doors
+from quire.interfaces.server.http_server import _doors
 from quire.interfaces.server.transport.listener import listen
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import null_core
 from tests.support.load import many as load
 from tests.support.load import mix
 from tests.support.load.leaks import Growth, Inventory, Processes
@@ -17,7 +18,6 @@ from tests.support.shared_memory import shared_files
 
 from quire.messages import EngineRequest, sequence_id_of
 from quire.sampling_params import SamplingParams
-from quire.testing import null_core
 from quire.testing.fake_llm import fake_config
 
 

@@ -15,7 +15,7 @@ from quire.interfaces.server.openai.logprobs import (
     whole_chat_logprobs,
 )
 from quire.interfaces.server.openai.responses import CachedTokens, Completion, CompletionChoice, CompletionTokens, Usage
-from quire.interfaces.server.openai.running import _Several
+from quire.interfaces.server.openai.running import Several
 from quire.interfaces.server.wire.json_answer import json_answer, long_json_answer
 from quire.outputs import Logprob
 
@@ -195,7 +195,7 @@ class Prompt:
 
 def test_of_many_prompts_those_are_asked_that_were_heard():
     prompts = [Prompt(2) for _ in range(100)]
-    several = _Several(prompts)
+    several = Several(prompts)
     heard = []
     several.tell(lambda: heard.append(several.take()))
     # what came before somebody listened

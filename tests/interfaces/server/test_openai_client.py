@@ -10,8 +10,7 @@ import openai
 import psutil
 import pydantic
 import pytest
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 SERVE = ["-m", "quire.interfaces.cli", "serve", "--port", "0"]
 MODEL = "quire-embedded"

@@ -235,7 +235,7 @@ def test_answers_of_files_and_batches_are_as_described(served, run, events_of):
             answer = await http.post(BATCHES, json=fields)
             check(whole, whole["paths"][BATCHES]["post"], answer, events_of)
             batch = answer.json()["id"]
-            await asyncio.gather(*server.state.services.batches._tasks)
+            await asyncio.gather(*server.services.batches._tasks)
             exchanges = [
                 ("POST", BATCHES, None, {**fields, "endpoint": "/v1/x"}, 400),
                 ("GET", BATCHES, None, None, 200),
@@ -279,7 +279,7 @@ def test_answers_of_sessions_are_as_described(run, events_of):
                     ("DELETE", f"{SESSIONS}/{chat}", one, None, 404),
                 ]
                 await exchange(http, exchanges, events_of)
-            await app.state.server.services.stop()
+            await app.state.services.stop()
 
     run(main())
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.support.browser import Browser, Tab, path_of_browser
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(
     path_of_browser() is None, reason="no Chromium is installed: apt-get install chromium runs these tests"

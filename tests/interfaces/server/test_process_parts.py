@@ -18,12 +18,12 @@ from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.processes import fleet
-from quire.interfaces.server.processes.answers import TENANT_COUNTS, own_statistics, reports_of_all
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
 from quire.interfaces.server.processes.kept_counts import KeptCounts
 from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
+from quire.interfaces.server.sibling_answers import TENANT_COUNTS, own_statistics, reports_of_all
 from quire.interfaces.server.state import Readiness, ServerState
 from quire.interfaces.server.wire.errors import ApiError
 from quire.observability.latest import Latest
@@ -145,8 +145,8 @@ def test_the_queue_is_one_for_all():
             room.admit(nobody, [(1, 1)])
     second.begin(0)
     rooms[0].admit(nobody, [(1, 1)]).close()
-    for stay in (first, second):
-        stay.close()
+    for reservation in (first, second):
+        reservation.close()
     assert [(room.num_requests, room.num_tokens) for room in rooms] == [(0, 0)] * 2
     for room in rooms:
         room.set_capacity(1000)
@@ -157,18 +157,18 @@ def test_a_tenants_quota_is_one_for_all():
     tenant = Tenant("a", Quota(max_requests=2, tokens_per_minute=600))
     now = 100.0
     rooms = [WaitingRoom([tenant], ledger=ledger, clock=lambda: now) for ledger in two_ledgers(["a"])]
-    stays = [room.admit(tenant, [(1, 290)]) for room in rooms]
+    reservations = [room.admit(tenant, [(1, 290)]) for room in rooms]
     with pytest.raises(ApiError, match="2 requests in flight"):
         rooms[1].admit(tenant, [(1, 1)])
-    stays[0].close()
+    reservations[0].close()
     assert rooms[0].use_of(tenant).bucket is not None
     assert [room.report()[0].tokens_left for room in rooms] == [20, 20]
-    stays[1].add_generated(20)
+    reservations[1].add_generated(20)
     with pytest.raises(ApiError, match="600 tokens per minute"):
         rooms[0].admit(tenant, [(1, 1)])
     now += 1.0  # ten tokens are back
     rooms[0].admit(tenant, [(1, 1)]).close()
-    stays[1].close()
+    reservations[1].close()
 
 
 def test_what_a_dead_process_had_in_use_is_free():
@@ -257,7 +257,7 @@ def test_counts_are_summed_also_those_of_the_dead():
 def test_reports_of_tenants_are_put_together():
     tenants = [Tenant("a"), Tenant("b")]
     rooms = [WaitingRoom(tenants, ledger=ledger) for ledger in two_ledgers(["a", "b"])]
-    stays = [rooms[0].admit(tenants[0], [(2, 5)]), rooms[1].admit(tenants[0], [(1, 7)])]
+    reservations = [rooms[0].admit(tenants[0], [(2, 5)]), rooms[1].admit(tenants[0], [(1, 7)])]
     [a, b] = reports_of_all(rooms[0].report(), [[asdict(one) for one in rooms[1].report()]])
     assert (a.name, a.num_requests, a.num_accepted, a.num_prompt_tokens) == ("a", 3, 2, 12)
     assert (a.num_queued_requests, a.num_queued_tokens) == (3, 12)
@@ -269,8 +269,8 @@ def test_reports_of_tenants_are_put_together():
         kept.buried(number)
     [a, b] = reports_of_all(rooms[0].report(), kept.answers("tenants", (), None))
     assert (a.num_requests, a.num_accepted, a.num_prompt_tokens) == (2, 3, 19)
-    for stay in stays:
-        stay.close()
+    for reservation in reservations:
+        reservation.close()
 
 
 class Counting:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.completion_clients import children_of
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks into /proc")
 
@@ -27,7 +26,7 @@ from quire.testing.fake_llm import fake_config, fake_link, fake_renderer
 
 def make(**options):
     def connect(config):
-        return AsyncEngineClient(fake_link(own_process=True, is_async=True, core="quire.testing.fake_kept:build"))
+        return AsyncEngineClient(fake_link(own_process=True, core="quire.testing.fake_kept:build"))
 
     engine = room_AsyncLLM.from_config(fake_config(), renderer=fake_renderer())
     engine._held.connect = connect

@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
+from tests.support.server_process import ServerProcess
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
-
-from quire.testing.server_process import ServerProcess
 
 SERVE = ["-m", "quire.interfaces.cli", "serve", "--port", "0", "--max-num-seqs", "8"]
 PATH = "/v1/completions/stream"

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from quire.interfaces.server.http_server import HttpServer
+from quire.interfaces.server.openai import prompt_pieces
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.transport.http import HttpServer
 from quire.interfaces.server.transport.listener import listen
-from quire.interfaces.server.wire import prompt_pieces
 from quire.testing.fake_engine import fake_engine
 
 CHAT = "/v1/chat/completions"

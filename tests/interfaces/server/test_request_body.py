@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import msgspec
 import pytest
 
+from quire.interfaces.server.request_body import parse_request
 from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.field_rules import FieldRules
-from quire.interfaces.server.wire.request_body import parse_request
 
 
 class Body(msgspec.Struct):

@@ -8,10 +8,10 @@ import pytest
 
 from quire.engine_client import AsyncEngineClient
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.server import create_app
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.sessions.kept_session import shared_length
+from quire.interfaces.session import AsyncSession
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm
 
@@ -24,7 +24,7 @@ class Server:
     def __init__(self, engine, **limits) -> None:
         self.engine = engine
         self.app = create_app(engine, ServerOptions(**limits))
-        self.sessions = self.app.state.server.services.sessions
+        self.sessions = self.app.state.services.sessions
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://quire.test")
 
     async def ask(self, method, path="", status=200, **body):
@@ -59,7 +59,7 @@ def keeping():
             async with server.http:
                 yield server
         finally:
-            await server.app.state.server.services.stop()
+            await server.app.state.services.stop()
             engine.shutdown()
 
     return make

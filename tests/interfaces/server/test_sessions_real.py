@@ -69,6 +69,6 @@ def test_a_session_is_the_chat_sent_whole():
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://quire.test", timeout=60) as http:
                 await converse(http, engine)
-            await app.state.server.services.stop()
+            await app.state.services.stop()
 
     asyncio.run(asyncio.wait_for(main(), 120))

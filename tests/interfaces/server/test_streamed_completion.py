@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from quire.interfaces.server.openai import streamed_completion
-from quire.interfaces.server.wire import prompt_pieces
+from quire.interfaces.server.openai import prompt_pieces, streamed_completion
 
 TYPE = {"content-type": "application/x-ndjson"}
 

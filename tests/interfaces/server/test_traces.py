@@ -307,8 +307,8 @@ def test_an_endpoint_that_is_none():
 def test_a_server_that_is_told_a_wrong_endpoint_does_not_start():
     import socket
 
+    from quire.interfaces.server.http_server import HttpServer
     from quire.interfaces.server.options import ServerOptions
-    from quire.interfaces.server.transport.http import HttpServer
 
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(OptionError, match="otlp_endpoint"):
         HttpServer(ServerOptions(otlp_endpoint="grpc://x"), listener, None)

@@ -5,9 +5,9 @@ import itertools
 import json
 from collections import Counter
 
+from quire.interfaces.server import request_body
 from quire.interfaces.server.access.turnstile import Turnstile
-from quire.interfaces.server.wire import request_body
-from quire.interfaces.server.wire.request_body import parse_request
+from quire.interfaces.server.request_body import parse_request
 
 
 def test_few_begin_in_a_turn_and_all_in_their_order(run):

@@ -47,15 +47,15 @@ def refused(room, tenant=NOBODY, sizes=((1, 1),)):
 @pytest.mark.parametrize("most", [1, 2, 1024])
 def test_so_many_requests_wait_and_not_one_more(clock, most):
     room = room_of(clock, max_requests=most)
-    stays = [room.admit(NOBODY, [(1, 3)]) for _ in range(most)]
+    reservations = [room.admit(NOBODY, [(1, 3)]) for _ in range(most)]
     refused(room)
     assert (room.num_requests, room.num_tokens) == (most, 3 * most)
-    stays[0].begin(0)
-    stays.append(room.admit(NOBODY, [(1, 3)]))
+    reservations[0].begin(0)
+    reservations.append(room.admit(NOBODY, [(1, 3)]))
     refused(room)
-    for stay in stays:
-        stay.close()
-        stay.close()
+    for reservation in reservations:
+        reservation.close()
+        reservation.close()
     assert (room.num_requests, room.num_tokens, room.use_of(NOBODY).num_in_flight) == (0, 0, 0)
 
 
@@ -76,11 +76,11 @@ def test_a_request_counts_for_what_it_is_and_is_taken_whole_or_not_at_all(clock)
     room_before = room.admit(NOBODY, [(3, 1), (3, 1)])
     refused(room, sizes=[(2, 1), (3, 1)])
     assert room.num_requests == 6
-    stay = room.admit(NOBODY, [(2, 1), (2, 1)])
-    stay.begin(1)
-    stay.begin(1)
+    reservation = room.admit(NOBODY, [(2, 1), (2, 1)])
+    reservation.begin(1)
+    reservation.begin(1)
     assert room.num_requests == 8
-    assert stay.has_begun
+    assert reservation.has_begun
     assert not room_before.has_begun
 
 
@@ -98,23 +98,23 @@ def test_accepted_and_rejected_are_what_was_offered(clock, seed):
     chance = random.Random(seed)
     tenants = [Tenant("a"), Tenant("b", Quota(weight=2, max_queued=9)), Tenant("c", Quota(max_requests=12))]
     room = room_of(clock, *tenants, max_requests=40, max_tokens=400)
-    stays, num_offered, num_impossible = [], 0, 0
+    reservations, num_offered, num_impossible = [], 0, 0
     for _ in range(3_000):
         clock.now += chance.random() / 10
-        if stays and chance.random() < 0.5:
-            stay = stays.pop(chance.randrange(len(stays)))
+        if reservations and chance.random() < 0.5:
+            reservation = reservations.pop(chance.randrange(len(reservations)))
             if chance.random() < 0.7:
-                stay.begin(0)
+                reservation.begin(0)
             if chance.random() < 0.3:
-                stays.append(stay)
+                reservations.append(reservation)
             else:
-                stay.close()
+                reservation.close()
             continue
         num_offered += 1
         sizes = [(chance.randint(1, 3), chance.randint(1, 60)) for _ in range(chance.randint(1, 2))]
         before = room.num_requests, room.num_tokens
         try:
-            stays.append(room.admit(chance.choice(tenants), sizes))
+            reservations.append(room.admit(chance.choice(tenants), sizes))
         except RequestError:
             num_impossible += 1
         except ApiError:
@@ -126,8 +126,8 @@ def test_accepted_and_rejected_are_what_was_offered(clock, seed):
     assert sum(one.num_accepted for one in reports) + num_rejected + num_impossible == num_offered
     assert num_rejected > 100
     assert sum(value for _, value in room.rejections._values.items()) == num_rejected
-    for stay in stays:
-        stay.close()
+    for reservation in reservations:
+        reservation.close()
     assert [(one.num_requests, one.num_queued_requests, one.num_queued_tokens) for one in room.report()] == [
         (0,) * 3
     ] * 3
@@ -135,9 +135,9 @@ def test_accepted_and_rejected_are_what_was_offered(clock, seed):
 
 def test_a_stay_that_nobody_holds_any_more_ends(clock):
     room = room_of(clock, max_requests=1)
-    stay = room.admit(NOBODY, [(1, 1)])
+    reservation = room.admit(NOBODY, [(1, 1)])
     refused(room)
-    del stay
+    del reservation
     room.admit(NOBODY, [(1, 1)]).close()
 
 
@@ -146,12 +146,12 @@ def test_a_stay_that_nobody_holds_any_more_ends(clock):
 
 def test_retry_after_follows_from_the_pace(clock):
     room = room_of(clock, max_requests=20, queue_seconds=60)
-    stays = [room.admit(NOBODY, [(1, 1)]) for _ in range(20)]
+    reservations = [room.admit(NOBODY, [(1, 1)]) for _ in range(20)]
     assert refused(room) == 1, "nothing is known yet"
     for _ in range(10):  # two a second
         clock.now += 0.5
-        stays.pop(0).begin(0)
-        stays.append(room.admit(NOBODY, [(1, 1)]))
+        reservations.pop(0).begin(0)
+        reservations.append(room.admit(NOBODY, [(1, 1)]))
     assert 9 <= refused(room) <= 10
     clock.now += 300
     assert refused(room) == 60, "nothing begins any more: the longest time that anybody waits here"
@@ -160,16 +160,16 @@ def test_retry_after_follows_from_the_pace(clock):
 def test_the_oldest_is_seen(clock):
     room = room_of(clock)
     assert room.oldest_seconds == 0
-    stays = []
+    reservations = []
     for _ in range(3):
-        stays.append(room.admit(NOBODY, [(1, 1)]))
+        reservations.append(room.admit(NOBODY, [(1, 1)]))
         clock.now += 1
     arriving = room.admit(NOBODY, [(1, 0)], is_arriving=True)
     assert room.oldest_seconds == 3
-    stays[0].begin(0)
+    reservations[0].begin(0)
     assert room.oldest_seconds == 2
-    stays[2].close()
-    stays[1].close()
+    reservations[2].close()
+    reservations[1].close()
     assert room.oldest_seconds == 0, "one that waits for its own client does not count"
     arriving.close()
 
@@ -192,13 +192,13 @@ def test_throughput():
 def test_nobody_can_fill_the_room_alone(clock):
     one, two, three = Tenant("one"), Tenant("two"), Tenant("three", Quota(weight=2))
     room = room_of(clock, one, two, three, max_requests=80)
-    stays = []
+    reservations = []
     for _ in range(50):  # 10 of its own part and the 40 of everybody
-        stays.append(room.admit(one, [(1, 1)]))
+        reservations.append(room.admit(one, [(1, 1)]))
     refused(room, one)
-    stays += [room.admit(two, [(1, 1)]) for _ in range(10)]
+    reservations += [room.admit(two, [(1, 1)]) for _ in range(10)]
     refused(room, two)
-    stays += [room.admit(three, [(1, 1)]) for _ in range(20)]
+    reservations += [room.admit(three, [(1, 1)]) for _ in range(20)]
     refused(room, three)
     assert room.num_requests == 80
 
@@ -216,11 +216,11 @@ def test_a_refusal_names_the_bound_that_was_met(clock):
     assert f"7 requests at once, more than one key may have on this server even when nobody else has any ({places}" in (
         said(one, 7)
     )
-    stays = [room.admit(one, [(1, 1)]) for _ in range(6)]
+    reservations = [room.admit(one, [(1, 1)]) for _ in range(6)]
     # there are places, but none for it
     assert said(one, 1).startswith(f"This key has 6 requests in the queue, 1 more would be too many ({places})")
     assert said(two, 3).startswith("The queue is full: 6 requests wait, 3 more would be too many (max_num_queued")
-    stays.append(room.admit(two, [(2, 1)]))
+    reservations.append(room.admit(two, [(2, 1)]))
     assert said(two, 1).startswith("The queue is full: 8 requests wait")
     assert "(max_requests=2)" in said(Tenant("two", Quota(max_requests=2)), 3)
     assert "(max_queued=2)" in said(Tenant("two", Quota(max_queued=2)), 3)
@@ -255,8 +255,8 @@ def test_quotas(clock):
 def test_tokens_per_minute(clock):
     tenant = Tenant("t", Quota(tokens_per_minute=600))
     room = room_of(clock, tenant)
-    stay = room.admit(tenant, [(1, 500)])
-    stay.add_generated(300)
+    reservation = room.admit(tenant, [(1, 500)])
+    reservation.add_generated(300)
     assert refused(room, tenant) == 21, "200 too many, 10 a second, and one more"
     clock.now += 20.2
     room.admit(tenant, [(1, 500)])

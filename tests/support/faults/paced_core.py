@@ -56,7 +56,7 @@ def main() -> int:
     core = _BUILDERS + os.environ.get("PACED_CORE", "build")
 
     def connect(config: EngineConfig) -> Any:
-        return AsyncEngineClient(noisy(open_link(config, in_own_process=True, is_async=True, core=core)))
+        return AsyncEngineClient(noisy(open_link(config, in_own_process=True, core=core)))
 
     room.connect = connect
     return quire(sys.argv[1:])

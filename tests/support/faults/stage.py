@@ -17,9 +17,8 @@ from types import TracebackType
 import psutil
 from tests.support.faults.history import FINISHED, History
 from tests.support.faults.streams import PROMPTS, LiveStreams
+from tests.support.server_process import ServerProcess
 from tests.support.shared_memory import shared_files
-
-from quire.testing.server_process import ServerProcess
 
 _LOOK_SECONDS = 0.01
 # a look that the server has to answer

@@ -24,8 +24,7 @@ from tests.support.load.leaks import Growth, Processes, left_over, settled
 from tests.support.load.mix import Request, fault_of, logprob_questions, request, warm_up
 from tests.support.load.plain_client import Choice, PlainClient
 from tests.support.load.servers import LoadedServer
-
-from quire.testing.server_process import ServerProcess
+from tests.support.server_process import ServerProcess
 
 _PATH = "/v1/completions"
 _CONNECTIONS = 32

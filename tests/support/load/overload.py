@@ -20,8 +20,7 @@ from typing import Any
 
 from tests.support.load.figures import note, percentile
 from tests.support.load.streams import Seen, stream_once
-
-from quire.testing.null_core import PACE
+from tests.support.null_core import PACE
 
 STEPS_A_SECOND, ROWS, NUM_TOKENS = 25, 8, 20
 # what the core can do: each request takes a row for so many steps
@@ -34,7 +33,7 @@ MOST_RATIO, MOST_REFUSAL_SECONDS, MOST_GROWTH_MIB = 2.0, 0.05, 32
 async def overload(seconds: float, seed: int) -> dict[str, Any]:
     """Once at capacity, once at four times that."""
     server = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "quire.testing.null_server", "--max-num-seqs", str(ROWS), "--max-queued", str(QUEUE),
+        sys.executable, "-m", "tests.support.null_server", "--max-num-seqs", str(ROWS), "--max-queued", str(QUEUE),
         stdout=asyncio.subprocess.PIPE, env={**os.environ, PACE: str(STEPS_A_SECOND)},
     )  # fmt: skip
     assert server.stdout is not None

@@ -6,13 +6,14 @@ import json
 import resource
 from urllib.parse import urlsplit
 
+from tests.support.server_process import ServerProcess
+
 from quire.errors import UserError
-from quire.testing.server_process import ServerProcess
 
 _SERVE = ["serve", "--port", "0", "--storage-url", "sqlite:///:memory:", "--crash-reports", "none"]
 _COMMANDS = {
     # a core that answers at once: what is loaded is the front end
-    "null": ["-m", "quire.testing.null_server"],
+    "null": ["-m", "tests.support.null_server"],
     # the real core, and a model that computes nothing
     "paced": ["-m", "tests.support.faults.paced_core", *_SERVE],
     "embedded": ["-m", "quire.interfaces.cli", *_SERVE, "--num-threads", "1"],

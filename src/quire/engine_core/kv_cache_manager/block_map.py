@@ -20,7 +20,8 @@ from quire.messages import int_array, split_sequence_id
 FREE, CACHED, OWN, SHARED, KEPT, PINNED = range(6)
 STATES = ("free", "cached", "own", "shared", "kept", "pinned")
 # added to the state: not all slots are filled yet; it was copied on write a moment ago
-NOT_FULL, COPIED = 0x40, 0x80
+NOT_FULL = 0x40
+COPIED = 0x80
 _NOBODY = 0xFFFF
 
 

@@ -136,7 +136,9 @@ class BlockMoves:
         self.num_swapped_in += len(self._host_block_by_block)
         late = self.late_releases
         self._write_columns = []
-        self._writes, self._block_by_host_block, self._host_block_by_block = [], {}, {}
+        self._writes = []
+        self._block_by_host_block = {}
+        self._host_block_by_block = {}
         self._source_by_copy, self._num_reads, self.late_releases = {}, Counter(), []
         self._host_blocks_read.clear()
         if late:

@@ -113,7 +113,8 @@ class BlockPool:
         counts = self.counts[blocks] - 1
         self.counts[blocks] = counts
         self._num_out_of_reach -= self._num_offered(blocks, counts)
-        released, num_free = blocks[counts == 0].tolist(), len(self._free)
+        released = blocks[counts == 0].tolist()
+        num_free = len(self._free)
         for block in released:
             key = self._keys[block]
             if key is None:
@@ -209,7 +210,8 @@ class BlockPool:
         assert sorted([*self._free, *self._cached]) == (holders == 0).nonzero()[0].tolist(), (
             "free, cached and held blocks are not a partition of the pool"
         )
-        key_of, named = self._keys.__getitem__, list(self._block_by_key.values())
+        key_of = self._keys.__getitem__
+        named = list(self._block_by_key.values())
         assert list(map(key_of, named)) == list(self._block_by_key), "keys and blocks do not match"
         assert self._keys.count(None) == self.num_blocks - len(named), "a block has a key that is not its own"
         assert None not in map(key_of, self._cached), "a cached block has no key"

@@ -118,7 +118,8 @@ def _blocks_per_request(groups: list[KVGroup], options: CacheOptions, length: in
 
 def _longest(groups: list[KVGroup], options: CacheOptions, num_blocks: int) -> int:
     """The greatest length of which one request fits; by bisection, because windows make the need irregular."""
-    low, high = 0, options.max_model_len
+    low = 0
+    high = options.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
         if _blocks_per_request(groups, options, middle) <= num_blocks:

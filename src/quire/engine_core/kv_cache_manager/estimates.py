@@ -96,7 +96,8 @@ class Estimates:
             tables = [table.blocks.tolist() for table in sequence.block_tables]
         else:
             computed = self._manager.get_computed_blocks(sequence)
-            num_computed, tables = computed.num_tokens, computed.blocks
+            num_computed = computed.num_tokens
+            tables = computed.blocks
         num_full = num_computed // self._block_size
         return sum(
             block in pinned
@@ -109,7 +110,8 @@ class Estimates:
         """(computed blocks that are not in swap space yet, each once; tokens in those that nobody else holds)."""
         num_blocks = num_tokens = 0
         for number in range(len(self._groups)):
-            tables, fillings = [], []
+            tables = []
+            fillings = []
             for sequence in request.sequences.values():
                 num_computed = sequence.num_computed_tokens
                 table = sequence.block_tables[number].blocks[: -(-num_computed // self._block_size)]

@@ -198,7 +198,8 @@ class KeptSequences:
 
     def _names_of(self, kept: KeptSequence) -> list[bytes]:
         """Those under which a request of the same salt, adapter and tenant looks for its full blocks."""
-        hasher, tokens = self._cache.hasher, kept.tokens
+        hasher = self._cache.hasher
+        tokens = kept.tokens
         root = hasher.root(kept.user_key)
         if not kept.scope:
             return hasher.chain(root, tokens)

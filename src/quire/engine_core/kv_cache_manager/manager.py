@@ -284,7 +284,8 @@ class KVCacheManager:
         num_used = self.swap.num_used
         self.swap.swap_out(request, self.block_size)
         for sequence in request.sequences.values():
-            host_tables, sequence.host_tables = sequence.host_tables, []
+            host_tables = sequence.host_tables
+            sequence.host_tables = []
             self.free(sequence)
             sequence.host_tables = host_tables
         return self.swap.num_used - num_used

@@ -58,7 +58,8 @@ class PrefixHasher:
 
     def hashes(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Hashes of the first num_blocks full blocks; earlier results are kept on the sequence. Not to be changed."""
-        known, num_public = sequence.block_hashes, sequence.request.num_public_blocks
+        known = sequence.block_hashes
+        num_public = sequence.request.num_public_blocks
         # what all may find and what is a tenant's own are two pieces of one chain
         for end in (min(num_public, num_blocks), num_blocks):
             if len(known) < end:
@@ -68,7 +69,8 @@ class PrefixHasher:
 
     def parent(self, sequence: Sequence) -> bytes:
         """What the next hash of this sequence is chained to."""
-        known, request = sequence.block_hashes, sequence.request
+        known = sequence.block_hashes
+        request = sequence.request
         parent = known[-1] if known else self.root(request.content_key)
         return self.own(parent, request.scope) if request.scope and len(known) == request.num_public_blocks else parent
 
@@ -136,7 +138,8 @@ class PrefixCache:
 
     def name_blocks(self, sequence: Sequence, num_computed: int, *, is_promise: bool) -> None:
         """Names the full blocks below num_computed that have no name yet."""
-        num_full, owner = num_computed // self._block_size, sequence.request.owner
+        num_full = num_computed // self._block_size
+        owner = sequence.request.owner
         hashes = self.hasher.hashes(sequence, num_full)
         for index in range(sequence.num_named_blocks, num_full):
             for number, table in enumerate(sequence.block_tables):

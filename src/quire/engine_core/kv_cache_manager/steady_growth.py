@@ -29,7 +29,8 @@ class SteadyGrowth:
 
     def allocate(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """A block for each, whose next token begins one. False: nothing was done, because one of them is special."""
-        manager, size = self._manager, self._manager.block_size
+        manager = self._manager
+        size = self._manager.block_size
         if not self._is_simple or len(sequences) > manager.pool.num_available:
             return False
         computed = self._rows.num_computed[rows]
@@ -50,7 +51,8 @@ class SteadyGrowth:
 
     def name(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """A name for the next block of each. False: nothing was done."""
-        cache, size = self._manager.cache, self._manager.block_size
+        cache = self._manager.cache
+        size = self._manager.block_size
         if not self._is_simple:
             return False
         ends = self._rows.next_block_end[rows]

@@ -52,8 +52,12 @@ class Admission:
 
     def reason_of_memory(self, request: Request) -> str | None:
         """Asked when all tokens that are there are its sequence's, and how many are everybody's is settled."""
-        manager, n, total, size = self._manager, request.num_sequences, request.max_total, self._manager.block_size
-        needed, there = self.most_blocks(request), manager.pool.num_blocks
+        manager = self._manager
+        n = request.num_sequences
+        total = request.max_total
+        size = self._manager.block_size
+        needed = self.most_blocks(request)
+        there = manager.pool.num_blocks
         num_pinned = len(manager.kept.pinned_blocks())
         if needed <= there - num_pinned or needed <= self._num_usable(request):
             return None
@@ -116,7 +120,8 @@ class Admission:
             return most
         if self._most_blocks(request, most) <= self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks()):
             return most
-        there, size = self._num_usable(request), self._manager.block_size
+        there = self._num_usable(request)
+        size = self._manager.block_size
         least = max(request.num_prompt_tokens + 1, request.num_prompt_tokens + request.sampling.min_tokens)
         # by bisection: it may be shorter than the model's length by thousands of blocks
         num_shorter = range(max(0, most - least) // size)

@@ -115,7 +115,8 @@ class Lifecycle:
         if self._refuse(request, self._admission.bad_ids(token_ids)):
             return
         request.num_prompt_tokens += len(token_ids)
-        request.is_final, request.is_parked = is_final, False
+        request.is_final = is_final
+        request.is_parked = False
         if is_final:
             del self.streams[request_id]
         if self._refuse(request, self._admission.reason_of_kind(request)):
@@ -180,7 +181,8 @@ class Lifecycle:
         """The rows of a request that gave way go to a more important one; it will be admitted anew."""
         for sequence in request.sequences.values():
             if sequence.row >= 0:
-                row, is_known = sequence.row, sequence.is_admitted
+                row = sequence.row
+                is_known = sequence.is_admitted
                 sequence.earlier_drafts = self._drafts_of(sequence)
                 sequence.unplace()
                 self._give_back(row, is_known)
@@ -189,11 +191,13 @@ class Lifecycle:
 
     def _drafts_of(self, sequence: Sequence) -> tuple[int, int]:
         """(drafts, accepted ones) since it began."""
-        earlier, now = sequence.earlier_drafts, self._speculation.counts(sequence.row) if sequence.row >= 0 else (0, 0)
+        earlier = sequence.earlier_drafts
+        now = self._speculation.counts(sequence.row) if sequence.row >= 0 else (0, 0)
         return earlier[0] + now[0], earlier[1] + now[1]
 
     def _set_limits(self, sequence: Sequence) -> None:
-        request, row = sequence.request, sequence.row
+        request = sequence.request
+        row = sequence.row
         self._rows.max_total[row] = request.max_total
         self._rows.min_total[row] = request.num_prompt_tokens + request.sampling.min_tokens
         self._watch(sequence, sequence.is_watched)
@@ -241,7 +245,8 @@ class Lifecycle:
 
     def end_blamed(self) -> None:
         if self._blamed:
-            blamed, self._blamed = self._blamed, {}
+            blamed = self._blamed
+            self._blamed = {}
             for request_id, reason in blamed.items():
                 self.fail(request_id, reason)
 
@@ -300,7 +305,8 @@ class Lifecycle:
     ) -> None:
         if output in request.open_outputs:
             request.open_outputs.discard(output)
-            number, is_refused = sequence_id_of(request.request_id, output), request.is_refused
+            number = sequence_id_of(request.request_id, output)
+            is_refused = request.is_refused
             self.events.ends.append(SequenceEnd(number, finish_reason, stop_reason, error, *drafts, is_refused))
             self.recorder.ended(number, finish_reason, len(request.open_outputs))
             if not request.open_outputs:
@@ -344,7 +350,8 @@ class Lifecycle:
 
     def take_doubt(self) -> bool:
         """Whether a request has failed so since the last call."""
-        is_in_doubt, self.is_in_doubt = self.is_in_doubt, False
+        is_in_doubt = self.is_in_doubt
+        self.is_in_doubt = False
         return is_in_doubt
 
     def _remove(self, sequence: Sequence) -> None:

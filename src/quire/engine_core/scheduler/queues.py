@@ -68,7 +68,8 @@ class WaitingQueues:
 
     def remove(self, request: Request) -> None:
         if self._by_arrival.pop(request.request_id, None) is not None:
-            line, lines = self._by_priority[request.priority], self._by_tenant[request.priority]
+            line = self._by_priority[request.priority]
+            lines = self._by_tenant[request.priority]
             del line[request.request_id], lines[request.tenant][request.request_id]
             if not lines[request.tenant]:
                 del lines[request.tenant]

@@ -85,7 +85,8 @@ class Results:
         if output.speculated.size:
             self._settle_drafts(output.speculated, decided)
         rows, token_ids, ends = self._learned(output, decided)
-        result.sequence_ids, result.token_ids = self._rows.sequence_id[rows], token_ids
+        result.sequence_ids = self._rows.sequence_id[rows]
+        result.token_ids = token_ids
         result.logprobs = self._logprobs_of(output.logprobs, decided, rows)
         # Looked up before a decoding method gives rows away.
         answers = self._lifecycle.answers_of(
@@ -121,8 +122,11 @@ class Results:
 
     def take_events(self, outputs: EngineOutputs) -> None:
         """Begins, chosen tokens and ends since the last call, put into a message to the client."""
-        events, self._lifecycle.events = self._lifecycle.events, ClientEvents()
-        outputs.starts, outputs.ends, outputs.vectors = events.starts, events.ends, events.vectors
+        events = self._lifecycle.events
+        self._lifecycle.events = ClientEvents()
+        outputs.starts = events.starts
+        outputs.ends = events.ends
+        outputs.vectors = events.vectors
         if events.tokens:
             sequence_ids, token_ids = int_array(events.tokens).T
             outputs.sequence_ids = np.concatenate([outputs.sequence_ids, sequence_ids])
@@ -143,16 +147,19 @@ class Results:
         self, output: StepOutput, decided: StepInFlight
     ) -> tuple[IntArray, IntArray, list[tuple[int, int, bool]]]:
         """(rows, tokens, ends): the tokens that are new, cut behind the first that ends a sequence."""
-        rows, token_ids = output.rows, output.token_ids
+        rows = output.rows
+        token_ids = output.token_ids
         if len(rows) != len(decided.rows) or (rows != decided.rows).any():
             was_decided = self._was_decided(rows, decided)
             if not was_decided.all():  # nobody would know whose tokens these are
                 self.num_dropped_tokens += len(rows) - int(was_decided.sum())
-                rows, token_ids = rows[was_decided], token_ids[was_decided]
+                rows = rows[was_decided]
+                token_ids = token_ids[was_decided]
         if self._rows.num_changes != decided.num_changes:
             is_there = (self._rows.left_at[rows] <= decided.num_changes) & (self._rows.sequence_id[rows] >= 0)
             self.num_dropped_tokens += len(rows) - int(is_there.sum())
-            rows, token_ids = rows[is_there], token_ids[is_there]
+            rows = rows[is_there]
+            token_ids = token_ids[is_there]
         if not output.speculated.size:
             self._rows.learn(rows, token_ids)
             ends = self._ends_of(rows, token_ids, self._rows.num_known[rows])
@@ -172,7 +179,8 @@ class Results:
     ) -> tuple[IntArray, IntArray, list[tuple[int, int, bool]]]:
         """Each row's tokens stand together. What was accepted behind a stop is dropped."""
         numbers = _numbers_in_runs(rows)
-        ends, first_ends = [], {}
+        ends = []
+        first_ends = {}
         for i, is_stop in self._ends_of(rows, token_ids, self._rows.num_known[rows] + numbers + 1):
             if int(rows[i]) not in first_ends:
                 first_ends[int(rows[i])] = int(numbers[i])
@@ -181,7 +189,9 @@ class Results:
             pairs = zip(rows.tolist(), numbers.tolist(), strict=True)
             is_kept = np.array([number <= first_ends.get(row, number) for row, number in pairs], dtype=np.bool_)
             self.num_dropped_tokens += len(rows) - int(is_kept.sum())
-            rows, token_ids, numbers = rows[is_kept], token_ids[is_kept], numbers[is_kept]
+            rows = rows[is_kept]
+            token_ids = token_ids[is_kept]
+            numbers = numbers[is_kept]
         for number in range(int(numbers.max(initial=-1)) + 1):
             self._rows.learn(rows[numbers == number], token_ids[numbers == number])
         return rows, token_ids, ends

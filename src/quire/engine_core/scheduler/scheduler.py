@@ -2,8 +2,8 @@
 
 A step grants a sequence 0 < n <= num_total_tokens - num_computed_tokens; everything of table 4.1 is nothing but values
 of these two numbers. It asks the KV cache manager for blocks and the policy for an order and a victim, leaves the life
-of requests to Lifecycle, who may start to Entrance, and what comes back to Results. Called by EngineCore alone; never
-touches a clock, a socket or a tensor.
+of requests to Lifecycle, who may start to AdmissionControl, and what comes back to Results. Called by EngineCore
+alone; never touches a clock, a socket or a tensor.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request
 from quire.engine_core.request import Sequence as TokenSequence
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission import Admission
-from quire.engine_core.scheduler.budget import promised_to_earliest, share_out
+from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.engine_core.scheduler.changes import WorkerChanges
 from quire.engine_core.scheduler.constraints import Constraint, ModelLength, RowLimit
-from quire.engine_core.scheduler.entrance import Entrance
 from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
-from quire.engine_core.scheduler.siblings import awaited_sibling
 from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
 from quire.engine_core.scheduler.transfers import Transfers
 from quire.kv_connectors.connector import NoSchedulerHalf, SchedulerHalf
@@ -78,8 +77,10 @@ class Scheduler:
         self._results = Results(manager, rows, self.lifecycle, self.speculation, self._in_flight)
         # tokens granted in the step that is being decided, by row
         self._granted = np.zeros(rows.num_rows, dtype=np.int64)
-        self.entrance = Entrance(manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted)
-        self.recorder.attach(rows.sequence_id, self.entrance.counts)
+        self.admission_control = AdmissionControl(
+            manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted
+        )
+        self.recorder.attach(rows.sequence_id, self.admission_control.counts)
         self._gave_way = False
         self._num_steps = 0
 
@@ -95,7 +96,8 @@ class Scheduler:
     def pin(self, handle: str, num_tokens: int) -> dict[str, Any]:
         """A kept sequence becomes a pinned prefix, if every request that was accepted can still run."""
         largest = max(map(self._admission.most_blocks, self.lifecycle.requests.values()), default=1)
-        pool, kept = self.manager.pool, self.manager.kept
+        pool = self.manager.pool
+        kept = self.manager.kept
         return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - len(kept.pinned_blocks()) - largest)
 
     # ------------------------------------------------------------------------------------------ one step
@@ -108,13 +110,13 @@ class Scheduler:
             rows = self._grant()
             if len(rows):
                 return self._decided(rows, self._granted[rows])
-            if len(self.lifecycle.requests) == num_requests and not self.entrance.make_room_for_stuck():
+            if len(self.lifecycle.requests) == num_requests and not self.admission_control.make_room_for_stuck():
                 return None
 
     def _grant(self) -> IntArray:
         """The budget goes to those who run and those who wait, in the policy's order. The rows that got some."""
         self._granted[:] = 0
-        self.entrance.open(self._num_steps, has_results_to_come=bool(self._in_flight))
+        self.admission_control.open(self._num_steps, has_results_to_come=bool(self._in_flight))
         while self._grant_running() and not self._granted.any():
             pass  # the budget was meant for somebody who gave way; every round there is one less
         if not self._gave_way or not self._granted.any():
@@ -136,7 +138,8 @@ class Scheduler:
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
         self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
-        changes, self.lifecycle.changes = self.lifecycle.changes, WorkerChanges()
+        changes = self.lifecycle.changes
+        self.lifecycle.changes = WorkerChanges()
         moves = self.manager.take_moves()
         decision = SchedulerOutput(
             step=self._num_steps,
@@ -201,18 +204,18 @@ class Scheduler:
         """The budget is short: the policy's order, with room for those who wait and go before some who run."""
         keys = self.policy.key(self.rows.priority[rows], wanted)
         is_behind = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
-        promised = promised_to_earliest(is_behind, wanted, self.policy.progress_share, self.max_num_batched_tokens)
+        promised = _promised_to_earliest(is_behind, wanted, self.policy.progress_share, self.max_num_batched_tokens)
         budget = self.max_num_batched_tokens - self._set_aside(wanted, keys, int(promised.sum()))
-        return share_out(wanted, keys, budget, promised)
+        return _share_out(wanted, keys, budget, promised)
 
     def _set_aside(self, wanted: IntArray, keys: IntArray, num_promised: int) -> int:
         """Budget for waiting requests that go before some of those that run."""
         taken = 0
-        for request in self.entrance.waiting():
-            num_remaining = self.entrance.num_remaining(request)
+        for request in self.admission_control.waiting():
+            num_remaining = self.admission_control.num_remaining(request)
             num_ahead = int(wanted[keys <= self.policy.key(request.priority, num_remaining)].sum())
             left = self.max_num_batched_tokens - num_promised - num_ahead - taken
-            if left <= 0 or not self.entrance.may_start(request):
+            if left <= 0 or not self.admission_control.may_start(request):
                 break
             taken += min(num_remaining, left)
         return taken
@@ -223,7 +226,7 @@ class Scheduler:
             num_tokens = int(self._granted[sequence.row])
             if sequence.is_begun or not num_tokens:
                 continue
-            if (awaited := awaited_sibling(sequence, self.manager, self._granted)) is not None:
+            if (awaited := _awaited_sibling(sequence, self.manager, self._granted)) is not None:
                 self._granted[sequence.row] = 0
                 self._granted[awaited.row] = self._most(awaited, int(self._granted[awaited.row]) + num_tokens)
 
@@ -297,13 +300,13 @@ class Scheduler:
         self._gave_way = True
         for sequence in request.sequences.values():
             self._granted[sequence.row] = 0
-        self.entrance.push_out(request, reason)
+        self.admission_control.push_out(request, reason)
 
     # ------------------------------------------------------------------------------------------ admission
 
     def _admit(self, budget: int) -> None:
         while budget > 0:
-            request = self.entrance.next()
+            request = self.admission_control.next()
             if request is None:
                 return
             self.queues.remove(request)
@@ -330,7 +333,7 @@ class Scheduler:
     def _start_sequences(self, request: Request, budget: int) -> int:
         for sequence in request.sequences.values():
             self.lifecycle.place(sequence)
-            if not sequence.is_begun and awaited_sibling(sequence, self.manager, self._granted) is not None:
+            if not sequence.is_begun and _awaited_sibling(sequence, self.manager, self._granted) is not None:
                 continue
             remaining = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
             # one that begins is limited when it is known where
@@ -353,7 +356,8 @@ class Scheduler:
             return wanted
         self._granted[sequence.row] = 0
         others = np.flatnonzero(self._granted)
-        rows, num_tokens = np.append(others, sequence.row), np.append(self._granted[others], wanted)
+        rows = np.append(others, sequence.row)
+        num_tokens = np.append(self._granted[others], wanted)
         return int(self._within_limits(rows, num_tokens)[-1])
 
     def _within_limits(self, rows: IntArray, num_tokens: IntArray) -> IntArray:
@@ -393,3 +397,48 @@ class Scheduler:
         assert self.manager.cache.num_steps_awaited == len(self._in_flight), "names are unsure too long or too short"
         self.manager.check_invariants(self.running.living_sequences())
         self.lifecycle.check_invariants()
+
+
+# ---- sharing out a budget that is too small for all (4.5) ------------------------------------------------------------
+
+
+def _promised_to_earliest(is_behind: npt.NDArray[np.bool_], wanted: IntArray, share: float, budget: int) -> IntArray:
+    """The rule of progress: a share of the budget for the first of those that are behind.
+
+    The entries stand by arrival, so it is the earliest. Without it, a long prompt that has started
+    may never get on while shorter ones keep coming (4.5.3 bounds only the wait to the first chunk).
+    """
+    promised = np.zeros(len(wanted), dtype=np.int64)
+    if share > 0 and is_behind.any():
+        first = int(is_behind.argmax())
+        promised[first] = min(int(wanted[first]), max(1, int(share * budget)))
+    return promised
+
+
+def _share_out(wanted: IntArray, keys: IntArray, budget: int, promised: IntArray) -> IntArray:
+    """Each gets what those with smaller keys leave; of equal keys the earlier entry goes first."""
+    order = np.argsort(keys, kind="stable")
+    missing = (wanted - promised)[order]
+    before = np.cumsum(missing) - missing
+    granted = np.empty(len(wanted), dtype=np.int64)
+    granted[order] = np.minimum(np.maximum(budget - int(promised.sum()) - before, 0), missing)
+    return granted + promised
+
+
+def _awaited_sibling(sequence: TokenSequence, manager: KVCacheManager, granted: IntArray) -> TokenSequence | None:
+    """The earlier sequence of its request that has still to compute what this one, which holds nothing, is to find
+    (3.4.5). Estimates count on that; else several would compute the same, each into blocks of its own. `granted` holds
+    the tokens of this step by row."""
+    awaited = None
+    num_shared = 0
+    num_there = 0
+    for sibling in sequence.request.sequences.values():
+        if sibling is sequence:
+            break
+        num_tokens = manager.estimates.num_shared(sequence, [sibling]) * manager.block_size
+        reached = sibling.num_computed_tokens + int(granted[sibling.row])
+        num_there = max(num_there, min(num_tokens, reached))
+        if num_tokens > num_shared:
+            awaited = sibling
+            num_shared = num_tokens
+    return awaited if num_there < num_shared else None

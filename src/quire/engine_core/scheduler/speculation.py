@@ -21,11 +21,14 @@ from quire.messages import NUM_DRAFTS, IntArray
 Floats = npt.NDArray[np.float64]
 
 # An observation counts this much more than the sum of all earlier ones; for the share of all, less.
-_WEIGHT, _WEIGHT_OF_ALL = 0.15, 0.02
+_WEIGHT = 0.15
+_WEIGHT_OF_ALL = 0.02
 # What is assumed of drafts before any was seen.
 _FIRST_GUESS = 0.7
 # A row whose drafts do not pay tries one again after so many tokens, then twice as many; soon, if that one is right.
-_FIRST_PAUSE, _LONGEST_PAUSE, _SHORT_PAUSE = 32, 512, 8
+_FIRST_PAUSE = 32
+_LONGEST_PAUSE = 512
+_SHORT_PAUSE = 8
 # Such tries come in one step of so many: a pass of the proposer costs nearly the same for one row as for all.
 _STEPS_BETWEEN_TRIES = 8
 # Where drafts pay for nobody, one new sequence of so many tries at once, the others after a pause.
@@ -144,7 +147,8 @@ class AdaptiveSpeculation:
 
     def _pays_for_all(self, counts: IntArray, shares: Floats) -> bool:
         """A pass of the proposer has its price also where only a few rows want drafts."""
-        costs, num_drafts = self._costs, int(counts.sum())
+        costs = self._costs
+        num_drafts = int(counts.sum())
         price = costs.seconds_of_drafting + costs.seconds_per_draft_step * int(counts.max())
         price += (costs.seconds_per_token + costs.seconds_per_draft_token) * num_drafts
         sure = np.minimum(shares, 0.999)
@@ -158,7 +162,10 @@ class AdaptiveSpeculation:
     def observe(self, speculated: IntArray) -> None:
         rows, _, totals, verified, accepted = speculated
         is_seen = verified > 0
-        rows, totals, verified, accepted = rows[is_seen], totals[is_seen], verified[is_seen], accepted[is_seen]
+        rows = rows[is_seen]
+        totals = totals[is_seen]
+        verified = verified[is_seen]
+        accepted = accepted[is_seen]
         if not len(rows):
             return
         self._num_drafted += int(verified.sum())

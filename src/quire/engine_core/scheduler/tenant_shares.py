@@ -103,7 +103,8 @@ class TenantShares:
     def _number_of(self, tenant: Tenancy | None) -> int:
         if tenant is None:
             return 0
-        name, weight = tenant.name, tenant.weight
+        name = tenant.name
+        weight = tenant.weight
         number = self._number_by_name.get(name)
         if number is None:
             number = self._free_number()

@@ -70,7 +70,8 @@ class Transfers(Constraint):
             self._to_store[sequence.request.request_id] = sequence
         found, num_tokens = self._look_up(sequence, num_computed)
         if found is not None and num_tokens:
-            first, last = num_computed // self._block_size, -(-(num_computed + num_tokens) // self._block_size)
+            first = num_computed // self._block_size
+            last = -(-(num_computed + num_tokens) // self._block_size)
             self._fetches.append(_Fetch(sequence, found, num_tokens, first, last))
         return num_tokens
 
@@ -123,7 +124,8 @@ class Transfers(Constraint):
         return computed
 
     def _store(self, sequence: Sequence) -> BlockStore:
-        transfer, length = sequence.request.message.transfer, sequence.request.num_prompt_tokens
+        transfer = sequence.request.message.transfer
+        length = sequence.request.num_prompt_tokens
         assert transfer is not None
         assert transfer.store is not None
         blocks = _blocks_of(sequence, 0, -(-length // self._block_size))

@@ -92,7 +92,8 @@ def subcommand(word: str) -> Any:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    load, temperature = _load_of(arguments), number_of("--temperature", float, arguments.temperature)
+    load = _load_of(arguments)
+    temperature = number_of("--temperature", float, arguments.temperature)
     report = asyncio.run(_bench({**engine_options_of(arguments), "seed": load.seed}, load, temperature))
     print(json.dumps(report.as_dict()) if arguments.json else report.as_table())
     return 0

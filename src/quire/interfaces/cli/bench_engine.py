@@ -58,7 +58,8 @@ class EngineWorkload:
         add_engine_flags(parser, leave_out=("seed",))
 
     def run(self, arguments: argparse.Namespace) -> int:
-        sizes, seed = sizes_of(arguments, self.sizes), whole_number("--seed", arguments.seed, 0)
+        sizes = sizes_of(arguments, self.sizes)
+        seed = whole_number("--seed", arguments.seed, 0)
         rounds = whole_number("--rounds", arguments.rounds, 1)
         options = {**engine_options_of(arguments), "seed": seed}
         # before the engine is there, whose threads would be in the way
@@ -69,7 +70,8 @@ class EngineWorkload:
     async def _bench(self, options: dict[str, Any], sizes: Sizes, rounds: int, seed: int, limits: Any) -> Result:
         async with open_engine(options) as engine:
             config = engine.config
-            sheet, ruler = Sheet(), Ruler.of(config, limits)
+            sheet = Sheet()
+            ruler = Ruler.of(config, limits)
             await self._warm_up(engine, sizes, seed)
             for number in range(rounds):
                 works = self.works(TokenSource(config.facts.vocab_size, seed, number), sizes)
@@ -118,7 +120,8 @@ def _note_parallel(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list
 
 def _note_prompt(sheet: Sheet, ruler: Ruler, works: list[Work], outcomes: list[Outcome]) -> None:
     [work], [outcome] = works, outcomes
-    length, seconds = work.num_prompt_tokens, outcome.times_to_first_token[0]
+    length = work.num_prompt_tokens
+    seconds = outcome.times_to_first_token[0]
     sheet.note("prompt tokens", length / seconds, "tokens/s", ruler.prompt_rate(length))
     sheet.note("time to first token", seconds, "s")
     if ruler.cost:
@@ -138,7 +141,8 @@ def _parallel_works(source: TokenSource, sizes: Sizes) -> list[Work]:
     ]
 
 
-_INPUT, _OUTPUT = "tokens of each prompt", "tokens of each answer"
+_INPUT = "tokens of each prompt"
+_OUTPUT = "tokens of each answer"
 STREAM = EngineWorkload(
     "W1", "one stream", 5,
     (Size("--input-length", 128, 1, _INPUT), Size("--output-length", 128, 2, _OUTPUT)),

@@ -60,7 +60,8 @@ def add_json_flag(group: Any) -> None:
 
 def limits_of(arguments: argparse.Namespace, threads: int | None) -> MachineLimits:
     """What was typed, and the rest measured."""
-    bandwidth, peak = _rate("--bandwidth", arguments.bandwidth), _rate("--peak", arguments.peak)
+    bandwidth = _rate("--bandwidth", arguments.bandwidth)
+    peak = _rate("--peak", arguments.peak)
     measured = MachineLimits(threads or 0, 0.0, {}) if bandwidth and peak else measure_limits(threads)
     peaks = dict.fromkeys(("float32", "bfloat16", "int8"), peak) if peak else measured.peaks
     return MachineLimits(measured.threads, bandwidth or measured.bandwidth, peaks)

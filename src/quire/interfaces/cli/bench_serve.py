@@ -175,7 +175,8 @@ class Load:
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
     """Seconds after the start; a Poisson process of so many requests a second."""
     draw = random.Random(seed)
-    now, times = 0.0, []
+    now = 0.0
+    times = []
     for _ in range(count):
         times.append(now)
         now += draw.expovariate(rate)

@@ -53,7 +53,8 @@ class StartWorkload:
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        options, rounds = engine_options_of(arguments), whole_number("--rounds", arguments.rounds, 1)
+        options = engine_options_of(arguments)
+        rounds = whole_number("--rounds", arguments.rounds, 1)
         model = str(options.get("model", EngineOptions().model))
         sheet = Sheet()
         for _ in range(rounds):

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Lengths of the batch are drawn with this seed, and scaled so that so many requests have so many tokens in all.
-BATCH_SEED, BATCH_SIGMA = 18_285, 0.9
-BATCH_REQUESTS, BATCH_PROMPT_TOKENS, BATCH_OUTPUT_TOKENS = 64, 10_335, 8_248
+BATCH_SEED = 18_285
+BATCH_SIGMA = 0.9
+BATCH_REQUESTS = 64
+BATCH_PROMPT_TOKENS = 10_335
+BATCH_OUTPUT_TOKENS = 8_248
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options, typed = engine_options_of(arguments), sampling_of(arguments)
+    options = engine_options_of(arguments)
+    typed = sampling_of(arguments)
     is_terminal = sys.stdin.isatty()
     # One event loop for the whole conversation; the engine belongs to it.
     with asyncio.Runner() as runner:

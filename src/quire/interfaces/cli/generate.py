@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.sampling_n.isdecimal():
             raise OptionError(f"-n {arguments.sampling_n}: must be a whole number.")
         arguments.sampling_n = int(arguments.sampling_n)
-    options, sampling = engine_options_of(arguments), sampling_of(arguments)
+    options = engine_options_of(arguments)
+    sampling = sampling_of(arguments)
     beams = beams_of(arguments, sampling, max_tokens=_DEFAULT_MAX_TOKENS)
     prompts = arguments.prompts or [_prompt_from_stdin()]
     return asyncio.run(_generate(arguments, options, beams or sampling, prompts))

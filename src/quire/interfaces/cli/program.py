@@ -46,7 +46,10 @@ examples:
 # What a command says on stderr unless it is told otherwise: the others keep stderr for what is wrong.
 _LEVELS = {"serve": "info"}
 
-OK, ENGINE_FAILED, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
+OK = 0
+ENGINE_FAILED = 1
+USER_MISTAKE = 2
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,11 +84,15 @@ def _run(argv: list[str]) -> int:
         raise OptionError(f"{argv[0]}: there is no such {kind}.{hint}")
     module_name, description = COMMANDS[argv[0]]
     command: Any = importlib.import_module(module_name)
-    words, rest = argv[0], argv[1:]
+    words = argv[0]
+    rest = argv[1:]
     # A command may have commands of its own: each is an object with add_arguments, run and a description.
     inner = command.subcommand(rest[0]) if rest and hasattr(command, "subcommand") else None
     if inner is not None:
-        command, description, words, rest = inner, inner.description, f"{words} {rest[0]}", rest[1:]
+        command = inner
+        description = inner.description
+        words = f"{words} {rest[0]}"
+        rest = rest[1:]
     parser = CommandParser(prog=f"quire {words}", description=f"{description[0].upper()}{description[1:]}.")
     command.add_arguments(parser)
     try:

@@ -62,7 +62,8 @@ class _Plan:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options, plan = engine_options_of(arguments), _plan_of(arguments)
+    options = engine_options_of(arguments)
+    plan = _plan_of(arguments)
     return asyncio.run(_run(options, plan))
 
 
@@ -171,8 +172,8 @@ def _alive(engine: AsyncLLM) -> Callable[[], Awaitable[None]]:
 
 
 def _writer(results: Results, progress: Progress) -> Callable[[InputLine, Called], Awaitable[None]]:
+    from quire.interfaces.engine_calls import outlast
     from quire.interfaces.server.batches.results import answered
-    from quire.interfaces.steps import outlast
 
     writing = asyncio.Lock()
 

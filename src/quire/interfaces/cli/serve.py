@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from quire.interfaces.server import run_server
 
-    engine_options, server_options = engine_options_of(arguments), _server_options_of(arguments)
+    engine_options = engine_options_of(arguments)
+    server_options = _server_options_of(arguments)
     return run_server(engine_options, arguments.host, _port_of(arguments.port), **server_options)
 
 

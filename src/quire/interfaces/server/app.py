@@ -15,18 +15,19 @@ from starlette.routing import Match
 from quire.errors import QuireError
 from quire.interfaces.server import openapi, page
 from quire.interfaces.server.access.access import Access
-from quire.interfaces.server.access.gate import Gate
 from quire.interfaces.server.administration import admin, memory, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.batches import endpoints as batches
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.files import endpoints as files
+from quire.interfaces.server.gate import Gate
 from quire.interfaces.server.observing import health, metrics, observe
+from quire.interfaces.server.observing.observed import Observed
 from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.processes.place import Place
+from quire.interfaces.server.process_role import ProcessRole
 from quire.interfaces.server.services import Services, ServiceSettings
 from quire.interfaces.server.sessions import endpoints as sessions
 from quire.interfaces.server.sessions import turns
@@ -68,7 +69,7 @@ def create_app(
     tracing: Tracing | None = None,
     storage: StorageSettings | None = None,
     services: ServiceSettings | None = None,
-    place: Place | None = None,
+    role: ProcessRole | None = None,
     **changes: Any,
 ) -> FastAPI:
     """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
@@ -76,15 +77,16 @@ def create_app(
     `changes` are options by name. `is_local`: only this machine will reach the application (doors.py). Where there is
     a port for administrators, `app.state.admin_app` is its application. `tracing`: where traces of requests
     go. `storage`: where responses are kept; by default in memory, as long as the application lives. `services`:
-    bounds of files, batches and sessions, if not those of the options. `place`: among several processes.
+    bounds of files, batches and sessions, if not those of the options. `role`: among several processes.
     """
     options = replace(options or ServerOptions(), **changes)
     doors = doors_of(options, is_local=is_local)
-    state = ServerState(options, doors.tenants, tracing, storage, place)
+    state = ServerState(options, doors.tenants, tracing, storage, role)
     state.needs_key = doors.main.needs_key
     families = (*_FAMILIES, *_ADMIN_FAMILIES) if doors.is_administrated_here else _FAMILIES
-    app = _application(families, state, doors.main, options)
-    state.services = Services(state, app.routes, services or ServiceSettings.of(options))
+    observed = Observed(state.metrics, siblings=state.role.siblings)
+    app = _application(families, state, doors.main, options, observed)
+    app.state.services = Services(state, app.routes, services or ServiceSettings.of(options))
     if options.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
 
@@ -100,17 +102,22 @@ def create_app(
     app.state.admin_app = None
     if doors.admin is not None:
         admin_families = (health, metrics, observe, *_ADMIN_FAMILIES)
-        app.state.admin_app = _application(admin_families, state, doors.admin, replace(options, allowed_origins=()))
+        app.state.admin_app = _application(
+            admin_families, state, doors.admin, replace(options, allowed_origins=()), observed
+        )
     if engine is not None:
         state.attach(engine)
     return app
 
 
-def _application(families: Iterable[Any], state: ServerState, access: Access, options: ServerOptions) -> FastAPI:
+def _application(
+    families: Iterable[Any], state: ServerState, access: Access, options: ServerOptions, observed: Observed
+) -> FastAPI:
     """The endpoints of one port, behind a gate."""
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
     app = FastAPI(title="Quire", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.server = state
+    app.state.observed = observed
     for family in families:
         # flat, so that `app.routes` is a list that a test can walk through
         app.router.routes.extend(family.router.routes)

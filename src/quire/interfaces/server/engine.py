@@ -9,14 +9,17 @@ from quire.beam_search_params import GenerationParams
 from quire.config import EngineConfig
 from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.async_session import AsyncSession
 from quire.interfaces.memory_account import MemoryAccount
+from quire.interfaces.output_stream import OutputObserver
 from quire.interfaces.pinned_prefixes import PinnedPrefix
+from quire.interfaces.session import AsyncSession
+from quire.interfaces.setup import default_sampling_params
 from quire.messages import EngineReady, Tenancy
 from quire.observability.recorded import Recording
 from quire.outputs import EmbeddingRequestOutput
 from quire.pooling_params import PoolingParams
 from quire.renderer import Renderer
+from quire.sampling_params import SamplingParams
 
 
 class ServedEngine(Protocol):
@@ -57,7 +60,7 @@ class ServedEngine(Protocol):
     ) -> Any:
         """The same for a prompt that arrives in pieces, when it has arrived: it runs, and has `aclose`."""
 
-    async def open(self, prompt: Any) -> Stream[OutputDelta]:
+    async def open(self, prompt: Any, *, observer: OutputObserver, prompt_number: int) -> Stream[OutputDelta]:
         """Starts a prepared request. Closing its stream aborts it."""
 
     async def embed(
@@ -93,3 +96,14 @@ class ServedEngine(Protocol):
         """A management operation of the core."""
 
     async def recording(self) -> Recording: ...
+
+
+def generation_defaults(config: EngineConfig) -> dict[str, Any]:
+    """What the model's authors recommend, as far as it differs from SamplingParams' own defaults."""
+    recommended = default_sampling_params(config)
+    plain = SamplingParams()
+    return {
+        name: getattr(recommended, name)
+        for name in recommended.__struct_fields__
+        if getattr(recommended, name) != getattr(plain, name)
+    }

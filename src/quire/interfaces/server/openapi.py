@@ -17,12 +17,12 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, WebSocketRoute
 
-from quire.interfaces.server.observing.health import PUBLIC_PATHS
+from quire.interfaces.server.access.access import PUBLIC_PATHS
+from quire.interfaces.server.openai.request_schemas import refine
 from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import Description, description_of
 from quire.interfaces.server.wire.errors import ErrorAnswer
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.request_schemas import refine
 from quire.version import __version__
 
 router = APIRouter()

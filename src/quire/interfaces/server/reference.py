@@ -25,6 +25,7 @@ from quire.interfaces.server.batches.requests import BatchRequest
 from quire.interfaces.server.openai.beam_search import NOT_WITH_BEAMS
 from quire.interfaces.server.openai.embeddings import REFUSED as REFUSED_BY_EMBEDDINGS
 from quire.interfaces.server.openai.embeddings import EmbeddingRequest
+from quire.interfaces.server.openai.known_fields import REFUSED_BY_ALL
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
 from quire.interfaces.server.openai_responses.fields import REFUSED as REFUSED_BY_RESPONSES
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
@@ -38,7 +39,6 @@ from quire.interfaces.server.wire.field_rules import (
     FieldRules,
     Refused,
 )
-from quire.interfaces.server.wire.known_fields import REFUSED_BY_ALL
 from quire.observability.instruments import Counter, Gauge, Histogram
 from quire.observability.metrics import ENGINE_STATISTICS, EngineMetric, ServerMetrics
 

@@ -36,10 +36,10 @@ from quire.observability.phases import PhaseTimer
 
 if TYPE_CHECKING:
     from quire.interfaces.async_llm import AsyncLLM
+    from quire.interfaces.server.http_server import HttpServer
     from quire.interfaces.server.life.supervisor import Supervisor
+    from quire.interfaces.server.process_role import ProcessRole
     from quire.interfaces.server.processes.fleet import Fleet
-    from quire.interfaces.server.processes.place import Place
-    from quire.interfaces.server.transport.http import HttpServer
 
 logger = logging.getLogger("quire.server")
 
@@ -114,7 +114,7 @@ class _Server:
         starting = self._begin(self._start_engine())
         http: HttpServer | None = None
         fleet: Fleet | NoFleet = NoFleet()
-        place: Place | None = None
+        place: ProcessRole | None = None
         try:
             if self._options.api_server_count > 1:
                 fleet, place = await asyncio.to_thread(_make_fleet, self._options, self._engine, self._listener)
@@ -172,7 +172,7 @@ class _Server:
             ready = await self._engine.start()
         self._phases.add_reported(ready.report, end=self._phases.elapsed)
 
-    async def _open_http(self, place: Place | None) -> HttpServer:
+    async def _open_http(self, place: ProcessRole | None) -> HttpServer:
         with self._phases.measure("HTTP server", "while the engine loads"):
             http = await asyncio.to_thread(_make_http, self._options, self._listener, self._admin_listener, place)
             http.start()
@@ -180,8 +180,10 @@ class _Server:
 
     def _say_welcome(self) -> None:
         logger.info("where the start-up time went:\n%s", self._phases.table())
-        name, renderer = self._engine.config.served_model_name, self._engine.renderer
-        is_chat, has_key = renderer.has_chat_template, bool(self._options.api_keys or self._options.api_key_file)
+        name = self._engine.config.served_model_name
+        renderer = self._engine.renderer
+        is_chat = renderer.has_chat_template
+        has_key = bool(self._options.api_keys or self._options.api_key_file)
         if self._admin_listener is not None:
             logger.info("administration: %s/v1/admin", url_of(self._admin_listener))
         print(welcome(url_of(self._listener), name, is_chat=is_chat, has_key=has_key), flush=True)
@@ -228,14 +230,14 @@ class _Server:
 
 
 def _make_http(
-    options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None, place: Place | None
+    options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None, place: ProcessRole | None
 ) -> HttpServer:
-    from quire.interfaces.server.transport.http import HttpServer
+    from quire.interfaces.server.http_server import HttpServer
 
     return HttpServer(options, listener, admin_listener, place)
 
 
-def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socket) -> tuple[Fleet, Place]:
+def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socket) -> tuple[Fleet, ProcessRole]:
     from quire.interfaces.server.processes.opening import open_fleet
 
     return open_fleet(options, engine.config, listener, engine)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import BaseRoute
 
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.storage.data_folder import files_beside
+from quire.interfaces.server.storage.data_folder import files_beside, marker_of
 from quire.interfaces.server.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -198,11 +198,6 @@ class Services:
                 return self._state.check_ready()
             except ApiError:
                 await asyncio.sleep(_NOT_READY_PAUSE_SECONDS)
-
-
-def marker_of(folder: Path) -> Path:
-    """Holds something while batches are open, and is locked while a process runs them."""
-    return folder / "open-batches"
 
 
 def has_open_batches(folder: Path) -> bool:

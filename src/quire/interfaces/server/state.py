@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
+from quire.interfaces.server.access.caller import Caller, current_caller
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.access.tenants import Tenants
 from quire.interfaces.server.access.turnstile import Turnstile
-from quire.interfaces.server.access.visit import Visit, current_visit
 from quire.interfaces.server.access.waiting_room import WaitingRoom
-from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.engine import ServedEngine, generation_defaults
 from quire.interfaces.server.life.log_level import LogLevelOfEngine
-from quire.interfaces.server.observing.observed import Observed
-from quire.interfaces.server.openai.sampling import generation_defaults
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.processes.place import Place
+from quire.interfaces.server.process_role import ProcessRole
 from quire.interfaces.server.wire.errors import CLOSE, RETRY_SOON, ApiError, unavailable
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
 
 if TYPE_CHECKING:
-    from quire.interfaces.server.services import Services
     from quire.interfaces.server.storage.storage import Storage
 
 
@@ -64,7 +61,8 @@ class _LazyStorage:
         if self._storage is None:
             from quire.interfaces.server.storage.storage import Storage
 
-            url, max_bytes = self._settings.url, self._settings.max_bytes
+            url = self._settings.url
+            max_bytes = self._settings.max_bytes
             max_age = self._settings.max_age_days * 86_400
             self._storage = Storage(url, max_bytes=max_bytes, max_age_seconds=max_age)
         return self._storage
@@ -86,17 +84,16 @@ class ServerState:
         tenants: Tenants | None = None,
         tracing: Tracing | None = None,
         storage: StorageSettings | None = None,
-        place: Place | None = None,
+        role: ProcessRole | None = None,
     ) -> None:
         options = options or ServerOptions()
-        self.place = place or Place()
+        self.role = role or ProcessRole()
         self.readiness = Readiness.STARTING
         self.metrics = ServerMetrics(options.metrics_prefix)
         self.in_flight = InFlight(lambda kind: self.metrics.requests_aborted.add(1, kind))
         self.log_level = LogLevelOfEngine()
         # it was ready once
         self.has_started = False
-        self.observed = Observed(self.metrics, siblings=self.place.siblings)
         self.tracing = tracing or NoTracing()
         self.tenants = tenants or Tenants()
         self.room = WaitingRoom(
@@ -106,7 +103,7 @@ class ServerState:
             queue_seconds=options.max_queue_seconds,
             request_seconds=options.max_request_seconds,
             rejections=self.metrics.rejected,
-            ledger=self.place.ledger,
+            ledger=self.role.ledger,
         )
         self.metrics.queued_requests.read = lambda: self.room.num_requests
         self.metrics.queued_tokens.read = lambda: self.room.num_tokens
@@ -128,8 +125,6 @@ class ServerState:
         self.defaults: dict[str, Any] = {}
         self._engine: ServedEngine | None = None
         self._storage = _LazyStorage(storage or StorageSettings(IN_MEMORY))
-        # made by the application, which knows the endpoints that batches go to
-        self.services: Services
 
     @property
     def storage(self) -> Storage:
@@ -176,9 +171,9 @@ class ServerState:
     def has_engine(self) -> bool:
         return self._engine is not None
 
-    def visit_of(self, tenant: str, request_id: str = "") -> Visit:
+    def caller_of(self, tenant: str, request_id: str = "") -> Caller:
         """For work on behalf of a tenant that no request stands behind any more."""
-        return Visit(self.tenants.named(tenant), self.tenants, self.room, request_id=request_id, is_patient=True)
+        return Caller(self.tenants.named(tenant), self.tenants, self.room, request_id=request_id, is_patient=True)
 
     def check_ready(self) -> None:
         """Raises 503 unless requests are answered. A dead engine is noticed here, before anything polls it."""
@@ -196,7 +191,7 @@ class ServerState:
 
 def tenant_of(connection: HTTPConnection) -> str:
     """Who asks, as the gate found by the key. What one tenant stores is not there for another."""
-    return current_visit().tenant.name
+    return current_caller().tenant.name
 
 
 def state_of(connection: HTTPConnection) -> ServerState:

@@ -24,7 +24,8 @@ class MemoryWorker:
 
     def load(self, loads: list[BlockLoad]) -> None:
         for load in loads:
-            prefix, blocks = self._store.take(load.source), torch.tensor(load.blocks)
+            prefix = self._store.take(load.source)
+            blocks = torch.tensor(load.blocks)
             wanted = slice(load.first_block, load.first_block + blocks.shape[1])
             for tensor, part in zip(self._tensors, prefix.parts, strict=True):
                 tensor[blocks.to(tensor.device)] = part[:, wanted].to(tensor.device)

@@ -76,7 +76,8 @@ class _Lane:
             self._held = self._held[_MAX_HELD_SPACE:]
 
     def border(self) -> None:
-        self._held, self._is_border = "", True
+        self._held = ""
+        self._is_border = True
 
     def finish(self) -> None:
         if self._held:

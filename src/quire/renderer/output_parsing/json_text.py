@@ -25,7 +25,8 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 _ESCAPES = '"\\/bfnrt'
 # what models call a function's name and its arguments in the objects that they write
-_NAME, _ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")
+_NAME = ("name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters")
 
 
 def read_json(reader: Reader, write: Write) -> Steps[None]:
@@ -143,7 +144,9 @@ def read_arguments(reader: Reader, name: str, call_id: str | None = None) -> Ste
 
 def read_call(reader: Reader, names: Collection[str] | None = None) -> Steps[None]:
     """{"name": ..., "arguments": {...}} in either order; `names`: only these are calls."""
-    name, held, is_begun = "", "", False
+    name = ""
+    held = ""
+    is_begun = False
     yield from reader.expect("{")
     while True:
         yield from reader.next_letter()
@@ -209,7 +212,8 @@ def _object_in(text: str) -> str:
     """Arguments that were collected: an object, one written as a string, or none at all."""
     value = decoded(text) if text else None
     if isinstance(value, str):
-        text, value = value, decoded(value)
+        text = value
+        value = decoded(value)
     if value is None:
         return "{}"
     if not isinstance(value, dict):

@@ -203,7 +203,8 @@ class Reader:
 
     def accept(self) -> None:
         """Within an attempt: what was read so far has its meaning, and never becomes content."""
-        self._record, self._num_recorded = [], 0
+        self._record = []
+        self._num_recorded = 0
 
     def each_behind(self, mark: str, call: Callable[[Reader], Steps[None]]) -> Steps[None]:
         """Within an attempt: calls that follow each other, at least one, and before each of them this text."""

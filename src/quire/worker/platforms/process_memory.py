@@ -78,9 +78,11 @@ def _control_groups(root: Path) -> list[tuple[Path, int]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            top, version = root / "sys/fs/cgroup", 2
+            top = root / "sys/fs/cgroup"
+            version = 2
         elif "memory" in controllers.split(","):
-            top, version = root / "sys/fs/cgroup/memory", 1
+            top = root / "sys/fs/cgroup/memory"
+            version = 1
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
@@ -94,7 +96,8 @@ def _limit_and_use(group: Path, version: int) -> tuple[int | None, int]:
         ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     )
     try:
-        limit, use = (group / limit_name).read_text().strip(), int((group / use_name).read_text())
+        limit = (group / limit_name).read_text().strip()
+        use = int((group / use_name).read_text())
     except (OSError, ValueError):
         return None, 0
     if not limit.isdigit() or int(limit) >= _UNLIMITED:

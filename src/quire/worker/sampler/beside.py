@@ -35,7 +35,8 @@ from quire.messages import IntArray
 # of a step, what may be spent on such work: with it four parts of something else
 _SHARE = 0.2
 # what is taken for a step before there was one, and the most: a step that stood still says nothing about the next
-_FIRST_STEP_SECONDS, _LONGEST_STEP_SECONDS = 0.001, 0.1
+_FIRST_STEP_SECONDS = 0.001
+_LONGEST_STEP_SECONDS = 0.1
 # a step in which every row is late waits so long for one of them, instead of computing nothing at once
 _PATIENCE_SECONDS = 0.002
 # a job that takes longer will not end: the library's limits allow a hundredth of it

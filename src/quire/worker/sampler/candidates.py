@@ -21,7 +21,8 @@ from quire.worker.sampler.choose import rows_in_slice
 from quire.worker.staging import Array, to_device
 
 # A row is first reduced to so many maxima, or to this many times the candidates that are wanted.
-_MAXIMA, _MAXIMA_PER_CANDIDATE = 512, 8
+_MAXIMA = 512
+_MAXIMA_PER_CANDIDATE = 8
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class LogprobReader:
         """What must come to the host: tokens, their log-probabilities and ranks, the best ones and theirs. `rows_n`
         says which rows of the logits are meant, if not all."""
         # in slices, because the order needs some 20 bytes a logit where there is no kernel for it
-        step, num_rows = rows_in_slice(self._vocab_size, logits_NV.device), len(tokens_n)
+        step = rows_in_slice(self._vocab_size, logits_NV.device)
+        num_rows = len(tokens_n)
         if num_rows <= step:
             return [tokens_n, *token_logprobs(logits_NV, rows_n, tokens_n, int(self._counts_n.max()))]
         parts = []

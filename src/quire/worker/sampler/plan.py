@@ -68,7 +68,9 @@ class SamplingPlan:
     def of(
         cls, rows_N: IntArray, settings: RowSettings, processors: tuple[LogitsProcessor, ...], logits_NV: Tensor
     ) -> SamplingPlan:
-        counts_N, device, vocab_size = settings.num_candidates[rows_N], logits_NV.device, logits_NV.shape[1]
+        counts_N = settings.num_candidates[rows_N]
+        device = logits_NV.device
+        vocab_size = logits_NV.shape[1]
         asked = Positions(np.flatnonzero(counts_N), len(rows_N), device)
         sampled = Positions(np.flatnonzero(counts_N == 0), len(rows_N), device)
         sampled_N = rows_N[sampled.index]
@@ -76,7 +78,8 @@ class SamplingPlan:
         is_edited = np.zeros(len(sampled_N), dtype=np.bool_)
         for processor in active:
             is_edited |= processor.is_used_by(sampled_N)
-        size, edited_n = len(sampled_N), np.flatnonzero(is_edited)
+        size = len(sampled_N)
+        edited_n = np.flatnonzero(is_edited)
         logprobs = SampledLogprobs(settings.num_logprobs[sampled_N], vocab_size, device)
         is_in_place = len(edited_n) == size and logits_NV.dtype == torch.float32 and not logprobs.is_asked
         step = max(1, size) if is_in_place else rows_in_slice(vocab_size, device)

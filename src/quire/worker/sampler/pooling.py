@@ -68,8 +68,10 @@ class Pooling:
         return reading
 
     def _add_row(self, reading: PoolingReading, s: int, hidden_TE: Tensor, batch: InputBatch) -> None:
-        row, start = int(batch.rows_S[s]), int(batch.num_computed_S[s])
-        end, place = start + int(batch.num_tokens_S[s]), int(batch.query_starts_S1[s])
+        row = int(batch.rows_S[s])
+        start = int(batch.num_computed_S[s])
+        end = start + int(batch.num_tokens_S[s])
+        place = int(batch.query_starts_S1[s])
         is_done = bool(self._table.is_final[row]) and end >= int(self._table.num_total[row])
         done = self._rows[row]
         if done is None:

@@ -61,7 +61,8 @@ class PromptLogprobs:
         (self._asking.discard if count is None else self._asking.add)(row)
 
     def _add_row(self, reading: PromptReading, s: int, batch: InputBatch) -> None:
-        row, start = int(batch.rows_S[s]), int(batch.num_computed_S[s])
+        row = int(batch.rows_S[s])
+        start = int(batch.num_computed_S[s])
         first = max(start, int(self._next_position[row]))
         end = min(start + int(batch.num_tokens_S[s]), int(self._table.num_prompt[row]) - 1)
         if not self._table.is_final[row]:
@@ -77,13 +78,15 @@ class PromptLogprobs:
     def _read(self, reading: PromptReading, hidden_TE: Tensor) -> None:
         indices, tokens, counts = map(np.concatenate, (reading.indices, reading.tokens, reading.counts))
         index_n, token_n = to_device([indices, tokens], hidden_TE.device)
-        start, step = 0, 1
+        start = 0
+        step = 1
         while start < len(indices):
             logits_nV = self._compute_logits(hidden_TE[index_n[start : start + step]])
             reader = LogprobReader(counts[start : start + step], logits_nV.shape[1])
             reading.parts.append((reader, reader.read(logits_nV, token_n[start : start + step])))
             # The first slice, of one row, tells how wide a row is.
-            start, step = start + step, max(1, _SLICE // logits_nV.shape[1])
+            start = start + step
+            step = max(1, _SLICE // logits_nV.shape[1])
 
 
 class PromptReading:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.failpoints import is_armed
+from quire.failpoints import failpoint, is_armed
 from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, int_array, no_ints
 from quire.structured_output.grammars import Grammars
 from quire.worker.input_batch import InputBatch
@@ -33,7 +33,6 @@ from quire.worker.sampler.pooling import Pooling
 from quire.worker.sampler.processors import RowFollower, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.settings import RowSettings
-from quire.worker.sampler.spoiled import spoil
 from quire.worker.sampler.verify import kept_draws
 from quire.worker.staging import Array, to_host
 
@@ -132,10 +131,12 @@ class Sampler:
         is_whole = hidden_TE.shape[0] == len(batch.sampling_rows_N)
         logits_NV = self._compute_logits(hidden_TE if is_whole else hidden_TE[batch.logits_indices_N])
         if is_armed("nan_row"):
-            spoil(logits_NV, batch.sampling_rows_N, self._table)
+            _spoil(logits_NV, batch.sampling_rows_N, self._table)
         plan = self._plan_for(batch.sampling_rows_N, logits_NV)
-        rows_N, lengths_N = plan.rows_N, plan.sampled.of(batch.lengths_N)
-        reading, logits_NV = self._candidates(plan, logits_NV), plan.sampled.rows_of(logits_NV)
+        rows_N = plan.rows_N
+        lengths_N = plan.sampled.of(batch.lengths_N)
+        reading = self._candidates(plan, logits_NV)
+        logits_NV = plan.sampled.rows_of(logits_NV)
         tokens_N, top_N = self._choose(plan, logits_NV, lengths_N)
         others = plan.logprobs.read(logits_NV, tokens_N), reading.tensors, prompt.tensors
         parts = (tokens_N, top_N), *others, pooled.tensors
@@ -155,7 +156,9 @@ class Sampler:
         logprobs = plan.logprobs.by_row(rest[0], rows_N, is_kept)
         if not is_kept.all():
             failures |= _failures(rows_N[is_failed], top[is_failed], self._reasons)
-            rows_N, lengths_N, token_ids = rows_N[is_kept], lengths_N[is_kept], token_ids[is_kept]
+            rows_N = rows_N[is_kept]
+            lengths_N = lengths_N[is_kept]
+            token_ids = token_ids[is_kept]
         by_row = prompt.by_row(rest[2])
         return Sampled(rows_N, lengths_N, token_ids, logprobs, by_row, candidates, vectors, failures, late)
 
@@ -226,3 +229,11 @@ def _to_host_together(parts: Sequence[Sequence[Tensor]]) -> list[list[Array]]:
     """Arrays of the tensors of each part; all of them travel at once."""
     arrays = iter(to_host([tensor for part in parts for tensor in part]))
     return [[next(arrays) for _ in part] for part in parts]
+
+
+def _spoil(logits_NV: Tensor, rows_N: IntArray, table: RowTable) -> None:
+    """The failpoint nan_row, while it is armed: a row whose logits are not finite, to see that it fails alone. Each row
+    passes it by itself, and the point sees the tokens of that row."""
+    for place, row in enumerate(rows_N.tolist()):
+        if failpoint("nan_row", table.tokens_of(row)):
+            logits_NV[place] = float("nan")

@@ -43,7 +43,8 @@ class RowSettings:
         )
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        row, sampling = sequence.row, sequence.sampling
+        row = sequence.row
+        sampling = sequence.sampling
         self.temperature[row] = 0.0 if sampling.is_greedy else sampling.temperature
         self.top_k[row] = sampling.top_k if sampling.top_k > 0 else ALL_TOKENS
         self.top_p[row] = sampling.top_p

@@ -19,9 +19,11 @@ from quire.worker.speculative.proposer import Proposer
 _MANY_TOKENS = 32
 # What no pass shows: the work of the host on a step (inputs, sampling, results), and what drafts add to it (verifying,
 # reporting, proposing). Hardly different from model to model; of a small one it is a third of the step.
-_HOST_STEP, _HOST_DRAFTS = 0.4e-3, 0.25e-3
+_HOST_STEP = 0.4e-3
+_HOST_DRAFTS = 0.25e-3
 # The shortest of some runs, which other work on the machine disturbed least; of a slow model, fewer.
-_NUM_RUNS, _ENOUGH_SECONDS = 5, 0.1
+_NUM_RUNS = 5
+_ENOUGH_SECONDS = 0.1
 
 
 @torch.inference_mode()

@@ -103,7 +103,8 @@ class DraftModelProposer:
     # ------------------------------------------------------------------------------------------ steps
 
     def propose(self, step: FinishedStep) -> IntArray:
-        rows_S, counts_S = step.batch.rows_S, self._counts_of(step)
+        rows_S = step.batch.rows_S
+        counts_S = self._counts_of(step)
         starts_S = self._valid_progress(step)
         ends_S = np.where(counts_S > 0, self._table.num_total[rows_S], self._end_of_following(step))
         ends_S = np.minimum(ends_S, self._max_len)
@@ -113,8 +114,12 @@ class DraftModelProposer:
         ends, counts = self._in_pieces(starts_S[index], ends_S[index], counts_S[index])
         order = _by_count(counts)
         if order is not None:
-            index, ends, counts = index[order], ends[order], counts[order]
-        rows, starts, computed = rows_S[index], starts_S[index], step.batch.num_computed_S[index]
+            index = index[order]
+            ends = ends[order]
+            counts = counts[order]
+        rows = rows_S[index]
+        starts = starts_S[index]
+        computed = step.batch.num_computed_S[index]
         num_drafting = np.count_nonzero(counts)
         drafts = self._runner.run(rows, starts, ends, counts[:num_drafting], computed_S=computed)
         self._progress[rows] = ends + np.maximum(counts - 1, 0)
@@ -133,7 +138,8 @@ class DraftModelProposer:
 
     def _valid_progress(self, step: FinishedStep) -> IntArray:
         """Tokens of each row that the draft has computed and that still are what they were."""
-        rows_S, table = step.batch.rows_S, self._table
+        rows_S = step.batch.rows_S
+        table = self._table
         progress_S = self._progress[rows_S]
         # A row that missed a step may have been swapped out, and with it goes only what the target has computed.
         is_back_S = self._last_step[rows_S] != self._num_steps
@@ -150,8 +156,10 @@ class DraftModelProposer:
 
         Not if the last step with sampling rows gave no drafts at all: then speculation is off, and costs nothing.
         """
-        rows_S, table = step.batch.rows_S, self._table
-        computed_S, missing_S = table.num_computed[rows_S], table.num_total[rows_S] - table.num_computed[rows_S]
+        rows_S = step.batch.rows_S
+        table = self._table
+        computed_S = table.num_computed[rows_S]
+        missing_S = table.num_total[rows_S] - table.num_computed[rows_S]
         if len(step.batch.sampling_rows_N):
             self._is_following = len(step.rows_n) > 0
         if not self._is_following:

@@ -63,7 +63,8 @@ class Drafting:
         asked = scheduled.step_data.get(NUM_DRAFTS)
         if asked is None and verified is None and not late:
             return _NO_REPORT
-        table, rows = self._table, scheduled.rows
+        table = self._table
+        rows = scheduled.rows
         if verified is None:
             verified = np.zeros((3, table.num_rows), dtype=np.int64)
         num_drafts, num_verified, num_accepted = verified[:, rows]
@@ -77,7 +78,8 @@ class Drafting:
 
     def _verified(self, batch: InputBatch, sampled_rows: IntArray) -> IntArray:
         """Over all rows of the table: drafts before the step, how many of them were looked at, how many were right."""
-        table, rows_S = self._table, batch.rows_S
+        table = self._table
+        rows_S = batch.rows_S
         num_new_S = np.bincount(sampled_rows, minlength=table.num_rows)[rows_S]
         first_S = table.num_verified(rows_S) - num_new_S
         num_looked_at_S = batch.num_computed_S + batch.num_tokens_S + 1 - first_S

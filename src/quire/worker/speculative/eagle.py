@@ -56,7 +56,8 @@ class EagleProposer(NoProposer):
 
     def propose(self, step: FinishedStep) -> IntArray:
         hidden_TE = self._taps.take() if self._taps is not None else step.hidden_TE
-        batch, rows_n = step.batch, step.rows_n
+        batch = step.batch
+        rows_n = step.rows_n
         computed_S = self._table.num_computed[batch.rows_S]
         if not self._is_used(step):
             return no_drafts(len(rows_n))
@@ -65,7 +66,9 @@ class EagleProposer(NoProposer):
         # Rows that draft come first, those with many drafts before those with few.
         order = np.argsort(-counts[batch.rows_S], kind="stable")
         order = order[computed_S[order] > batch.num_computed_S[order]]
-        rows, starts, ends = batch.rows_S[order], batch.num_computed_S[order], computed_S[order]
+        rows = batch.rows_S[order]
+        starts = batch.num_computed_S[order]
+        ends = computed_S[order]
         index_T = _places(batch.query_starts_S1[order].astype(np.int64), ends - starts)
         if len(index_T) != len(hidden_TE) or (index_T[:-1] > index_T[1:]).any():
             hidden_TE = hidden_TE[to_device([index_T], hidden_TE.device)[0]]

@@ -23,9 +23,11 @@ from quire.worker.layers import LMHead, QKVParallelLinear, ReplicatedLinear, RMS
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP
 
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
 # In checkpoints of the third generation: draft token + this = token of the target; and a mask that says the same.
-TO_TARGET, _IS_IN_DRAFT = "d2t", "t2d"
+TO_TARGET = "d2t"
+_IS_IN_DRAFT = "t2d"
 # layers of the target whose inputs the third generation takes
 NUM_TAPS = 3
 
@@ -53,7 +55,8 @@ class EagleHead(nn.Module):
         self.lm_head = LMHead(config.vocab_size, config.hidden_size) if HEAD in names else None
 
     def forward(self, embedded_TE: Tensor, positions_T: Tensor, hidden_TE: Tensor) -> Tensor:
-        hidden, residual = self.fc(torch.cat((embedded_TE, hidden_TE), dim=-1)), None
+        hidden = self.fc(torch.cat((embedded_TE, hidden_TE), dim=-1))
+        residual = None
         for layer in self.layers:
             hidden, residual = layer(positions_T, hidden, residual)
         return hidden + residual

@@ -51,7 +51,8 @@ class PassBuilder:
 
     def __init__(self, layers: Iterable[Attention], table: RowTable) -> None:
         layers = list(layers)
-        backend, k_cache = layers[0].backend, layers[0].k_cache
+        backend = layers[0].backend
+        k_cache = layers[0].k_cache
         assert backend is not None, "load_model binds a backend"
         assert k_cache is not None, "the cache comes before the passes"
         self._backend = backend
@@ -71,11 +72,14 @@ class PassBuilder:
 
         `computed_S`: what the target had computed before this step, from which on the blocks of a window are there.
         """
-        num_drafting, num_others = len(counts_n), max(0, int(counts_n[0]) - 1) if len(counts_n) else 0
+        num_drafting = len(counts_n)
+        num_others = max(0, int(counts_n[0]) - 1) if len(counts_n) else 0
         lengths_S = ends_S - starts_S
         most = int(lengths_S.max())
         if most == 1:
-            row_T, position_T, query_starts = rows_S, starts_S, self._one_each[: len(rows_S) + 1]
+            row_T = rows_S
+            position_T = starts_S
+            query_starts = self._one_each[: len(rows_S) + 1]
             arrays: list[Array] = []
         else:
             starts = np.zeros(len(rows_S) + 1, dtype=np.int32)
@@ -95,7 +99,9 @@ class PassBuilder:
         if most > 1:
             query_starts, last_n, *tensors = tensors
         positions_T, seq_lens_S, positions_Pn, seq_lens_Pn, *blocks = tensors
-        tables, slots, other_slots = blocks[0::3], blocks[1::3], blocks[2::3]
+        tables = blocks[0::3]
+        slots = blocks[1::3]
+        other_slots = blocks[2::3]
         longest = furthest - num_others
         first = self._pass(positions_T, query_starts, seq_lens_S, tables, slots, (most, longest), num_drafting)
         num_rows_P = (counts_n > self._steps_P1[1 : num_others + 1]).sum(1).tolist() if num_others else []
@@ -127,12 +133,14 @@ class PassBuilder:
         `behind_T`: how far back a token lies, for those that the target computed long ago.
         """
         arrays: list[Array] = []
-        size, width = self._block_size, self._table.block_tables.shape[2]
+        size = self._block_size
+        width = self._table.block_tables.shape[2]
         index_T, offset_T = np.divmod(position_T, size)
         index_Pn, offset_Pn = np.divmod(position_Pn, size)
         # Rows with few drafts have no block for the positions of those with many, and never run there.
         np.minimum(index_Pn, width - 1, out=index_Pn)
-        rows_n, longest = rows_S[: position_Pn.shape[1]], -(-furthest // size)
+        rows_n = rows_S[: position_Pn.shape[1]]
+        longest = -(-furthest // size)
         for group, window in zip(self._groups, self._windows, strict=True):
             table = self._table.block_tables[group]
             slots_T = table[row_T, index_T] * np.int64(size) + offset_T

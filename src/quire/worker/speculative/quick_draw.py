@@ -23,10 +23,12 @@ def choose_quickly(logits_NV: Tensor, settings: DrawSettings | None) -> Tensor:
     """A token for each row, as `choose_tokens` has it; what is too large is left to that."""
     if settings is None or not logits_NV.is_cpu or logits_NV.numel() > _MOST_LOGITS:
         return choose_tokens(logits_NV, settings)[0]
-    logits, is_drawing = logits_NV.numpy(), settings.temperature > 0
+    logits = logits_NV.numpy()
+    is_drawing = settings.temperature > 0
     if is_drawing.all():
         return torch.from_numpy(_draw(logits, settings))
-    tokens, drawing = logits.argmax(axis=1), np.flatnonzero(is_drawing)
+    tokens = logits.argmax(axis=1)
+    drawing = np.flatnonzero(is_drawing)
     tokens[drawing] = _draw(logits[drawing], settings.select(drawing))
     return torch.from_numpy(tokens)
 
@@ -44,7 +46,8 @@ def _draw(logits_nV: Array, settings: DrawSettings) -> IntArray:
     ids_nV = np.argsort(-weights_nV, axis=1)
     ids_nV[~has_limit] = np.arange(vocab_size)
     sums_nV = np.take_along_axis(weights_nV, ids_nV, axis=1).cumsum(axis=1, dtype=np.float64)
-    rows, top_k = np.arange(len(sums_nV)), np.minimum(settings.top_k, vocab_size)
+    rows = np.arange(len(sums_nV))
+    top_k = np.minimum(settings.top_k, vocab_size)
     needed = np.where(settings.top_p < 1.0, settings.top_p * sums_nV[rows, top_k - 1], np.inf)
     num_kept = np.minimum((sums_nV < needed[:, None]).sum(axis=1) + 1, top_k)
     places = _first_above(sums_nV, settings.uniform * sums_nV[rows, num_kept - 1])

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.interfaces.server.access.api_keys import KeyRing, hash_of
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.tenants import NOBODY, Tenant
-from quire.interfaces.server.access.visit import current_visit
 from quire.interfaces.server.wire.errors import ApiError
 
 Header = tuple[bytes, bytes]
@@ -33,6 +33,10 @@ class Visitor:
 
     tenant: Tenant = NOBODY
     is_admin: bool = False
+
+
+# Answered without a key, and at any time.
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/version"})
 
 
 class Access:
@@ -87,7 +91,7 @@ class Access:
 
 async def admins_only() -> None:
     """For the routers of whoever runs the server: `APIRouter(dependencies=[Depends(admins_only)])`."""
-    if not current_visit().is_admin:
+    if not current_caller().is_admin:
         text = (
             "Only with the administrator's key (option admin_api_key): Authorization: Bearer KEY. Where no key is set, "
             "only from the machine itself: ask it as localhost or 127.0.0.1, and not through a proxy."
@@ -97,8 +101,8 @@ async def admins_only() -> None:
 
 async def overseers_only() -> None:
     """The same for what shows the work of all tenants: who is alone on a server sees nobody else in it."""
-    visit = current_visit()
-    if visit.tenants.are_several and not visit.is_admin:
+    caller = current_caller()
+    if caller.tenants.are_several and not caller.is_admin:
         raise ApiError(
             403,
             "This shows what all tenants of this server do, so it is for its administrator: with the key of "

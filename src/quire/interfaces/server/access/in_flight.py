@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from quire.errors import EngineDeadError
-from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.wire.errors import ClientGoneError
 
 Receive = Callable[[], Awaitable[Any]]
@@ -39,7 +39,8 @@ class Ticket:
 
     def take_cause(self) -> Exception:
         """It is not kept: raised, it knows frames that know the ticket, and they would all wait for the collector."""
-        cause, self._cause = self._cause, None
+        cause = self._cause
+        self._cause = None
         assert cause is not None
         return cause
 
@@ -78,7 +79,7 @@ class InFlight:
         waits for it. A ticket that the task has already is put aside meanwhile, for a task can be interrupted once."""
         task = asyncio.current_task()
         assert task is not None
-        ticket = Ticket(task, current_visit().request_id, is_awaited=is_awaited)
+        ticket = Ticket(task, current_caller().request_id, is_awaited=is_awaited)
         outer = _ticket_of(task)
         if outer is not None:
             self._remove(outer)

@@ -54,7 +54,8 @@ class SharedBound:
 
     def _growth(self, tenant: str, amount: int) -> int:
         """By how much `amount` more for this tenant changes what is claimed."""
-        used, part = self._used.get(tenant, 0), self._parts.get(tenant, 0)
+        used = self._used.get(tenant, 0)
+        part = self._parts.get(tenant, 0)
         return max(part, used + amount) - max(part, used)
 
 

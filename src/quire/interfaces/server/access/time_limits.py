@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.in_flight import Ticket, current_ticket
-from quire.interfaces.server.access.visit import current_visit
-from quire.interfaces.server.access.waiting_room import Stay, WaitingRoom
+from quire.interfaces.server.access.waiting_room import Reservation, WaitingRoom
 from quire.interfaces.server.wire.errors import ApiError, idle
 
 
 @contextmanager
-def within_time(room: WaitingRoom, stay: Stay, *, is_arriving: bool = False) -> Iterator[None]:
+def within_time(room: WaitingRoom, reservation: Reservation, *, is_arriving: bool = False) -> Iterator[None]:
     """Ends the running request if it has not begun in time, or is not over in time.
 
     `is_arriving`: its prompt is on the way, so only the time of the whole counts.
     """
     ticket = current_ticket()
-    if ticket is None or current_visit().is_patient:
+    if ticket is None or current_caller().is_patient:
         # of work in the background, which has a time of its own
         yield
         return
@@ -27,7 +27,7 @@ def within_time(room: WaitingRoom, stay: Stay, *, is_arriving: bool = False) -> 
     too_long = _took_too_long(room.request_seconds)
     timers = [loop.call_later(room.request_seconds, ticket.interrupt, too_long, "request_time")]
     if not is_arriving:
-        timers.append(loop.call_later(room.queue_seconds, _end_waiting, room, stay, ticket))
+        timers.append(loop.call_later(room.queue_seconds, _end_waiting, room, reservation, ticket))
     try:
         yield
     finally:
@@ -46,9 +46,9 @@ def arriving_within(seconds: float, ticket: Ticket) -> Iterator[None]:
         timer.cancel()
 
 
-def _end_waiting(room: WaitingRoom, stay: Stay, ticket: Ticket) -> None:
-    if not stay.has_begun:
-        ticket.interrupt(room.waited_too_long(stay), "queue_time")
+def _end_waiting(room: WaitingRoom, reservation: Reservation, ticket: Ticket) -> None:
+    if not reservation.has_begun:
+        ticket.interrupt(room.waited_too_long(reservation), "queue_time")
 
 
 def _took_too_long(seconds: float) -> ApiError:

@@ -63,8 +63,8 @@ class TenantReport:
     tokens_left: int | None
 
 
-class Stay:
-    """One accepted request, until `close`. Its prompts begin one by one."""
+class Reservation:
+    """The room that one accepted request takes, until `close`. Its prompts begin one by one."""
 
     def __init__(self, room: WaitingRoom, number: int, tenant: Tenant, sizes: Sequence[Size]) -> None:
         self.number = number
@@ -209,9 +209,10 @@ class WaitingRoom:
         self._check_quota(tenant, self.use_of(tenant), num_requests, name)
         self._check_room(tenant, num_requests, num_tokens, name)
 
-    def admit(self, tenant: Tenant, sizes: Sequence[Size], *, is_arriving: bool = False) -> Stay:
+    def admit(self, tenant: Tenant, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
         """Places for all prompts, or 429 and nothing has changed. `is_arriving`: it waits for its own client."""
-        num_requests, num_tokens = sum(count for count, _ in sizes), sum(count for _, count in sizes)
+        num_requests = sum(count for count, _ in sizes)
+        num_tokens = sum(count for _, count in sizes)
         use = self.use_of(tenant)
         with self._ledger.locked():
             self.check(tenant, num_requests, num_tokens, num_prompts=len(sizes))
@@ -222,34 +223,34 @@ class WaitingRoom:
             self._tokens.take(tenant.name, num_tokens)
         use.num_prompt_tokens += num_tokens
         self.charge(use, num_tokens)
-        stay = Stay(self, next(self._numbers), tenant, sizes)
+        reservation = Reservation(self, next(self._numbers), tenant, sizes)
         if not is_arriving:
-            self._since[stay.number] = self._clock()
-        return stay
+            self._since[reservation.number] = self._clock()
+        return reservation
 
-    def leave(self, stay: Stay, size: Size, *, has_begun: bool) -> None:
+    def leave(self, reservation: Reservation, size: Size, *, has_begun: bool) -> None:
         """A prompt needs its place no more."""
         num_requests, num_tokens = size
-        self._since.pop(stay.number, None)
-        self._requests.give_back(stay.tenant.name, num_requests)
-        self._tokens.give_back(stay.tenant.name, num_tokens)
+        self._since.pop(reservation.number, None)
+        self._requests.give_back(reservation.tenant.name, num_requests)
+        self._tokens.give_back(reservation.tenant.name, num_tokens)
         if has_begun:
             now = self._clock()
             self._begun_requests.add(num_requests, now)
             self._begun_tokens.add(num_tokens, now)
 
-    def end(self, stay: Stay, num_sequences: int) -> None:
-        self._since.pop(stay.number, None)
-        use = self.use_of(stay.tenant)
+    def end(self, reservation: Reservation, num_sequences: int) -> None:
+        self._since.pop(reservation.number, None)
+        use = self.use_of(reservation.tenant)
         use.num_in_flight -= num_sequences
-        self._ledger.note_in_flight(stay.tenant.name, use.num_in_flight)
+        self._ledger.note_in_flight(reservation.tenant.name, use.num_in_flight)
         use.ends.add(num_sequences, self._clock())
 
     def charge(self, use: Use, num_tokens: int) -> None:
         if use.bucket is not None and num_tokens:
             use.bucket.take(num_tokens, self._clock())
 
-    def waited_too_long(self, stay: Stay) -> ApiError:
+    def waited_too_long(self, reservation: Reservation) -> ApiError:
         """The end of one whose time in the queue is over."""
         self._rejections.add(1, "queue_time")
         text = (
@@ -262,7 +263,8 @@ class WaitingRoom:
     # ------------------------------------------------------------------------------------------ refusing
 
     def _check_quota(self, tenant: Tenant, use: Use, num_requests: int, name: str) -> None:
-        quota, now = tenant.quota, self._clock()
+        quota = tenant.quota
+        now = self._clock()
         if use.bucket is not None and use.bucket.level(now) <= 0:
             text = f"This key has used its {quota.tokens_per_minute} tokens per minute (tokens_per_minute)."
             self._refuse(tenant, "tenant_tokens", text, use.bucket.seconds_until(1, now))
@@ -286,7 +288,8 @@ class WaitingRoom:
         ):
             if bound.has_room(tenant.name, amount):
                 continue
-            most, used = bound.most_for(tenant.name), bound.used_by(tenant.name)
+            most = bound.most_for(tenant.name)
+            used = bound.used_by(tenant.name)
             limit = f"{option}={bound.most}"
             if most < bound.most:
                 limit += f", of which {bound.most - most} are kept for other keys"

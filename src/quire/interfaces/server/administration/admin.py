@@ -12,13 +12,13 @@ from msgspec import Meta
 from quire.interfaces.server.access.access import admins_only
 from quire.interfaces.server.access.waiting_room import TenantReport
 from quire.interfaces.server.openai.responses import only
-from quire.interfaces.server.processes.answers import ended_by_administrator, reports_of_all
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.sibling_answers import ended_by_administrator, reports_of_all
 from quire.interfaces.server.state import Readiness, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter(dependencies=[Depends(admins_only)])
 _LEVELS = ("debug", "info", "warning", "error")
@@ -75,7 +75,7 @@ async def abort_request(request: Request, request_id: str) -> Response:
     """Ends the requests whose answers bear this x-request-id; their clients get an error."""
     state = state_of(request)
     num_aborted = state.in_flight.interrupt(request_id, ended_by_administrator(), "administrator")
-    num_aborted += sum(await state.place.siblings.ask("abort", request_id=request_id))
+    num_aborted += sum(await state.role.siblings.ask("abort", request_id=request_id))
     if not num_aborted:
         raise ApiError(
             404,
@@ -91,7 +91,7 @@ async def abort_request(request: Request, request_id: str) -> Response:
 async def tenants(request: Request) -> Response:
     """What each tenant uses now, and has used since the start."""
     state = state_of(request)
-    others = await state.place.siblings.ask("tenants")
+    others = await state.role.siblings.ask("tenants")
     return json_answer(TenantList(data=reports_of_all(state.room.report(), others)))
 
 
@@ -107,10 +107,11 @@ async def set_log_level(request: Request) -> Response:
     body = await read_request(request, LogLevelRequest, _LEVEL_RULES, strict=True)
     if body.level not in _LEVELS:
         raise invalid(f"level: {body.level[:40]!r} must be one of {', '.join(_LEVELS)}.", "level")
-    state, level = state_of(request), body.level.upper()
+    state = state_of(request)
+    level = body.level.upper()
     state.log_level.change(level, state.engine if state.readiness is Readiness.READY else None)
     # one that starts later takes the level of whoever starts it
-    await state.place.siblings.ask("log_level", level=level)
+    await state.role.siblings.ask("log_level", level=level)
     return json_answer(_shown_level())
 
 

@@ -14,12 +14,12 @@ from quire.interfaces.pinned_prefixes import NAME_IS_TAKEN, NOT_FOUND, PinnedPre
 from quire.interfaces.prefix_file import prompt_of
 from quire.interfaces.server.access.access import admins_only
 from quire.interfaces.server.openai.responses import only
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter(dependencies=[Depends(admins_only)])
 _PATH = "/v1/admin/pinned_prefixes"

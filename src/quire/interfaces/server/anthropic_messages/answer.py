@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from quire.interfaces.server.event_stream import event_bytes
 from quire.interfaces.server.openai.dialect import AnswerStep, ChatRun
 from quire.interfaces.server.openai.responses import Usage
-from quire.interfaces.server.wire.event_stream import event_bytes
 from quire.renderer.output_parsing.answer import CallStart, Content, Piece, Reasoning
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -100,7 +100,8 @@ class MessageInTheMaking:
     def _closed(self) -> bytes:
         if self._texts is None:
             return b""
-        text, self._texts = "".join(self._texts), None
+        text = "".join(self._texts)
+        self._texts = None
         block = self.message["content"][-1]
         events = b""
         match block["type"]:

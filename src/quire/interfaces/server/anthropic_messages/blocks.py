@@ -90,7 +90,9 @@ def _of_result(block: Block, where: str) -> dict[str, Any]:
 
 
 def _of_assistant(blocks: list[Block], where: str) -> dict[str, Any]:
-    texts, thoughts, calls = [], [], []
+    texts = []
+    thoughts = []
+    calls = []
     for number, block in enumerate(blocks):
         place = f"{where}[{number}]"
         match block.get("type"):

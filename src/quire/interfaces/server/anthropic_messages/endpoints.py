@@ -24,15 +24,15 @@ from quire.interfaces.server.anthropic_messages.fields import (
     thinking_budget,
 )
 from quire.interfaces.server.anthropic_messages.objects import FailureAnswer, MessageEvent, MessageObject, TokenCount
+from quire.interfaces.server.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.openai.dialect import ChatRun
 from quire.interfaces.server.openai.requests import ChatRequest
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, in_words_of
-from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.pumped import pumped
-from quire.interfaces.server.wire.request_body import read_request
 
 router = APIRouter()
 

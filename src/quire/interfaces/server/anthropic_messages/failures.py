@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PATHS = "/v1/messages"
+from quire.interfaces.server.wire.dialects import DIALECTS, Dialect
 
 _TYPES = {
     401: "authentication_error",
@@ -19,11 +19,9 @@ _TYPES = {
 }
 
 
-def is_anthropic(path: str) -> bool:
-    """Whether a client of this path expects this form."""
-    return path == PATHS or path.startswith(PATHS + "/")
-
-
 def failure_body(status: int, message: str) -> bytes:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+DIALECTS.append(Dialect("/v1/messages", failure_body, b"request-id"))

@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from starlette.datastructures import State
 from starlette.routing import BaseRoute, Route
 
-from quire.interfaces.server.access.visit import new_request_id, visiting
+from quire.interfaces.server.access.caller import acting_for, new_request_id
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of, invalid
@@ -115,7 +115,7 @@ class EndpointCalls:
             _check_body(body)
             scope = self._scope(path, request_id)
             receive = _Connection(body).receive
-            with visiting(self._state.visit_of(tenant, request_id)):
+            with acting_for(self._state.caller_of(tenant, request_id)):
                 response = await self._endpoint_by_path[path](Request(scope, receive))
                 await response(scope, receive, answer.send)
         except Exception as error:
@@ -164,7 +164,8 @@ class _Connection:
     async def receive(self) -> dict[str, Any]:
         if self._body is None:
             await asyncio.get_running_loop().create_future()
-        body, self._body = self._body, None
+        body = self._body
+        self._body = None
         return {"type": "http.request", "body": body, "more_body": False}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
+from quire.interfaces.engine_calls import outlast
 from quire.interfaces.server.batches.batch import Batch, BatchRecord, BatchUsage, Errors, RequestCounts, Status
 from quire.interfaces.server.batches.endpoint_calls import Called
 from quire.interfaces.server.batches.input_lines import InputLine, LineError, check_input, good_lines
@@ -21,7 +22,6 @@ from quire.interfaces.server.batches.records import BatchRecords
 from quire.interfaces.server.batches.results import ResultLine, Results, answered, not_run
 from quire.interfaces.server.files.files import Files
 from quire.interfaces.server.wire.errors import ApiError
-from quire.interfaces.steps import outlast
 
 logger = logging.getLogger("quire.server")
 
@@ -65,7 +65,8 @@ class BatchJob:
 
     def current(self) -> Batch:
         """With the counts of this moment."""
-        tally, counts = self._results.tally, self.batch.request_counts
+        tally = self._results.tally
+        counts = self.batch.request_counts
         self.batch.request_counts = RequestCounts(counts.total, tally.num_good, tally.num_bad)
         return self.batch
 
@@ -180,7 +181,8 @@ class BatchJob:
 
     async def _make_files(self, status: Status) -> None:
         """What was written becomes the batch's files; what was not run is said to be."""
-        batch, record = self.current(), self.record
+        batch = self.current()
+        record = self.record
         if batch.in_progress_at is not None and status in _NOT_RUN:
             await self._explain_the_rest(*_NOT_RUN[status])
             batch = self.current()
@@ -188,7 +190,8 @@ class BatchJob:
         batch.output_file_id = await self._adopted(record.good_file_id, f"{batch.id}_output.jsonl")
         batch.error_file_id = await self._adopted(record.bad_file_id, f"{batch.id}_error.jsonl")
         tally = self._results.tally
-        num_in, num_out = tally.num_input_tokens, tally.num_output_tokens
+        num_in = tally.num_input_tokens
+        num_out = tally.num_output_tokens
         batch.usage = BatchUsage(num_in, num_out, num_in + num_out)
 
     async def _adopted(self, file_id: str, filename: str) -> str | None:

@@ -61,7 +61,8 @@ class LineRunner:
         await on_answer(line, await self._called(line, tenant))
 
     async def _called(self, line: InputLine, tenant: str) -> Called:
-        seconds, num_failures = _FIRST_WAIT_SECONDS, 0
+        seconds = _FIRST_WAIT_SECONDS
+        num_failures = 0
         body = bytes(line.body)
         while True:
             await self.wait_ready()

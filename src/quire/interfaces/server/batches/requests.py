@@ -44,7 +44,8 @@ class BatchRequest(msgspec.Struct, kw_only=True):
         asked = self.output_expires_after
         if asked is None:
             return None
-        anchor, seconds = asked.get("anchor"), asked.get("seconds")
+        anchor = asked.get("anchor")
+        seconds = asked.get("seconds")
         if type(seconds) is not int or (anchor is not None and not isinstance(anchor, str)):
             raise invalid("output_expires_after.seconds: must be a whole number.", "output_expires_after")
         return checked_lifetime(anchor, seconds, "output_expires_after")

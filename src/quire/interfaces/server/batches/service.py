@@ -14,7 +14,7 @@ from quire.interfaces.server.batches.job import BatchJob, Workshop
 from quire.interfaces.server.batches.requests import BatchRequest
 from quire.interfaces.server.files.disk import new_file_id, storing
 from quire.interfaces.server.files.files import PURPOSES
-from quire.interfaces.server.services import marker_of
+from quire.interfaces.server.storage.data_folder import marker_of
 from quire.interfaces.server.wire.errors import ApiError, unavailable
 from quire.interfaces.server.wire.paging import Page
 
@@ -61,7 +61,8 @@ class Batches:
 
     async def stop(self) -> None:
         """Aborts what runs; the next start goes on with it."""
-        tasks, has_open = list(self._tasks), bool(self._jobs)
+        tasks = list(self._tasks)
+        has_open = bool(self._jobs)
         for task in tasks:
             task.cancel()
         if tasks:

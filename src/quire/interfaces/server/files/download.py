@@ -9,8 +9,8 @@ from fastapi.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.interfaces.server.access.in_flight import InFlight
+from quire.interfaces.server.event_stream import give_up
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError
-from quire.interfaces.server.wire.event_stream import give_up
 
 
 class Download(FileResponse):

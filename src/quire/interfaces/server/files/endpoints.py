@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -14,10 +14,19 @@ from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited
 
+if TYPE_CHECKING:
+    from quire.interfaces.server.files.files import Files
+
 router = APIRouter()
 _PATH = "/v1/files"
 _MOST = 10_000
 _FORM = "the fields file (with a filename), purpose (batch), expires_after[anchor] and expires_after[seconds]"
+
+
+def _files(request: Request) -> Files:
+    """Those of the application that the request came to."""
+    found: Files = request.app.state.services.files
+    return found
 
 
 @router.post(
@@ -29,7 +38,7 @@ async def upload_file(request: Request) -> Response:
     state = state_of(request)
     # a server that ends waits for it as for any other request
     with state.in_flight.enter() as ticket, arriving_within(state.room.request_seconds, ticket):
-        file = await state.services.files.receive(request, tenant_of(request))
+        file = await _files(request).receive(request, tenant_of(request))
     return json_answer(file)
 
 
@@ -43,7 +52,7 @@ async def list_files(
 ) -> Response:
     """The files of whoever asks, newest first."""
     page = Page(limit, after, order)
-    found, has_more = await state_of(request).services.files.page(tenant_of(request), purpose, page)
+    found, has_more = await _files(request).page(tenant_of(request), purpose, page)
     first, last = ends_of(found)
     return json_answer(FileList(data=found, first_id=first, last_id=last, has_more=has_more))
 
@@ -51,21 +60,22 @@ async def list_files(
 @router.get(_PATH + "/{file_id}", openapi_extra=described(answer=FileObject))
 async def retrieve_file(request: Request, file_id: str) -> Response:
     """What is known of one file."""
-    return json_answer(await state_of(request).services.files.find(file_id, tenant_of(request)))
+    return json_answer(await _files(request).find(file_id, tenant_of(request)))
 
 
 @router.get(_PATH + "/{file_id}/content", openapi_extra=described(media_type="application/octet-stream", errors=(416,)))
 async def file_content(request: Request, file_id: str) -> Response:
     """The bytes of one file."""
     state = state_of(request)
-    file = await state.services.files.find(file_id, tenant_of(request))
-    return Download(state.in_flight, state.services.files.path_of(file.id), file.filename)
+    files = _files(request)
+    file = await files.find(file_id, tenant_of(request))
+    return Download(state.in_flight, files.path_of(file.id), file.filename)
 
 
 @router.delete(_PATH + "/{file_id}", openapi_extra=described(answer=FileDeleted, errors=(409,)))
 async def delete_file(request: Request, file_id: str) -> Response:
     """Removes a file, unless a batch reads it."""
-    services, tenant = state_of(request).services, tenant_of(request)
-    await services.batches.check_unused(file_id, tenant)
-    await services.files.delete(file_id, tenant)
+    tenant = tenant_of(request)
+    await request.app.state.services.batches.check_unused(file_id, tenant)
+    await _files(request).delete(file_id, tenant)
     return json_answer(FileDeleted(id=file_id))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fastapi import Request
 
+from quire.interfaces.engine_calls import outlast
 from quire.interfaces.server.files.answers import FileObject
 from quire.interfaces.server.files.disk import FileFolder, is_file_id, new_file_id
 from quire.interfaces.server.files.lifetime import checked_lifetime
@@ -23,7 +24,6 @@ from quire.interfaces.server.files.upload import Upload, receive_upload
 from quire.interfaces.server.storage.storage import Storage
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.paging import Page
-from quire.interfaces.steps import outlast
 
 logger = logging.getLogger("quire.server")
 

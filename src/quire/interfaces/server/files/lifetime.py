@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quire.interfaces.server.wire.errors import invalid
 
-_LEAST_SECONDS, _MOST_SECONDS = 3_600, 2_592_000
+_LEAST_SECONDS = 3_600
+_MOST_SECONDS = 2_592_000
 
 
 def checked_lifetime(anchor: str | None, seconds: int, name: str) -> int:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from quire.interfaces.engine_calls import outlast
 from quire.interfaces.server.files.disk import FileFolder, NewFile
 from quire.interfaces.server.files.multipart import Part, boundary_of, read_parts
+from quire.interfaces.server.request_body import check_encoding
 from quire.interfaces.server.wire.body_chunks import BodyChunks
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, idle, invalid
-from quire.interfaces.server.wire.request_body import check_encoding
-from quire.interfaces.steps import outlast
 
 # bytes go to the disk in blocks of this size, each in a thread
 _BLOCK_BYTES = 2**20
@@ -77,7 +77,8 @@ async def _read(parts: AsyncGenerator[Part | bytes, None], upload: Upload, limit
     async for item in parts:
         if isinstance(item, Part):
             _end_field(upload, current, text)
-            current, text = item.name[:64], b""
+            current = item.name[:64]
+            text = b""
             _check_new(upload, item)
             if item.filename is not None:
                 upload.filename = item.filename[:_MAX_FILENAME]

@@ -94,7 +94,8 @@ def versions() -> dict[str, str]:
 
 def _free(file: Path) -> Path:
     """Two deaths within a second have two reports."""
-    number, candidate = 1, file
+    number = 1
+    candidate = file
     while candidate.exists():
         number += 1
         candidate = file.with_stem(f"{file.stem}-{number}")

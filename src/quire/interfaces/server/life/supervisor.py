@@ -128,7 +128,8 @@ class Supervisor:
         if process is not None:
             pulse = process.pulse()._asdict()
             facts |= {"pid": process.pid, "pulse": pulse, "last_steps": process.last_steps()}
-        self._stacks, self._has_stalled = "", False
+        self._stacks = ""
+        self._has_stalled = False
         file = await asyncio.to_thread(self._reports.write, cause, stacks, self._engine.config, facts)
         if file is not None:
             logger.error("crash report: %s", file)

@@ -11,9 +11,11 @@ def try_line(url: str, model: str, *, is_chat: bool, has_key: bool) -> str:
     """A command to paste."""
     body: dict[str, Any]
     if is_chat:
-        path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": "What is seven plus five?"}]}
+        path = "/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "What is seven plus five?"}]}
     else:
-        path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
+        path = "/v1/completions"
+        body = {"prompt": "Once upon a time", "max_tokens": 32}
     key = """ -H "Authorization: Bearer $API_KEY\"""" if has_key else ""
     data = shlex.quote(json.dumps({"model": model, **body}, ensure_ascii=False))
     return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"

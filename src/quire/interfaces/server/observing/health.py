@@ -15,8 +15,6 @@ from quire.interfaces.server.wire.json_answer import json_answer
 from quire.version import __version__
 
 router = APIRouter()
-# Answered without a key, and at any time.
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/version"})
 
 
 class Health(msgspec.Struct):

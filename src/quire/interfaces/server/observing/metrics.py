@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from quire.errors import QuireError
 from quire.interfaces.server.access.access import overseers_only
-from quire.interfaces.server.processes.answers import added
+from quire.interfaces.server.sibling_answers import added
 from quire.interfaces.server.state import Readiness, ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.observability.metrics import CONTENT_TYPE
@@ -24,7 +24,7 @@ _ENGINE_SECONDS = 2.0
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms."""
     state = state_of(request)
-    statistics, others = await asyncio.gather(_statistics(state), state.place.siblings.ask("metrics"))
+    statistics, others = await asyncio.gather(_statistics(state), state.role.siblings.ask("metrics"))
     statistics = added(statistics, [other["statistics"] for other in others])
     content = state.metrics.exposition(statistics, [other["instruments"] for other in others])
     return Response(content, headers={"content-type": CONTENT_TYPE})

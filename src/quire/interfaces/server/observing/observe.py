@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from quire.interfaces.server.access.access import overseers_only
 from quire.interfaces.server.observing.observe_answers import ObservedBlocks, ObservedDecisions, ObservedState, Trace
+from quire.interfaces.server.observing.observed import Observed
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError
@@ -26,21 +27,21 @@ Since = Annotated[
 async def state(request: Request) -> Response:
     """Throughput, latency, who runs, who waits and for what, and where the memory is."""
     server = state_of(request)
-    return _answer(await server.observed.state(server.engine))
+    return _answer(await _observed(request).state(server.engine))
 
 
 @router.get("/v1/observe/blocks", openapi_extra=described(answer=ObservedBlocks, errors=(403,)))
 async def blocks(request: Request) -> Response:
     """The block map: what each block holds and for whom, as columns of bytes in base64, and a sentence about it."""
     server = state_of(request)
-    return _answer(await server.observed.blocks(server.engine))
+    return _answer(await _observed(request).blocks(server.engine))
 
 
 @router.get("/v1/observe/decisions", openapi_extra=described(answer=ObservedDecisions, errors=(403,)))
 async def decisions(request: Request, since: Since = 0) -> Response:
     """The scheduler's last decisions, in words and as numbers, oldest first."""
     server = state_of(request)
-    return _answer(await server.observed.decisions(server.engine, since))
+    return _answer(await _observed(request).decisions(server.engine, since))
 
 
 @router.get("/v1/observe/trace", openapi_extra=described(answer=Trace, errors=(403, 409)))
@@ -48,8 +49,14 @@ async def trace(request: Request) -> Response:
     """The recording as a trace that ui.perfetto.dev opens."""
     server = state_of(request)
     _check_recorded(server)
-    content = await server.observed.trace(server.engine)
+    content = await _observed(request).trace(server.engine)
     return _answer(content, {"content-disposition": 'attachment; filename="quire.trace.json"'})
+
+
+def _observed(request: Request) -> Observed:
+    """What all viewers of this server share."""
+    observed: Observed = request.app.state.observed
+    return observed
 
 
 def _answer(content: bytes, headers: dict[str, Any] | None = None) -> Response:

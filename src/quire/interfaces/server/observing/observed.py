@@ -18,7 +18,7 @@ import msgspec
 from quire.errors import EngineError
 from quire.interfaces.recording import decisions_of
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.processes.place import Alone, Siblings
+from quire.interfaces.server.process_role import Alone, Siblings
 from quire.observability.block_summary import summary_of
 from quire.observability.latest import Latest
 from quire.observability.metrics import ServerMetrics

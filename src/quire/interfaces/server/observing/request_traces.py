@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
-from quire.interfaces.server.access.gate import App, Scope, Send
 from quire.interfaces.server.access.in_flight import Receive
+from quire.interfaces.server.gate import App, Scope, Send
 from quire.observability.tracing import Tracing, current_trace
 
 # What monitoring asks every few seconds.

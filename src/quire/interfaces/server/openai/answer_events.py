@@ -9,7 +9,6 @@ from typing import Any
 from quire.engine_client import Stream
 from quire.engine_client.mailbox import nobody
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.server.openai.running import PromptDelta
 
 
 class AnswerEvents:
@@ -18,8 +17,8 @@ class AnswerEvents:
 
     def __init__(
         self,
-        deltas: Stream[PromptDelta],
-        encode: Callable[[int, OutputDelta], bytes],
+        deltas: Stream[OutputDelta],
+        encode: Callable[[OutputDelta], bytes],
         end: Callable[[], bytes | Coroutine[Any, Any, bytes]],
     ) -> None:
         self._deltas = deltas
@@ -43,7 +42,7 @@ class AnswerEvents:
     def take(self) -> list[bytes]:
         if self._ending is not None:
             return self._take_ending(self._ending)
-        events = [self._encode(number, delta) for number, delta in self._deltas.take()]
+        events = [self._encode(delta) for delta in self._deltas.take()]
         if self._deltas.is_done and not self.is_done:
             end = self._end()
             if isinstance(end, bytes):

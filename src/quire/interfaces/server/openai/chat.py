@@ -16,13 +16,15 @@ from quire.beam_search_params import GenerationParams
 from quire.engine_client import Stream
 from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.in_flight import until_disconnect
-from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.openai.answer_events import AnswerEvents
 from quire.interfaces.server.openai.chat_answers import AnswerStreams, content_delta, message_of
 from quire.interfaces.server.openai.chat_tools import ToolChoice, tool_choice_of, with_call_enforced
 from quire.interfaces.server.openai.chunks import ChatChunk, encoder_of
 from quire.interfaces.server.openai.generation import Answer, Choice, collect
+from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json, whole_chat_logprobs
 from quire.interfaces.server.openai.reasoning_tokens import Thoughtful, total_reasoning_tokens
 from quire.interfaces.server.openai.rendering import opens_answer, render
@@ -33,14 +35,12 @@ from quire.interfaces.server.openai.sampling import check_length, check_stream_o
 from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.thinking import NO_EFFORT, template_kwargs_of
 from quire.interfaces.server.openai.work import Counts, Work, num_sequences
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid, renamed
-from quire.interfaces.server.wire.event_stream import EventStream
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.known_fields import rules_for
-from quire.interfaces.server.wire.request_body import read_request
 from quire.renderer.output_formats import AnswerFormats, OutputFormats
 from quire.sampling_params import SamplingParams
 
@@ -71,7 +71,7 @@ async def prepare_chat(
     its messages something else."""
     check_stream_options(body)
     params = _params(body, state)
-    current_visit().check_room(num_sequences(params))
+    current_caller().check_room(num_sequences(params))
     choice = tool_choice_of(body.tools, body.tool_choice)
     if choice.must_call:
         formats = state.engine.renderer.output_formats
@@ -129,7 +129,8 @@ def _text_of(message: dict[str, Any]) -> str:
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
-    newer, older = body.max_completion_tokens, body.max_tokens
+    newer = body.max_completion_tokens
+    older = body.max_tokens
     if newer is not None and older is not None and newer != older:
         text = f"max_tokens={older} and max_completion_tokens={newer}: they mean the same. Give one of them."
         raise invalid(text, "max_tokens")
@@ -249,7 +250,7 @@ class Chat:
         is_text_alone = self._formats is None and self._work.params.logprobs is None
         frames = [encoder.frame(*_around_content(index)) for index in range(self._work.num_choices)]
 
-        def encode(_: int, delta: OutputDelta) -> bytes:
+        def encode(delta: OutputDelta) -> bytes:
             if is_text_alone and delta.text and delta.finish_reason is None and delta.index in has_role:
                 # nearly every token comes this way
                 frame = frames[delta.index]
@@ -281,7 +282,8 @@ class Chat:
 
     def _encoded(self, delta: OutputDelta, streams: AnswerStreams) -> list[bytes]:
         """Choices of a difference: what it adds if it adds anything, then its end."""
-        index, is_last = delta.index, delta.finish_reason is not None
+        index = delta.index
+        is_last = delta.finish_reason is not None
         choices = []
         logprobs = self._logprobs(delta) if delta.token_ids else None
         deltas = streams.deltas(index, delta.text, is_last=is_last)

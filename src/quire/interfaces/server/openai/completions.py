@@ -6,10 +6,12 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.in_flight import until_disconnect
-from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.openai.chunks import CompletionChunk
 from quire.interfaces.server.openai.continuations import Continuations
+from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render, text_of
 from quire.interfaces.server.openai.requests import CompletionRequest
 from quire.interfaces.server.openai.responses import Completion
@@ -17,15 +19,13 @@ from quire.interfaces.server.openai.sampling import check_length, check_stream_o
 from quire.interfaces.server.openai.streamed_completion import answer_to_lines, is_in_lines
 from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work, num_sequences
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
-from quire.interfaces.server.wire.event_stream import EventStream
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
-from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 
 router = APIRouter()
@@ -68,7 +68,7 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
     texts: list[str] = []
     asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
-    current_visit().check_room(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
+    current_caller().check_room(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
     names = names_of(body.prompt, asked, "prompt")
     for prompt, name in zip(asked, names, strict=True):
         token_ids, text = await _tokens_and_text(state, prompt, name, body)

@@ -66,7 +66,9 @@ class Continuations:
         prompt_number = number // self._work.params.n
         prompt = self._work.prompts[prompt_number]
         scores = answer.prompt_scores.of(prompt_number, len(prompt))
-        text, columns, builder = "", None, self._builder()
+        text = ""
+        columns = None
+        builder = self._builder()
         if builder:
             columns = CompletionLogprobs()
             if self._echo:
@@ -104,7 +106,8 @@ class Continuations:
         is_text_alone = self._has_output and self._num_top is None
         frames = [encoder.frame(*_around_text(number)) for number in range(self._work.num_choices)]
 
-        def encode(prompt_number: int, delta: OutputDelta) -> bytes:
+        def encode(delta: OutputDelta) -> bytes:
+            prompt_number = delta.prompt_number
             number = prompt_number * n + delta.index
             if is_text_alone and delta.text and delta.finish_reason is None and not not_echoed:
                 # nearly every token comes this way

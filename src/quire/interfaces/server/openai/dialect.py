@@ -105,7 +105,8 @@ class ChatRun:
 
     async def _count_thoughts(self) -> None:
         if self._parser is not None:
-            work, renderer = self._work, self._state.engine.renderer
+            work = self._work
+            renderer = self._state.engine.renderer
             self.counts.num_reasoning_tokens = await total_reasoning_tokens(
                 self._state.count_threads,
                 renderer,
@@ -120,14 +121,14 @@ class ChatRun:
 
     def give_up(self) -> None:
         """It is over, or nothing will come of it: its places are free. May be called again."""
-        if self._work.stay is not None:
-            self._work.stay.close()
+        if self._work.reservation is not None:
+            self._work.reservation.close()
 
     async def steps(self) -> AsyncGenerator[AnswerStep, None]:
         """Closing it aborts the request."""
         state = self._state
         async with aclosing(deltas_of(state.engine, self._work, state.metrics, self.counts)) as deltas:
-            async for _, delta in deltas:
+            async for delta in deltas:
                 step = self._step(delta)
                 if step.finish_reason is not None:
                     await self._count_thoughts()

@@ -14,19 +14,19 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from quire.errors import ContextLengthError
+from quire.interfaces.server.access.caller import Caller, current_caller
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.visit import Visit, current_visit
-from quire.interfaces.server.access.waiting_room import Stay
+from quire.interfaces.server.access.waiting_room import Reservation
+from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import Refused
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.known_fields import rules_for
 from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
-from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 from quire.observability.tracing import current_trace
 from quire.outputs import EmbeddingRequestOutput
@@ -35,7 +35,8 @@ from quire.pooling_params import PoolingParams
 # OpenAI's
 MAX_INPUTS = 2048
 _MOST_AT_ONCE = 64
-FLOAT, BASE64 = "float", "base64"
+FLOAT = "float"
+BASE64 = "base64"
 
 router = APIRouter()
 
@@ -109,17 +110,18 @@ async def create_embeddings(request: Request) -> Response:
         shown = str(body.encoding_format)[:40]
         raise invalid(f"encoding_format={shown!r}: must be {FLOAT} or {BASE64}.", "encoding_format")
     params = PoolingParams(pooling=body.pooling, dimensions=body.dimensions, normalize=_normalizes(body))
-    asked, visit = split_prompts(body.input, "input", MAX_INPUTS), current_visit()
+    asked = split_prompts(body.input, "input", MAX_INPUTS)
+    caller = current_caller()
     names = names_of(body.input, asked, "input")
-    visit.check_priority(body.priority or 0)
+    caller.check_priority(body.priority or 0)
     with in_words_of({"prompt": "input"}):
-        visit.check_room(_window(visit, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+        caller.check_room(_window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
         inputs: list[list[int]] = []
         for one, name in zip(asked, names, strict=True):
             inputs.append(await _tokens(state, one, name, body.add_special_tokens))
             # between many short texts others have their turn
             await asyncio.sleep(0)
-        work = _Work(inputs, names, params, body, visit)
+        work = _Work(inputs, names, params, body, caller)
         outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
     num_tokens = sum(map(len, inputs))
     data = []
@@ -131,7 +133,8 @@ async def create_embeddings(request: Request) -> Response:
 
 
 def _normalizes(body: EmbeddingRequest) -> bool:
-    newer, older = body.use_activation, body.normalize
+    newer = body.use_activation
+    older = body.normalize
     if newer is not None and older is not None and newer != older:
         values = f"normalize={str(older).lower()} and use_activation={str(newer).lower()}"
         raise invalid(f"{values}: they mean the same. Give one of them.", "use_activation")
@@ -155,10 +158,10 @@ async def _tokens(state: ServerState, one: str | list[int], name: str, add_speci
     return one
 
 
-def _window(visit: Visit, num_inputs: int) -> int:
+def _window(caller: Caller, num_inputs: int) -> int:
     """How many inputs of one request are in the engine at a time: no request fills the queue alone."""
-    quota = visit.tenant.quota
-    bounds = (num_inputs, _MOST_AT_ONCE, visit.room.max_requests, quota.max_requests, quota.max_queued)
+    quota = caller.tenant.quota
+    bounds = (num_inputs, _MOST_AT_ONCE, caller.room.max_requests, quota.max_requests, quota.max_queued)
     return max(1, min(bound for bound in bounds if bound is not None))
 
 
@@ -166,28 +169,29 @@ class _Work:
     """The inputs of one request on their way."""
 
     def __init__(
-        self, inputs: list[list[int]], names: list[str], params: PoolingParams, body: EmbeddingRequest, visit: Visit
+        self, inputs: list[list[int]], names: list[str], params: PoolingParams, body: EmbeddingRequest, caller: Caller
     ) -> None:
         self._inputs = inputs
         self._names = names
         self._params = params
-        self._visit = visit
+        self._caller = caller
         self._asked: dict[str, Any] = {
             "priority": body.priority or 0,
             "cache_salt": body.cache_salt or "",
-            "tenant": visit.tenancy,
+            "tenant": caller.tenancy,
         }
 
     async def outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
         """In the order of the inputs. The first that fails ends the others."""
         current_trace.get().describe({"gen_ai.request.model": state.model_name})
-        visit, count = self._visit, _window(self._visit, len(self._inputs))
+        caller = self._caller
+        count = _window(self._caller, len(self._inputs))
         places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]
         found: dict[int, EmbeddingRequestOutput] = {}
-        with closing(visit.room.admit(visit.tenant, places)) as stay, within_time(visit.room, stay):
-            stay.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
+        with closing(caller.room.admit(caller.tenant, places)) as reservation, within_time(caller.room, reservation):
+            reservation.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
             left = iter(enumerate(self._inputs))
-            tasks = [asyncio.ensure_future(self._take(left, found, state, stay)) for _ in range(count)]
+            tasks = [asyncio.ensure_future(self._take(left, found, state, reservation)) for _ in range(count)]
             try:
                 await asyncio.gather(*tasks)
             finally:
@@ -201,20 +205,20 @@ class _Work:
         left: Iterator[tuple[int, list[int]]],
         found: dict[int, EmbeddingRequestOutput],
         state: ServerState,
-        stay: Stay,
+        reservation: Reservation,
     ) -> None:
         """One input after the other, as long as there are some."""
         for number, token_ids in left:
-            found[number] = await self._output(number, token_ids, state, stay)
+            found[number] = await self._output(number, token_ids, state, reservation)
 
     async def _output(
-        self, number: int, token_ids: list[int], state: ServerState, stay: Stay
+        self, number: int, token_ids: list[int], state: ServerState, reservation: Reservation
     ) -> EmbeddingRequestOutput:
         observer = state.metrics.observe_pooling(len(token_ids), time.monotonic())
 
         def started(num_cached_tokens: int) -> None:
-            stay.begin(number)
-            stay.add_tokens(num_cached=num_cached_tokens)
+            reservation.begin(number)
+            reservation.add_tokens(num_cached=num_cached_tokens)
             observer.started(num_cached_tokens, time.monotonic())
 
         reason = "abort"

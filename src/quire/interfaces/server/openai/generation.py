@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from quire.engine_client import each_of, items_of
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.openai.running import PromptDelta, running
+from quire.interfaces.server.openai.running import running
 from quire.interfaces.server.openai.work import Counts, Work
 from quire.observability.metrics import ServerMetrics
 from quire.outputs import Logprobs, PromptLogprobs
@@ -39,7 +39,8 @@ class Choice:
         if delta.logprobs:
             self.logprobs += delta.logprobs
         if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
 
 
 class PromptScores:
@@ -71,8 +72,8 @@ async def collect(engine: ServedEngine, work: Work, metrics: ServerMetrics) -> A
     answer = Answer([Choice() for _ in range(work.num_choices)], PromptScores(), Counts())
     n = work.params.n
 
-    def add(pair: PromptDelta) -> None:
-        number, delta = pair
+    def add(delta: OutputDelta) -> None:
+        number = delta.prompt_number
         answer.prompt_scores.add(number, delta)
         answer.choices[number * n + delta.index].add(delta)
 
@@ -83,8 +84,8 @@ async def collect(engine: ServedEngine, work: Work, metrics: ServerMetrics) -> A
 
 async def deltas_of(
     engine: ServedEngine, work: Work, metrics: ServerMetrics, counts: Counts
-) -> AsyncGenerator[PromptDelta, None]:
+) -> AsyncGenerator[OutputDelta, None]:
     """What is new, as it comes. Closing it aborts what still runs."""
     async with running(engine, work, metrics, counts) as deltas:
-        async for pair in items_of(deltas):
-            yield pair
+        async for delta in items_of(deltas):
+            yield delta

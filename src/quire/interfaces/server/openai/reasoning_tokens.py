@@ -51,7 +51,8 @@ def count_reasoning_tokens(
     waiting = list(reversed(thoughts))
     num_tokens = num_open = end = 0
     for token_id in token_ids:
-        start, end = end, end + len(stream.push([token_id], is_last=False).text)
+        start = end
+        end = end + len(stream.push([token_id], is_last=False).text)
         # the parts of a character belong to it
         num_open += 1
         if end == start:

@@ -17,7 +17,8 @@ _MAX_INLINE_TOKENS = 4_000
 
 def _is_short(*given: Any) -> bool:
     """Whether the texts have few characters, and there is little beside them. Looks no further than until it knows."""
-    left, values = _MAX_INLINE_CHARACTERS, list(given)
+    left = _MAX_INLINE_CHARACTERS
+    values = list(given)
     while values and left >= 0:
         value = values.pop()
         if isinstance(value, str):

@@ -13,38 +13,47 @@ from typing import Any
 from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Stay
+from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.work import Counts, Work
 from quire.interfaces.server.wire.errors import internal
 from quire.observability.metrics import ServerMetrics
-from quire.observability.request_observer import RequestObserver
 from quire.observability.tracing import current_trace
 
 logger = logging.getLogger("quire.server")
-
-# (number of the prompt, what is new in one of its sequences)
-PromptDelta = tuple[int, OutputDelta]
 
 
 @asynccontextmanager
 async def running(
     engine: ServedEngine, work: Work, metrics: ServerMetrics, counts: Counts
-) -> AsyncIterator[Stream[PromptDelta]]:
+) -> AsyncIterator[Stream[OutputDelta]]:
     """Starts it. Raises 429 before anything, if there is no room. What still runs at the end is aborted."""
     current_trace.get().describe(_asked(engine, work))
-    with closing(work.accepted()) as stay, within_time(work.visit.room, stay):
-        prompts: list[_Prompt] = []
+    with closing(work.accepted()) as reservation, within_time(work.caller.room, reservation):
+        streams: list[Stream[OutputDelta]] = []
+        watches: list[_Watch] = []
         try:
-            for number in range(len(work.prompts)):
-                prompts.append(await _started(engine, work, number, metrics, counts))
+            for number, prompt in enumerate(work.prompts):
+                watches.append(_Watch(number, len(prompt), work, reservation, metrics, counts))
+                streams.append(await _opened(engine, work, number, watches[-1]))
                 if len(work.prompts) > 1:
                     # others have their turn between many
                     await asyncio.sleep(0)
-            yield prompts[0] if len(prompts) == 1 else _Several(prompts)
+            yield streams[0] if len(streams) == 1 else Several(streams)
         finally:
-            for prompt in prompts:
-                await prompt.aclose()
+            # whoever leaves before the end aborts; without effect if the end was seen
+            for watch in watches:
+                watch.end("abort")
+            for stream in streams:
+                await stream.aclose()
+
+
+async def _opened(engine: ServedEngine, work: Work, number: int, watch: _Watch) -> Stream[OutputDelta]:
+    try:
+        return await engine.open(work.prepared[number], observer=watch, prompt_number=number)
+    except Exception:
+        watch.fail()
+        raise
 
 
 def _asked(engine: ServedEngine, work: Work) -> dict[str, Any]:
@@ -57,80 +66,49 @@ def _asked(engine: ServedEngine, work: Work) -> dict[str, Any]:
     }
 
 
-async def _started(engine: ServedEngine, work: Work, number: int, metrics: ServerMetrics, counts: Counts) -> _Prompt:
-    num_tokens, params = len(work.prompts[number]), work.params
-    observer = metrics.observe_request(num_tokens, time.monotonic(), n=params.n, max_tokens=params.max_tokens)
-    counts.num_prompt_tokens += num_tokens
-    try:
-        stream = await engine.open(work.prepared[number])
-    except BaseException as error:
-        observer.finished("error" if isinstance(error, Exception) else "abort", time.monotonic())
-        raise
-    return _Prompt(number, params.n, stream, work.accepted(), observer, counts)
-
-
-class _Prompt:
-    """One prompt's sequences, as a Stream."""
+class _Watch:
+    """Counts and times what comes of one prompt, for metrics, quotas and `usage`."""
 
     def __init__(
         self,
         number: int,
-        num_sequences: int,
-        stream: Stream[OutputDelta],
-        stay: Stay,
-        observer: RequestObserver,
+        num_tokens: int,
+        work: Work,
+        reservation: Reservation,
+        metrics: ServerMetrics,
         counts: Counts,
     ) -> None:
+        params = work.params
         self._number = number
-        self._num_open = num_sequences
-        self._stream = stream
-        self._stay = stay
-        self._observer = observer
+        self._num_open = params.n
+        self._reservation = reservation
+        self._observer = metrics.observe_request(num_tokens, time.monotonic(), n=params.n, max_tokens=params.max_tokens)
         self._counts = counts
+        counts.num_prompt_tokens += num_tokens
 
-    def tell(self, reader: Callable[[], None]) -> None:
-        self._stream.tell(reader)
+    def see(self, delta: OutputDelta) -> None:
+        now = time.monotonic()
+        if delta.num_cached_tokens is not None:
+            self._reservation.begin(self._number)
+            self._reservation.add_tokens(num_cached=delta.num_cached_tokens)
+            self._counts.num_cached_tokens += delta.num_cached_tokens
+            self._observer.started(delta.num_cached_tokens, now)
+        num_tokens = len(delta.token_ids)
+        if num_tokens:
+            self._counts.num_generated_tokens += num_tokens
+            self._reservation.add_generated(num_tokens)
+            self._observer.tokens(num_tokens, now, delta.index)
+        if delta.finish_reason is not None:
+            self._see_end(delta)
 
-    @property
-    def has_news(self) -> bool:
-        return self._stream.has_news
+    def fail(self) -> None:
+        self.end("error")
 
-    @property
-    def is_done(self) -> bool:
-        return self._num_open == 0
+    def end(self, how: str) -> None:
+        """Without effect after the first time."""
+        self._observer.finished(how, time.monotonic())
 
-    def take(self) -> list[PromptDelta]:
-        try:
-            number, now = self._number, time.monotonic()
-            pairs = []
-            for delta in self._stream.take():
-                if delta.num_cached_tokens is not None:
-                    self._begin(delta.num_cached_tokens, now)
-                num_tokens = len(delta.token_ids)
-                if num_tokens:
-                    self._counts.num_generated_tokens += num_tokens
-                    self._stay.add_generated(num_tokens)
-                    self._observer.tokens(num_tokens, now, delta.index)
-                if delta.finish_reason is not None:
-                    self._end(delta)
-                pairs.append((number, delta))
-            return pairs
-        except Exception:  # one that the core refuses included
-            self._observer.finished("error", time.monotonic())
-            raise
-
-    async def aclose(self) -> None:
-        """Whoever leaves before the end aborts; without effect if the end was seen."""
-        self._observer.finished("abort", time.monotonic())
-        await self._stream.aclose()
-
-    def _begin(self, num_cached_tokens: int, now: float) -> None:
-        self._stay.begin(self._number)
-        self._stay.add_tokens(num_cached=num_cached_tokens)
-        self._counts.num_cached_tokens += num_cached_tokens
-        self._observer.started(num_cached_tokens, now)
-
-    def _end(self, delta: OutputDelta) -> None:
+    def _see_end(self, delta: OutputDelta) -> None:
         """OpenAI's clients know no other ends than stop and length: any other is an error, not a finish reason."""
         self._num_open -= 1
         self._counts.num_drafted_tokens += delta.num_drafted_tokens
@@ -138,14 +116,14 @@ class _Prompt:
         if delta.finish_reason not in ("stop", "length"):
             logger.error("a sequence ended with %s: %s", delta.finish_reason, delta.stop_reason)
             raise internal("The request failed while it ran.")
-        if self.is_done:
-            self._observer.finished(delta.finish_reason, time.monotonic())
+        if self._num_open == 0:
+            self.end(delta.finish_reason)
 
 
-class _Several:
+class Several:
     """Several prompts as one Stream. Those of which something was heard are asked, however many there are."""
 
-    def __init__(self, prompts: list[_Prompt]) -> None:
+    def __init__(self, prompts: list[Stream[OutputDelta]]) -> None:
         self._prompts = prompts
         self._open = set(prompts)
         # in the order in which they were heard; at first nobody knows
@@ -155,7 +133,7 @@ class _Several:
         for prompt in self._prompts:
             prompt.tell(functools.partial(self._hear, prompt, reader))
 
-    def _hear(self, prompt: _Prompt, reader: Callable[[], None]) -> None:
+    def _hear(self, prompt: Stream[OutputDelta], reader: Callable[[], None]) -> None:
         self._heard[prompt] = None
         reader()
 
@@ -167,16 +145,16 @@ class _Several:
     def is_done(self) -> bool:
         return not self._open
 
-    def take(self) -> list[PromptDelta]:
+    def take(self) -> list[OutputDelta]:
         heard = self._heard
         self._heard = {}
-        pairs: list[PromptDelta] = []
+        deltas: list[OutputDelta] = []
         for prompt in heard:
             if prompt in self._open:
-                pairs += prompt.take()
+                deltas += prompt.take()
                 if prompt.is_done:
                     self._open.remove(prompt)
-        return pairs
+        return deltas
 
     async def aclose(self) -> None:
         for prompt in self._prompts:

@@ -6,13 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from quire.beam_search_params import GenerationParams
-from quire.config import EngineConfig
 from quire.errors import ContextLengthError
 from quire.interfaces.server.openai.beam_search import beam_search_params, check_fields
 from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
 from quire.interfaces.server.openai.structured_outputs import structured_outputs_of
 from quire.interfaces.server.wire.errors import invalid
-from quire.interfaces.setup import default_sampling_params
 from quire.sampling_params import SamplingParams
 
 # Taken over under their own names.
@@ -26,17 +24,6 @@ _FROM_REQUEST = (
 MAX_TEMPERATURE = 2.0
 # OpenAI's for a completion; a chat has no such default
 _DEFAULT_MAX_TOKENS = 16
-
-
-def generation_defaults(config: EngineConfig) -> dict[str, Any]:
-    """What the model's authors recommend, as far as it differs from SamplingParams' own defaults."""
-    recommended = default_sampling_params(config)
-    plain = SamplingParams()
-    return {
-        name: getattr(recommended, name)
-        for name in recommended.__struct_fields__
-        if getattr(recommended, name) != getattr(plain, name)
-    }
 
 
 def generation_params(fields: GenerationFields, defaults: dict[str, Any], **decided: Any) -> GenerationParams:

@@ -15,28 +15,32 @@ from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 
 from quire.engine_client import items_of
 from quire.interfaces.server.access.in_flight import Ticket, until_disconnect
+from quire.interfaces.server.event_stream import WRITE_DEADLINE_SECONDS, EventStream
 from quire.interfaces.server.openai.continuations import Continuations
+from quire.interfaces.server.openai.known_fields import rules_for
+from quire.interfaces.server.openai.prompt_pieces import Messages, bounded, lines_of, pieces_of, socket_messages
 from quire.interfaces.server.openai.rendering import text_of
 from quire.interfaces.server.openai.requests import StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
+from quire.interfaces.server.request_body import check_encoding, read_text
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.body_chunks import BodyChunks
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
-from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS, EventStream
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.known_fields import rules_for
-from quire.interfaces.server.wire.prompt_pieces import Messages, bounded, lines_of, pieces_of, socket_messages
-from quire.interfaces.server.wire.request_body import check_encoding, read_text
 
 router = APIRouter()
 SOCKET_PATH = "/v1/completions/stream"
 _RULES = rules_for(StreamedCompletionRequest, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)
 _LINES = re.compile(r'application/(x-)?ndjson\s*(;\s*charset="?utf-8"?\s*)?', re.IGNORECASE)
 # RFC 6455: done, a message that breaks the rules, one that is too large, our own fault, try again later
-_DONE, _REFUSED, _TOO_LARGE, _FAILED, _LATER = 1000, 1008, 1009, 1011, 1013
+_DONE = 1000
+_REFUSED = 1008
+_TOO_LARGE = 1009
+_FAILED = 1011
+_LATER = 1013
 # for what is still on its way when the answer is known
 _DISCARD_SECONDS = 1.0
 

@@ -6,15 +6,15 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire.interfaces.server.openai.chat_tools import tool_choice_of
+from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import opens_answer, render, text_of
 from quire.interfaces.server.openai.requests import DetokenizeRequest, TokenizeRequest
 from quire.interfaces.server.openai.thinking import template_kwargs_of
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.known_fields import rules_for
-from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 
 router = APIRouter()

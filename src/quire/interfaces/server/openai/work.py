@@ -8,9 +8,9 @@ from typing import Any
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import RequestError
+from quire.interfaces.server.access.caller import Caller, current_caller
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.visit import Visit, current_visit
-from quire.interfaces.server.access.waiting_room import Stay
+from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.responses import Usage, usage_of
@@ -25,9 +25,9 @@ class Work:
     params: GenerationParams
     prepared: list[Any]
     # on whose behalf
-    visit: Visit = field(default_factory=current_visit)
+    caller: Caller = field(default_factory=current_caller)
     # its places, once it was accepted
-    stay: Stay | None = None
+    reservation: Reservation | None = None
     # what its client calls things, where that differs
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -45,9 +45,9 @@ class Work:
     ) -> Work:
         """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's, and
         so are `prompt_names`, of each prompt where there are several."""
-        visit = current_visit()
-        visit.check_priority(priority)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": visit.tenancy}
+        caller = current_caller()
+        caller.check_priority(priority)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": caller.tenancy}
         prepared: list[Any] = []
         try:
             for prompt in prompts:
@@ -55,7 +55,7 @@ class Work:
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**(names or {}), **its}) from None
-        return cls(prompts, params, prepared, visit, names=names or {})
+        return cls(prompts, params, prepared, caller, names=names or {})
 
     @classmethod
     async def receive(
@@ -70,37 +70,37 @@ class Work:
         names: Mapping[str, str] | None = None,
     ) -> Work:
         """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
-        visit = current_visit()
-        visit.check_priority(priority)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": visit.tenancy}
-        stay = visit.room.admit(visit.tenant, [(num_sequences(params), 0)], is_arriving=True)
+        caller = current_caller()
+        caller.check_priority(priority)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": caller.tenancy}
+        reservation = caller.room.admit(caller.tenant, [(num_sequences(params), 0)], is_arriving=True)
         try:
-            with within_time(visit.room, stay, is_arriving=True):
+            with within_time(caller.room, reservation, is_arriving=True):
                 received = await engine.receive(pieces, params, add_special_tokens=add_special_tokens, **whose)
         except BaseException as error:
-            stay.close()
+            reservation.close()
             if isinstance(error, RequestError):
                 raise _in_words_of_the_client(error, params, names) from None
             raise
         prompt = received.request.prompt_token_ids
-        stay.begin(0)
-        stay.add_tokens(num_prompt=len(prompt))
-        return cls([prompt], params, [received], visit, stay)
+        reservation.begin(0)
+        reservation.add_tokens(num_prompt=len(prompt))
+        return cls([prompt], params, [received], caller, reservation)
 
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
 
-    def accepted(self) -> Stay:
+    def accepted(self) -> Reservation:
         """Places for all its prompts, or 429."""
-        if self.stay is None:
+        if self.reservation is None:
             count = num_sequences(self.params)
             sizes = [(count, len(prompt)) for prompt in self.prompts]
             try:
-                self.stay = self.visit.room.admit(self.visit.tenant, sizes)
+                self.reservation = self.caller.room.admit(self.caller.tenant, sizes)
             except RequestError as error:
                 raise _in_words_of_the_client(error, self.params, self.names) from None
-        return self.stay
+        return self.reservation
 
 
 def num_sequences(params: GenerationParams) -> int:

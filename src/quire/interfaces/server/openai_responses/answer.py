@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from quire.interfaces.server.event_stream import event_bytes
 from quire.interfaces.server.openai.chunks import obfuscation
 from quire.interfaces.server.openai.dialect import AnswerStep, ChatRun
 from quire.interfaces.server.openai.responses import TokenLogprob, Usage
 from quire.interfaces.server.openai_responses.items import Item, item_id
 from quire.interfaces.server.wire.errors import ApiError
-from quire.interfaces.server.wire.event_stream import event_bytes
 from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Piece, Reasoning
 
 
@@ -118,7 +118,8 @@ class ResponseInTheMaking:
         assert one is not None
         one.texts.append(text)
         one.logprobs += logprobs
-        number, self._number = self._number, self._number + 1
+        number = self._number
+        self._number = self._number + 1
         shown = b',"logprobs":%b' % msgspec.json.encode(logprobs) if one.kind == "message" else b""
         encoded = msgspec.json.encode(text)
         if self._is_padded:
@@ -126,7 +127,8 @@ class ResponseInTheMaking:
         return one.template() % (number, encoded, shown)
 
     def _closed(self, status: str) -> bytes:
-        one, self._open = self._open, None
+        one = self._open
+        self._open = None
         if one is None:
             return b""
         text = self._keep(one)
@@ -161,7 +163,8 @@ class ResponseInTheMaking:
         return self._event(kind, {}, response=self.response)
 
     def _event(self, kind: str, place: dict[str, Any], **values: Any) -> bytes:
-        number, self._number = self._number, self._number + 1
+        number = self._number
+        self._number = self._number + 1
         return event_bytes({"type": kind, "sequence_number": number, **place, **values})
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from quire.interfaces.server.access.in_flight import until_disconnect
+from quire.interfaces.server.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.openai_responses.fields import RULES, ResponsesRequest
 from quire.interfaces.server.openai_responses.items import Item
 from quire.interfaces.server.openai_responses.making import Making, stored_responses
@@ -17,17 +18,25 @@ from quire.interfaces.server.openai_responses.objects import (
     ResponseEvent,
     ResponseObject,
 )
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
-from quire.interfaces.server.wire.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited, page_of_list
 from quire.interfaces.server.wire.pumped import pumped
-from quire.interfaces.server.wire.request_body import read_request
+
+if TYPE_CHECKING:
+    from quire.interfaces.server.openai_responses.background import BackgroundResponses
 
 router = APIRouter()
 _EVENTS = "events `event: TYPE` and `data: JSON`, the last one is response.completed, .incomplete or .failed"
+
+
+def _background(request: Request) -> BackgroundResponses:
+    """Those of the application that the request came to."""
+    found: BackgroundResponses = request.app.state.services.background_responses
+    return found
 
 
 @router.post(
@@ -43,7 +52,7 @@ async def create_response(request: Request) -> Response:
     state.check_model(body.model)
     making = await Making.prepare(body, state, tenant_of(request))
     if making.is_background:
-        return json_answer(await state_of(request).services.background_responses.start(making))
+        return json_answer(await _background(request).start(making))
     if body.stream:
         # the last event says all; nobody waits for a [DONE] here
         dialect = StreamDialect(closing=b"", error_event=making.failed)
@@ -76,14 +85,14 @@ async def get_response(
 async def delete_response(request: Request, response_id: str) -> Response:
     """Deletes a stored response for good."""
     await stored_responses(state_of(request), tenant_of(request)).delete(response_id)
-    state_of(request).services.background_responses.drop(response_id)
+    _background(request).drop(response_id)
     return json_answer(DeletedResponse(response_id))
 
 
 @router.post("/v1/responses/{response_id}/cancel", openapi_extra=described(answer=ResponseObject, errors=(400,)))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Ends a response that is made in the background; one that is over stays as it is."""
-    body = await state_of(request).services.background_responses.cancel(response_id, tenant_of(request))
+    body = await _background(request).cancel(response_id, tenant_of(request))
     return Response(body, media_type="application/json")
 
 

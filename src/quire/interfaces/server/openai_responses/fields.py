@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from quire.interfaces.server.openai.dialect import DialectFields
+from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import Refused, check_metadata
-from quire.interfaces.server.wire.known_fields import rules_for
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (

@@ -68,7 +68,9 @@ class Making:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Encoded. A failure is raised, and then told by `failed`."""
-        answer, finish_reason, has_begun = self.answer, None, False
+        answer = self.answer
+        finish_reason = None
+        has_begun = False
         async with aclosing(self.run.steps()) as steps:
             async for step in steps:
                 # only now: a request that fails before is answered with its status
@@ -111,7 +113,8 @@ async def _fitting_run(body: ResponsesRequest, messages: list[dict[str, Any]], s
             raise
     first = 1 if messages[0]["role"] in ("system", "developer") else 0
     shortest = await _run_of(body, messages[:first] + messages[cuts[-1] :], state)
-    fits, too_long = (len(cuts) - 1, shortest), -1
+    fits = (len(cuts) - 1, shortest)
+    too_long = -1
     while fits[0] - too_long > 1:
         middle = (fits[0] + too_long) // 2
         try:

@@ -9,9 +9,12 @@ import msgspec
 import sqlalchemy as sa
 
 from quire.interfaces.server.openai_responses.items import MAX_ITEMS, Item
-from quire.interfaces.server.openai_responses.status import BEAT_SECONDS_LOST, UNFINISHED
 from quire.interfaces.server.storage.storage import Storage, mine, owned_table
 from quire.interfaces.server.wire.errors import ApiError, invalid
+
+UNFINISHED = ("queued", "in_progress")
+# So long after its last beat the server that made one in the background is taken for gone.
+BEAT_SECONDS_LOST = 60.0
 
 RESPONSES = owned_table(
     "responses",
@@ -35,7 +38,8 @@ class StoredResponses:
 
     async def add(self, response: dict[str, Any], items: list[Item]) -> None:
         """Kept when this returns."""
-        body, encoded = msgspec.json.encode(response), msgspec.json.encode(items)
+        body = msgspec.json.encode(response)
+        encoded = msgspec.json.encode(items)
         now = self._storage.clock()
         row = {
             "id": response["id"],

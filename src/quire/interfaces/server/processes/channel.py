@@ -104,7 +104,8 @@ class Channel:
             future.set_exception(ChannelError(error))
 
     async def _answer(self, number: int, name: str, arguments: dict[str, Any]) -> None:
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = self._answers[name](**arguments)
             if inspect.isawaitable(result):

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 from quire.engine_client.attached_link import endpoint_in
 from quire.engine_client.socket_link import fresh_folder
 from quire.errors import QuireError
-from quire.interfaces.server.processes.answers import answers_of
 from quire.interfaces.server.processes.channel import Answers, Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.document import ProcessDocument
 from quire.interfaces.server.processes.handing_on import HandedOn
 from quire.interfaces.server.processes.kept_counts import Answer, KeptCounts
 from quire.interfaces.server.processes.process import Process
 from quire.interfaces.server.processes.shared_ledger import SharedLedger
+from quire.interfaces.server.sibling_answers import answers_of
 from quire.interfaces.server.state import ServerState
 from quire.messages import MOST_CLIENTS
 from quire.observability.metrics import ServerMetrics
@@ -105,7 +105,8 @@ class Fleet:
 
     def start(self, http: FirstServer) -> None:
         """`http`: the first process's own, which takes connections that are handed on."""
-        self._answers, self._adopt = answers_of(http.state), http.adopt
+        self._answers = answers_of(http.state)
+        self._adopt = http.adopt
         self._on_death = http.metrics.api_process_deaths.add
         http.metrics.api_processes.read = lambda: 1 + self.num_serving
         self._seats = [asyncio.create_task(self._keep(seat)) for seat in range(1, self._ledger.num_processes)]
@@ -208,7 +209,8 @@ class Fleet:
 
     async def _keep(self, seat: int) -> None:
         """A process on this seat as long as the server lives."""
-        loop, num_early_deaths = asyncio.get_running_loop(), 0
+        loop = asyncio.get_running_loop()
+        num_early_deaths = 0
         while not self._ending.is_set():
             began = loop.time()
             try:

@@ -13,10 +13,10 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-from quire.interfaces.server.observing.health import PUBLIC_PATHS
+from quire.interfaces.server.access.access import PUBLIC_PATHS
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
+from quire.interfaces.server.process_role import HandOn
 from quire.interfaces.server.processes.nameless_file import nameless_file
-from quire.interfaces.server.processes.place import HandOn
 
 _MARK = b"c"
 # What each process answers; everything else is the first one's. A new endpoint that keeps nothing is entered here.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from quire.interfaces.server.processes.answers import TENANT_COUNTS, added
+from quire.interfaces.server.sibling_answers import TENANT_COUNTS, added
 
 # An answer to a question that is about counts: its form depends on the question.
 Answer = Any

@@ -22,16 +22,16 @@ from quire.engine_core.launch_document import read_document
 from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.errors import EngineDeadError, QuireError
 from quire.interfaces.async_llm import AsyncLLM
+from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.life.start_objects import set_aside
-from quire.interfaces.server.processes.answers import answers_of, counts_of
+from quire.interfaces.server.process_role import ProcessRole
 from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.server.processes.document import ProcessDocument
-from quire.interfaces.server.processes.handing_on import hander_on
-from quire.interfaces.server.processes.place import Place
+from quire.interfaces.server.processes.handing_on import hander_on, is_for_any
 from quire.interfaces.server.processes.shared_ledger import SharedLedger
-from quire.interfaces.server.transport.http import HttpServer
+from quire.interfaces.server.sibling_answers import answers_of, counts_of
 from quire.observability.logging import configure_logging, flush_log
 from quire.renderer import Renderer
 
@@ -75,12 +75,13 @@ class Member:
     async def run(self) -> None:
         document = self._document
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.drain)
-        place = Place(
+        role = ProcessRole(
             siblings=self._siblings,
             ledger=SharedLedger(document.counts, document.seat, document.num_seats, document.tenants),
             hand_on=hander_on(socket.socket(fileno=document.connections)),
+            is_for_any=is_for_any,
         )
-        self._http = HttpServer(self._options, socket.socket(fileno=document.listener), None, place)
+        self._http = HttpServer(self._options, socket.socket(fileno=document.listener), None, role)
         renderer = await asyncio.to_thread(Renderer.from_config, document.config)
         self._engine = AsyncLLM.from_config(document.config, renderer=renderer)
         self._engine._held.connect = self._connect
@@ -150,7 +151,8 @@ class Member:
     def _connect(self, config: Any) -> AsyncEngineClient:
         if self._link is None:
             raise EngineDeadError("The engine is gone, and another one has not started yet.")
-        link, self._link = self._link, None
+        link = self._link
+        self._link = None
         return AsyncEngineClient(link)
 
     async def _start(self) -> bool:
@@ -172,7 +174,8 @@ class Member:
                 await channel.ask("last_counts", answers=counts_of(self._http.state))
 
     async def _wait_drained(self) -> None:
-        idle, hurry = self._http.wait_idle(self._seconds_to_end), self._hurry.wait()
+        idle = self._http.wait_idle(self._seconds_to_end)
+        hurry = self._hurry.wait()
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(idle), asyncio.ensure_future(hurry)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.process_role import ProcessRole
 from quire.interfaces.server.processes.document import ProcessDocument
 from quire.interfaces.server.processes.fleet import Fleet, FleetEngine
 from quire.interfaces.server.processes.nameless_file import nameless_file
-from quire.interfaces.server.processes.place import Place
 from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.server.transport.doors import doors_of
 
@@ -21,7 +21,7 @@ _FIRST_SEAT = 0
 
 def open_fleet(
     options: ServerOptions, config: EngineConfig, listener: socket.socket, engine: FleetEngine
-) -> tuple[Fleet, Place]:
+) -> tuple[Fleet, ProcessRole]:
     """Nothing is started yet. The place is that of the first process."""
     num_seats = options.api_server_count
     tenants = list(doors_of(options).tenants.by_name)
@@ -46,7 +46,7 @@ def open_fleet(
 
     ledger = SharedLedger(page, _FIRST_SEAT, num_seats, tenants)
     fleet = Fleet(document, engine, ledger, [page] if keys is None else [page, keys])
-    return fleet, Place(siblings=fleet, ledger=ledger)
+    return fleet, ProcessRole(siblings=fleet, ledger=ledger)
 
 
 def _with_kept_keys(options: ServerOptions) -> tuple[int | None, ServerOptions]:

@@ -30,7 +30,8 @@ class Process:
 
     async def wait_end(self) -> str:
         """How it ended. To be waited for once."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
         loop.add_reader(self.child.end_descriptor, ended.set)
         try:
             await ended.wait()

@@ -111,7 +111,8 @@ class SharedLedger:
         return sum(self._numbers[self._cell(seat, kind, tenant)] for seat in range(self.num_processes))
 
     def total(self, kind: int) -> int:
-        width, first = self._num_columns, kind * self._num_columns
+        width = self._num_columns
+        first = kind * self._num_columns
         starts = range(first, self._first_level, len(_KINDS) * width)
         return sum(sum(self._numbers[start : start + width]) for start in starts)
 
@@ -172,7 +173,8 @@ class SharedBucket(TokenBucket):
             level, filled_at = cells
             super().__init__(per_minute, now)
             if filled_at:
-                self._level, self._filled_at = level, filled_at
+                self._level = level
+                self._filled_at = filled_at
 
     @property
     def _level(self) -> float:

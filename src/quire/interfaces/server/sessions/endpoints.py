@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.sessions.answers import SessionDeleted, SessionList, SessionObject, TurnObject
 from quire.interfaces.server.sessions.kept_session import KeptSession
 from quire.interfaces.server.sessions.requests import (
@@ -17,44 +20,50 @@ from quire.interfaces.server.sessions.requests import (
 from quire.interfaces.server.state import ServerState, state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.request_body import read_request
+
+if TYPE_CHECKING:
+    from quire.interfaces.server.sessions.registry import Sessions
 
 router = APIRouter()
 PATH = "/v1/sessions"
 
 
+def sessions_of(request: Request) -> Sessions:
+    """Those of the application that the request came to."""
+    found: Sessions = request.app.state.services.sessions
+    return found
+
+
 @router.post(PATH, openapi_extra=described(request=SessionRequest, answer=SessionObject, status=201, errors=(429,)))
 async def open_session(request: Request) -> Response:
     """An empty session; its first turn decides whether it is a chat or a text."""
-    state = state_of(request)
     body = await read_request(request, SessionRequest, OPEN_RULES, strict=True, is_optional=True)
-    kept = await state.services.sessions.open(tenant_of(request), body.cache_salt or "")
-    return json_answer(await _shown(state, kept), status=201)
+    kept = await sessions_of(request).open(tenant_of(request), body.cache_salt or "")
+    return json_answer(await _shown(request, kept), status=201)
 
 
 @router.get(PATH, openapi_extra=described(answer=SessionList))
 async def list_sessions(request: Request) -> Response:
     """The open sessions of whoever asks, oldest first."""
-    state = state_of(request)
-    blocks = await _blocks_by_handle(state)
-    data = [_object(state, kept, blocks) for kept in state.services.sessions.of(tenant_of(request))]
+    sessions = sessions_of(request)
+    blocks = await _blocks_by_handle(state_of(request))
+    data = [_object(sessions, kept, blocks) for kept in sessions.of(tenant_of(request))]
     return json_answer(SessionList(data=data))
 
 
 @router.get(PATH + "/{session_id}", openapi_extra=described(answer=SessionObject))
 async def retrieve_session(request: Request, session_id: str) -> Response:
     """What one session holds."""
-    state = state_of(request)
-    return json_answer(await _shown(state, state.services.sessions.find(session_id, tenant_of(request))))
+    return json_answer(await _shown(request, sessions_of(request).find(session_id, tenant_of(request))))
 
 
 @router.post(PATH + "/{session_id}/fork", openapi_extra=described(answer=SessionObject, status=201, errors=(409, 429)))
 async def fork_session(request: Request, session_id: str) -> Response:
     """A second session with the same past, which shares its blocks."""
-    state = state_of(request)
     await read_request(request, ForkRequest, FORK_RULES, strict=True, is_optional=True)
-    fork = await state.services.sessions.fork(state.services.sessions.find(session_id, tenant_of(request)))
-    return json_answer(await _shown(state, fork), status=201)
+    sessions = sessions_of(request)
+    fork = await sessions.fork(sessions.find(session_id, tenant_of(request)))
+    return json_answer(await _shown(request, fork), status=201)
 
 
 @router.post(
@@ -63,31 +72,30 @@ async def fork_session(request: Request, session_id: str) -> Response:
 )
 async def rewind_session(request: Request, session_id: str) -> Response:
     """Forgets what was said after a turn, or after a number of tokens."""
-    state = state_of(request)
-    kept = state.services.sessions.find(session_id, tenant_of(request))
+    sessions = sessions_of(request)
+    kept = sessions.find(session_id, tenant_of(request))
     body = await read_request(request, RewindRequest, REWIND_RULES, strict=True)
-    await state.services.sessions.rewind(kept, body.num_turns, body.num_tokens)
-    return json_answer(await _shown(state, kept))
+    await sessions.rewind(kept, body.num_turns, body.num_tokens)
+    return json_answer(await _shown(request, kept))
 
 
 @router.delete(PATH + "/{session_id}", openapi_extra=described(answer=SessionDeleted))
 async def close_session(request: Request, session_id: str) -> Response:
     """Gives its memory back; a turn in flight is aborted."""
-    state = state_of(request)
-    await state.services.sessions.close(state.services.sessions.find(session_id, tenant_of(request)))
+    sessions = sessions_of(request)
+    await sessions.close(sessions.find(session_id, tenant_of(request)))
     return json_answer(SessionDeleted(id=session_id))
 
 
-async def _shown(state: ServerState, kept: KeptSession) -> SessionObject:
-    return _object(state, kept, await _blocks_by_handle(state))
+async def _shown(request: Request, kept: KeptSession) -> SessionObject:
+    return _object(sessions_of(request), kept, await _blocks_by_handle(state_of(request)))
 
 
 async def _blocks_by_handle(state: ServerState) -> dict[str, int]:
     return {entry["handle"]: entry["num_blocks"] for entry in await state.engine.control("list_kept")}
 
 
-def _object(state: ServerState, kept: KeptSession, blocks: dict[str, int]) -> SessionObject:
-    sessions = state.services.sessions
+def _object(sessions: Sessions, kept: KeptSession, blocks: dict[str, int]) -> SessionObject:
     left = kept.used + sessions.idle_seconds - sessions.now
     return SessionObject(
         id=kept.id,

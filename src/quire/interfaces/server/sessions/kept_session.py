@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.async_session import AsyncSession
+from quire.interfaces.output_stream import OutputObserver
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.generation import Choice
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.pumped import Pumped
+from quire.interfaces.session import AsyncSession
 from quire.sampling_params import SamplingParams
 
 
@@ -148,12 +149,24 @@ class TurnEngine:
         await self._engine.prepare(prompt, sampling_params, **settings)
         return WholePrompt(prompt, sampling_params)
 
-    async def open(self, prepared: WholePrompt) -> Pumped[OutputDelta]:
-        return Pumped(self._run(prepared))
+    async def open(self, prepared: WholePrompt, *, observer: OutputObserver, prompt_number: int) -> Pumped[OutputDelta]:
+        """A session takes one prompt at a time, so its number is 0."""
+        return Pumped(self._observed(prepared, observer))
+
+    async def _observed(self, prepared: WholePrompt, observer: OutputObserver) -> AsyncGenerator[OutputDelta, None]:
+        try:
+            async with aclosing(self._run(prepared)) as deltas:
+                async for delta in deltas:
+                    observer.see(delta)
+                    yield delta
+        except Exception:
+            observer.fail()
+            raise
 
     async def _run(self, prepared: WholePrompt) -> AsyncGenerator[OutputDelta, None]:
         with self._claimed():
-            session, prompt = self._kept.engine_session, prepared.token_ids
+            session = self._kept.engine_session
+            prompt = prepared.token_ids
             known = session.token_ids
             num_shared = shared_length(known, prompt)
             if num_shared < len(known):

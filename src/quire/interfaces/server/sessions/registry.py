@@ -10,14 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from quire.interfaces.server.access.visit import current_visit
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.sessions.kept_session import KeptSession
 from quire.interfaces.server.wire.errors import ApiError
 
 # Of sessions that have ended it is remembered why, of so many.
 _MAX_REMEMBERED = 10_000
-CLOSED, EXPIRED, UNKNOWN = "session_closed", "session_expired", "session_not_found"
+CLOSED = "session_closed"
+EXPIRED = "session_expired"
+UNKNOWN = "session_not_found"
 _WHY = {
     CLOSED: "was closed",
     EXPIRED: "was not used for longer than session_idle_timeout and is closed",
@@ -63,7 +65,7 @@ class Sessions:
     async def open(self, tenant: str, cache_salt: str) -> KeptSession:
         with self._one_more(tenant):
             session_id = _new_id()
-            tenancy = current_visit().tenancy
+            tenancy = current_caller().tenancy
             engine_session = await self._engine().open_session(session_id, cache_salt=cache_salt, tenant=tenancy)
             return self._enter(KeptSession(session_id, tenant, engine_session, self.now, self.now, int(time.time())))
 
@@ -74,11 +76,15 @@ class Sessions:
         with self._one_more(kept.tenant):
             session_id = _new_id()
             # of this moment: a turn may end while the engine forks
-            messages, turns, kind = kept.messages.copy(), kept.turns.copy(), kept.kind
+            messages = kept.messages.copy()
+            turns = kept.turns.copy()
+            kind = kept.kind
             with kept.claimed():
                 engine_session = await kept.engine_session.fork(session_id)
             fork = KeptSession(session_id, kept.tenant, engine_session, self.now, self.now, int(time.time()), kept.id)
-            fork.messages, fork.turns, fork.kind = messages, turns, kind
+            fork.messages = messages
+            fork.turns = turns
+            fork.kind = kind
             return self._enter(fork)
 
     async def rewind(self, kept: KeptSession, num_turns: int | None, num_tokens: int | None) -> None:

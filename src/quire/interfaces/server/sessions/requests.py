@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
 from quire.interfaces.server.wire.field_rules import (
     REFUSED_BY_BOTH,
@@ -15,7 +16,6 @@ from quire.interfaces.server.wire.field_rules import (
     FieldRules,
     Refused,
 )
-from quire.interfaces.server.wire.known_fields import rules_for
 
 
 class SessionRequest(msgspec.Struct, kw_only=True):

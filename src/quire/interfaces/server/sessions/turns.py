@@ -13,6 +13,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire.interfaces.server.access.in_flight import until_disconnect
+from quire.interfaces.server.event_stream import EventStream
 from quire.interfaces.server.openai.chat import Chat, prepare_chat
 from quire.interfaces.server.openai.chat_answers import message_of
 from quire.interfaces.server.openai.chunks import ChatChunk, CompletionChunk
@@ -24,15 +25,14 @@ from quire.interfaces.server.openai.responses import ChatCompletion, ChatMessage
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
-from quire.interfaces.server.sessions.endpoints import PATH
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.sessions.endpoints import PATH, sessions_of
 from quire.interfaces.server.sessions.kept_session import KeptSession, Kind, TurnEngine
 from quire.interfaces.server.sessions.requests import CHAT_RULES, TEXT_RULES
 from quire.interfaces.server.state import ServerState, state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
-from quire.interfaces.server.wire.event_stream import EventStream
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.request_body import read_request
 from quire.interfaces.server.wire.token_ids import check_token_ids
 
 router = APIRouter()
@@ -56,7 +56,7 @@ async def continue_chat(request: Request, session_id: str) -> Response:
 
     def end(answer: Choice) -> None:
         message, _ = message_of(answer, formats)
-        kept.turn_ended([*body.messages, _as_sent_back(message)], Kind.CHAT, state.services.sessions.now)
+        kept.turn_ended([*body.messages, _as_sent_back(message)], Kind.CHAT, sessions_of(request).now)
 
     turn.on_end = end
     return await _answer(request, state, Chat(body, work, formats, view), is_stream=bool(body.stream))
@@ -81,17 +81,18 @@ async def continue_text(request: Request, session_id: str) -> Response:
     check_length(len(whole), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
     params = completion_params(body, state.defaults)
     work = await Work.prepare(view.engine, [whole], params, priority=0, cache_salt="", names=form_names(body))
-    turn.on_end = lambda answer: kept.turn_ended([], Kind.TEXT, state.services.sessions.now)
+    turn.on_end = lambda answer: kept.turn_ended([], Kind.TEXT, sessions_of(request).now)
     return await _answer(request, state, Continuations(body, work, [""], view), is_stream=bool(body.stream))
 
 
 def _session_for(request: Request, state: ServerState, session_id: str, model: str | None, kind: Kind) -> KeptSession:
     """The session, if it can take a turn of this kind now."""
     state.check_model(model)
-    kept = state.services.sessions.find(session_id, tenant_of(request))
+    sessions = sessions_of(request)
+    kept = sessions.find(session_id, tenant_of(request))
     kept.check_kind(kind)
     kept.check_free()
-    state.services.sessions.check_room(kept.tenant)
+    sessions.check_room(kept.tenant)
     return kept
 
 
@@ -111,7 +112,8 @@ def _as_sent_back(message: ChatMessage) -> dict[str, Any]:
 
 async def _tokens_of(body: CompletionRequest, state: ServerState, *, is_first: bool) -> list[int]:
     """What is new. In the middle of a text no special tokens are put around it."""
-    prompt, limit = body.prompt, state.max_model_len
+    prompt = body.prompt
+    limit = state.max_model_len
     if isinstance(prompt, list):
         if not all(type(token) is int for token in prompt):
             raise invalid("prompt: a turn of a session has one prompt, a text or a list of token ids.", "prompt")

@@ -24,3 +24,8 @@ def files_beside(storage_url: str | None) -> str | None:
     if path in ("", ":memory:"):
         return None
     return str(Path(path).with_suffix("")) + "-files"
+
+
+def marker_of(folder: Path) -> Path:
+    """Holds something while batches are open, and is locked while a process runs them."""
+    return folder / "open-batches"

@@ -289,7 +289,8 @@ def _create_missing(engine: sa.Engine, tables: list[sa.Table] | None) -> None:
             return
         except (exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):
             # another server began at the same moment and was first, maybe with the next table as well
-            num_before, num_there = num_there, len(sa.inspect(engine).get_table_names())
+            num_before = num_there
+            num_there = len(sa.inspect(engine).get_table_names())
             if num_there == num_before:
                 raise
 

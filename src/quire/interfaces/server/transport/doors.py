@@ -39,7 +39,8 @@ def doors_of(options: ServerOptions, *, is_local: bool = False) -> Doors:
         tokens_per_minute=options.tenant_tokens_per_minute,
     )
     keys = key_ring(options.api_keys, options.api_key_file, quota)
-    has_port, has_key = options.admin_port is not None, options.admin_api_key is not None
+    has_port = options.admin_port is not None
+    has_key = options.admin_api_key is not None
     if has_key and keys.tenant_of(str(options.admin_api_key).encode()) is not None:
         raise OptionError("admin_api_key: it is an ordinary key as well. Choose another one for the administrator.")
     if not has_port and options.admin_host != ServerOptions.admin_host:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.interfaces.server.access.visit import new_request_id
+from quire.interfaces.server.access.caller import new_request_id
 from quire.interfaces.server.transport.connections import Connection
-from quire.interfaces.server.transport.unfinished import Unfinished
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, unavailable
 
 # A longer first line is refused by whoever parses it.
@@ -21,7 +20,7 @@ _PAUSE_SECONDS = 0.01
 
 
 class HandingConnection(Connection):
-    # overridden by `handing_connections_of`
+    # given by `handing_connections_of`
     hand_on: Callable[[int, bytes], bool]
     is_for_any: Callable[[bytes, bytes], bool]
 
@@ -37,7 +36,8 @@ class HandingConnection(Connection):
         if not self._is_between_requests:
             super().data_received(data)
             return
-        data, self._begun = self._begun + data, b""
+        data = self._begun + data
+        self._begun = b""
         end = data.find(b"\n")
         if end < 0 and len(data) < _LONGEST_LINE:
             self._begun = data
@@ -47,6 +47,8 @@ class HandingConnection(Connection):
             super().data_received(data)
         elif self.transport.get_write_buffer_size():
             self._begun = data
+            # nothing more until then: it would be kept as well
+            self.flow.pause_reading()
             self.loop.call_later(_PAUSE_SECONDS, self._try_again)
         else:
             self._let_go(data)
@@ -68,6 +70,7 @@ class HandingConnection(Connection):
 
     def _try_again(self) -> None:
         if not self.transport.is_closing():
+            self.flow.resume_reading()
             self.data_received(b"")
 
     def _let_go(self, data: bytes) -> None:
@@ -83,17 +86,9 @@ class HandingConnection(Connection):
 
 
 def handing_connections_of(
-    head_seconds: float,
-    unfinished: Unfinished,
-    hand_on: Callable[[int, bytes], bool],
-    is_for_any: Callable[[bytes, bytes], bool],
+    hand_on: Callable[[int, bytes], bool], is_for_any: Callable[[bytes, bytes], bool]
 ) -> type[HandingConnection]:
-    members = {
-        "head_seconds": head_seconds,
-        "unfinished": unfinished,
-        "hand_on": staticmethod(hand_on),
-        "is_for_any": staticmethod(is_for_any),
-    }
+    members = {"hand_on": staticmethod(hand_on), "is_for_any": staticmethod(is_for_any)}
     return type("HandingConnection", (HandingConnection,), members)
 
 

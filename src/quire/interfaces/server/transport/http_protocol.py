@@ -19,11 +19,11 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.interfaces.server.access.gate import MAX_HEADER_BYTES, headers_too_large
-from quire.interfaces.server.access.visit import new_request_id
+from quire.interfaces.server.access.caller import new_request_id
+from quire.interfaces.server.event_stream import OUTLET, Outlet
+from quire.interfaces.server.gate import MAX_HEADER_BYTES, headers_too_large
 from quire.interfaces.server.transport.old_clients import without_chunks
 from quire.interfaces.server.wire.errors import ApiError
-from quire.interfaces.server.wire.event_stream import OUTLET, Outlet
 
 logger = logging.getLogger("quire.server.access")
 _server_logger = logging.getLogger("quire.server")
@@ -42,7 +42,8 @@ class _Head:
 
 def _outlet_of(cycle: RequestResponseCycle) -> Outlet:
     """Writes to the connection what belongs to a body in chunks, if nothing stands in its way."""
-    flow, transport = cycle.flow, cycle.transport
+    flow = cycle.flow
+    transport = cycle.transport
     # The cycle holds the scope, which holds the outlet: a ring of them would be left for the garbage collector.
     its = weakref.ref(cycle)
 
@@ -114,7 +115,8 @@ class OpenAIProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head, before = None, self.cycle
+        self._head = None
+        before = self.cycle
         self._unset_keepalive_if_required()
         if self.parser.should_upgrade():
             # httptools reads nothing behind such a head, and says so next
@@ -136,7 +138,8 @@ class OpenAIProtocol(HttpToolsProtocol):
         # may come for ever, and so may what is left of a body that was answered already.
         if self._is_refused:
             return
-        before, is_first = self._head, self.cycle is None
+        before = self._head
+        is_first = self.cycle is None
         self._parse(data)
         head = self._head
         if head is None or self._is_refused:
@@ -212,7 +215,8 @@ class OpenAIProtocol(HttpToolsProtocol):
 
     def _ignore_upgrade(self) -> None:
         """The same head again, as one that asks for no upgrade: only behind such a head a body is read."""
-        method, version = self.parser.get_method(), self.parser.get_http_version()
+        method = self.parser.get_method()
+        version = self.parser.get_http_version()
         head = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
         head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)

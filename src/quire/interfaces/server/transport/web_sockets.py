@@ -22,9 +22,9 @@ from websockets.protocol import Protocol, State
 from websockets.server import ServerProtocol
 
 from quire.interfaces.server.transport.http_protocol import close_in_any_case, refused
+from quire.interfaces.server.transport.slow_readers import SlowReaders, close_soon
 from quire.interfaces.server.transport.unfinished import Unfinished, num_unread
 from quire.interfaces.server.wire.errors import ApiError, unavailable
-from quire.interfaces.server.wire.event_stream import WRITE_DEADLINE_SECONDS
 
 # Frames of one message: a bound of bytes does not count empty ones.
 _MOST_FRAGMENTS = 4096
@@ -58,10 +58,12 @@ def _response_of(error: ApiError, client: tuple[str, int] | None) -> Response:
 class WebSockets(WebSocketsSansIOProtocol):
     """One connection."""
 
-    # overridden by `web_sockets_of`
-    head_seconds = 10.0
-    unfinished = Unfinished()
-    write_seconds = WRITE_DEADLINE_SECONDS
+    # given by `web_sockets_of`
+    head_seconds: float
+    unfinished: Unfinished
+    slow_readers: SlowReaders
+
+    _has_taken = False
 
     conn: _Handshake
 
@@ -71,7 +73,6 @@ class WebSockets(WebSocketsSansIOProtocol):
         self.conn = _Handshake(max_size=config.ws_max_size, logger=self.logger)
         # a client has as long for its answer to the end as for its part of the beginning
         self.close_timeout = self.head_seconds
-        self._write_clock: asyncio.TimerHandle | None = None
         # what came before the handshake was answered
         self._early = b""
 
@@ -87,6 +88,7 @@ class WebSockets(WebSocketsSansIOProtocol):
         transport.pause_reading()
         self._early = rest
         self.unfinished.begin(self)
+        self.slow_readers.arrive(self)
         self.conn.client = self.client
         texts = Headers([(name.decode("ascii"), value.decode("latin-1")) for name, value in headers])
         self.handle_connect(Request(target, texts))
@@ -106,7 +108,8 @@ class WebSockets(WebSocketsSansIOProtocol):
         # for its first message it has as long as for its head
         self.unfinished.end(self)
         self.unfinished.begin(self)
-        early, self._early = self._early, b""
+        early = self._early
+        self._early = b""
         if early:
             self.data_received(early)
 
@@ -137,17 +140,16 @@ class WebSockets(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # it has arrived as a connection of HTTP
         self.unfinished.leave(self)
-        self._stop_write_clock()
+        self.slow_readers.leave(self)
         super().connection_lost(exc)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stop_write_clock()
-        self._write_clock = self.loop.call_later(self.write_seconds, self.transport.abort)
-
     def resume_writing(self) -> None:
-        self._stop_write_clock()
+        self._has_taken = True
         super().resume_writing()
+
+    def has_taken(self) -> bool:
+        has_taken, self._has_taken = self._has_taken, False
+        return has_taken
 
     def give_up(self) -> bool:
         """The time for its handshake, or for its first message, is over, or others need its place."""
@@ -156,6 +158,7 @@ class WebSockets(WebSocketsSansIOProtocol):
             self._break_off(CloseCode.POLICY_VIOLATION, text)
         else:
             self._refuse(unavailable("The server had too much to do to answer this handshake in time."))
+        close_soon(self.loop, self.transport)
         return True
 
     def has_unread(self) -> bool:
@@ -190,11 +193,6 @@ class WebSockets(WebSocketsSansIOProtocol):
         else:
             self.transport.close()
 
-    def _stop_write_clock(self) -> None:
-        if self._write_clock is not None:
-            self._write_clock.cancel()
-            self._write_clock = None
-
 
 def _is_text(frames: list[bytes]) -> bool:
     try:
@@ -204,6 +202,7 @@ def _is_text(frames: list[bytes]) -> bool:
     return True
 
 
-def web_sockets_of(head_seconds: float, unfinished: Unfinished) -> type[WebSockets]:
+def web_sockets_of(head_seconds: float, unfinished: Unfinished, slow_readers: SlowReaders) -> type[WebSockets]:
     """The protocol for a server whose clients have so long for a handshake, and again for their first message."""
-    return type("WebSockets", (WebSockets,), {"head_seconds": head_seconds, "unfinished": unfinished})
+    members = {"head_seconds": head_seconds, "unfinished": unfinished, "slow_readers": slow_readers}
+    return type("WebSockets", (WebSockets,), members)

@@ -15,7 +15,7 @@ import msgspec
 from fastapi import Response
 
 from quire.errors import EngineDeadError, EngineError, RequestError, UserError
-from quire.interfaces.server.anthropic_messages.failures import failure_body, is_anthropic
+from quire.interfaces.server.wire.dialects import dialect_of
 
 logger = logging.getLogger("quire.server")
 
@@ -70,7 +70,8 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """For a client of this path, in the form that it reads."""
-        body = failure_body(self.status, self.message) if is_anthropic(path) else self.body()
+        dialect = dialect_of(path)
+        body = self.body() if dialect is None else dialect.error_body(self.status, self.message)
         return Response(body, self.status, self.headers, media_type="application/json")
 
 

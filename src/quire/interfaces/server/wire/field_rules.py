@@ -25,7 +25,9 @@ _MOST_UNKNOWN = 32
 # of those that were told once
 _MOST_REMEMBERED = 32
 _LONGEST_NAME = 64
-_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+_MAX_PAIRS = 16
+_MAX_KEY = 64
+_MAX_VALUE = 512
 
 
 class Refused(msgspec.Struct, frozen=True):

@@ -63,7 +63,8 @@ class JsonScan:
         return int(depths.max())
 
     def _check(self, deepest: int) -> None:
-        bounds, what = self._bounds, self._what
+        bounds = self._bounds
+        what = self._what
         if deepest > bounds.depth:
             raise invalid(f"The {what} is nested more than {bounds.depth} levels deep.")
         if self.num_names > bounds.names:

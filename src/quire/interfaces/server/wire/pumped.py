@@ -43,7 +43,8 @@ class Pumped(Generic[_T]):
         return has_ended and not self._task.cancelled() and self._task.exception() is None
 
     def take(self) -> list[_T]:
-        made, self._made = self._made, []
+        made = self._made
+        self._made = []
         self._was_taken.set()
         if not made and self._task.done():
             self._task.result()

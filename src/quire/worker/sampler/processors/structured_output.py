@@ -55,7 +55,8 @@ class StructuredOutput:
 
     def _fill(self, user: User[Walk], mask_W: Words) -> bool:
         """False: this position is free, or its row is late."""
-        table, row = self._table, user.row
+        table = self._table
+        row = user.row
         start = int(table.num_prompt[row])
         tokens = table.token_ids[row, start : user.length]
         num_sure = int(table.num_verified(row)) - start

@@ -44,7 +44,8 @@ class ThinkingBudget:
         self._table = table
 
     def state_of(self, sequence: AdmittedSequence) -> Budget | None:
-        budget, marks = sequence.sampling.thinking_token_budget, sequence.thought_marks
+        budget = sequence.sampling.thinking_token_budget
+        marks = sequence.thought_marks
         if budget is None or marks is None or sequence.sampling.structured_outputs is not None:
             return None
         return Budget(budget, marks)
@@ -60,7 +61,8 @@ class ThinkingBudget:
             TokenPlaces(positions, [int_array([user.state.marks.closing]) for user in over], logits_NV).write(_CERTAIN)
 
     def _is_over(self, user: User[Budget]) -> bool:
-        tokens, num_prompt = self._table.token_ids[user.row], int(self._table.num_prompt[user.row])
+        tokens = self._table.token_ids[user.row]
+        num_prompt = int(self._table.num_prompt[user.row])
         if user.length - num_prompt < user.state.num_tokens:
             # not so many tokens at all
             return False

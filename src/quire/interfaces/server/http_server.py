@@ -15,19 +15,19 @@ from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.life.orderly_end import end_each
+from quire.interfaces.server.openai.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.processes.handing_on import is_for_any
-from quire.interfaces.server.processes.place import Place
-from quire.interfaces.server.services import ServiceSettings
+from quire.interfaces.server.process_role import ProcessRole
+from quire.interfaces.server.services import Services, ServiceSettings
 from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
-from quire.interfaces.server.transport.connections import connections_of
+from quire.interfaces.server.transport.connections import Connection, connections_of
 from quire.interfaces.server.transport.doors import is_loopback
 from quire.interfaces.server.transport.handing_connections import handing_connections_of
-from quire.interfaces.server.transport.loop_lag import measure_loop_lag
+from quire.interfaces.server.transport.slow_readers import SlowReaders
 from quire.interfaces.server.transport.unfinished import Descriptors, Unfinished, networks_of
 from quire.interfaces.server.transport.web_sockets import web_sockets_of
 from quire.interfaces.server.wire.errors import unavailable
-from quire.interfaces.server.wire.prompt_pieces import MAX_PIECE_BYTES
+from quire.observability.instruments import Histogram
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import make_tracing
 
@@ -35,6 +35,7 @@ from quire.observability.tracing import make_tracing
 _CLOSE_SECONDS = 1
 # Each costs a descriptor.
 _ACCEPTED_A_TURN = 16
+_LAG_PERIOD_SECONDS = 0.1
 
 
 def _doors(listener: socket.socket) -> list[socket.socket]:
@@ -47,6 +48,15 @@ def _doors(listener: socket.socket) -> list[socket.socket]:
     """
     listener.setblocking(False)
     return [listener, *(listener.dup() for _ in range(_ACCEPTED_A_TURN - 1))]
+
+
+async def _measure_loop_lag(lag: Histogram) -> None:
+    """How late the event loop comes to what is due: the one number that says whether anything blocks it."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_PERIOD_SECONDS
+        await asyncio.sleep(_LAG_PERIOD_SECONDS)
+        lag.observe(max(0.0, loop.time() - due))
 
 
 class _Uvicorn(uvicorn.Server):
@@ -64,39 +74,39 @@ class HttpServer:
         options: ServerOptions,
         listener: socket.socket,
         admin_listener: socket.socket | None,
-        place: Place | None = None,
+        role: ProcessRole | None = None,
     ) -> None:
-        place = place or Place()
+        role = role or ProcessRole()
         app = create_app(
             options=options,
-            place=place,
+            role=role,
             is_local=is_loopback(listener.getsockname()[0]),
             tracing=make_tracing(options.otlp_endpoint),
             storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
             services=ServiceSettings.lasting(options),
         )
         self._state: ServerState = app.state.server
+        self._services: Services = app.state.services
         # of both ports: they share the descriptors of this process
         self._unfinished = Unfinished(
             options.max_unfinished_connections, networks_of(options.proxy_addresses), Descriptors()
         )
+        self._slow_readers = SlowReaders()
         # socket and application of each port
-        self._ports = [(listener, self._uvicorn_of(app, options, place))]
+        self._ports = [(listener, self._uvicorn_of(app, options, role))]
         if admin_listener is not None:
-            self._ports.append((admin_listener, self._uvicorn_of(app.state.admin_app, options, place)))
+            self._ports.append((admin_listener, self._uvicorn_of(app.state.admin_app, options, role)))
         self._tasks: list[asyncio.Task[None]] = []
         self._lag: asyncio.Task[None] | None = None
 
-    def _uvicorn_of(self, app: FastAPI, options: ServerOptions, place: Place) -> _Uvicorn:
-        seconds = options.first_byte_seconds
-        hand_on = place.hand_on
+    def _uvicorn_of(self, app: FastAPI, options: ServerOptions, role: ProcessRole) -> _Uvicorn:
+        base = Connection if role.hand_on is None else handing_connections_of(role.hand_on, role.is_for_any)
+        bounds = options.first_byte_seconds, self._unfinished, self._slow_readers
         return _Uvicorn(
             uvicorn.Config(
                 app,
-                http=connections_of(seconds, self._unfinished)
-                if hand_on is None
-                else handing_connections_of(seconds, self._unfinished, hand_on, is_for_any),
-                ws=web_sockets_of(seconds, self._unfinished),
+                http=connections_of(*bounds, base),
+                ws=web_sockets_of(*bounds),
                 ws_max_size=MAX_PIECE_BYTES,
                 lifespan="off",
                 log_config=None,
@@ -125,7 +135,7 @@ class HttpServer:
         self._tasks = [asyncio.create_task(server.serve(sockets=_doors(listener))) for listener, server in self._ports]
         loop = asyncio.get_running_loop()
         self.metrics.event_loop_tasks.read = lambda: len(asyncio.all_tasks(loop))
-        self._lag = asyncio.create_task(measure_loop_lag(self.metrics.event_loop_lag))
+        self._lag = asyncio.create_task(_measure_loop_lag(self.metrics.event_loop_lag))
 
     async def adopt(self, connection: socket.socket, data: bytes) -> None:
         """A connection that another process has accepted, and read so much of. Raises OSError if it is gone."""
@@ -154,8 +164,8 @@ class HttpServer:
         """Requests are answered, unless the server is about to end."""
         if self._state.readiness is not Readiness.STOPPING:
             self._state.attach(engine)
-            if self._state.place.is_first:
-                self._state.services.resume()
+            if self._state.role.is_first:
+                self._services.resume()
 
     def pause(self) -> None:
         """The engine is gone, and another one is on its way."""
@@ -188,7 +198,7 @@ class HttpServer:
             self._state.readiness = Readiness.STOPPING
         await end_each(
             # before the rest, so that what is interrupted in a batch is left for the next start
-            services=self._state.services.stop,
+            services=self._services.stop,
             connections=self._close_connections,
             tracing=lambda: asyncio.to_thread(self._state.tracing.close),
             storage=lambda: asyncio.to_thread(self._state.close_storage),

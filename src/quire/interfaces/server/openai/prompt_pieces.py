@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 from fastapi import WebSocket
 
 from quire.interfaces.server.openai.requests import PromptPiece
+from quire.interfaces.server.request_body import in_bytes, read_text
 from quire.interfaces.server.wire.body_chunks import BodyChunks
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
-from quire.interfaces.server.wire.request_body import in_bytes, read_text
 
 Messages: TypeAlias = AsyncGenerator[bytes, None]
 
@@ -82,7 +82,8 @@ async def lines_of(body: BodyChunks) -> Messages:
         *complete, rest = (await body.take()).split(b"\n")
         for end in complete:
             line = b"".join([*parts, end])
-            parts, size = [], 0
+            parts = []
+            size = 0
             if line.strip():
                 yield line
         parts.append(rest)

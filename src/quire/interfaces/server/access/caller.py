@@ -1,7 +1,8 @@
 """Who the running request comes from. Set by the gate before any endpoint runs, so no endpoint can forget it.
 
 It is found in the context of the running task, and of tasks that were started from there. Work that no HTTP request
-stands behind (a batch in the background) is done in `visiting(visit)`, with the visit of the request that asked for it.
+stands behind (a batch in the background) is done in `acting_for(caller)`, with the caller of the request that asked
+for it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from quire.messages import Tenancy
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """A tenant at a server."""
+class Caller:
+    """Who a request comes from, and what it may use. Owns nothing: tenants and room belong to the server."""
 
     tenant: Tenant = NOBODY
     tenants: Tenants = field(default_factory=Tenants)
@@ -48,18 +49,18 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
-_VISIT: ContextVar[Visit] = ContextVar("visit")
+_CALLER: ContextVar[Caller] = ContextVar("caller")
 
 
-def current_visit() -> Visit:
+def current_caller() -> Caller:
     """Of the running request; outside of any, that of a server without tenants whose queue is empty."""
-    return _VISIT.get(None) or Visit()
+    return _CALLER.get(None) or Caller()
 
 
 @contextmanager
-def visiting(visit: Visit) -> Iterator[None]:
-    token = _VISIT.set(visit)
+def acting_for(caller: Caller) -> Iterator[None]:
+    token = _CALLER.set(caller)
     try:
         yield
     finally:
-        _VISIT.reset(token)
+        _CALLER.reset(token)

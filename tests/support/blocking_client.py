@@ -1,4 +1,4 @@
-"""The engine client of LLM: adds requests, then receives deltas until none is open. One thread at a time."""
+"""A client that blocks: for tests that look at links and cores without an event loop. One thread at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.messages import (
 )
 
 
-class SyncEngineClient:
+class BlockingClient:
     """Tokens in, tokens out, blocking."""
 
     def __init__(self, link: Link) -> None:
@@ -54,7 +54,8 @@ class SyncEngineClient:
         while not self._unread:
             self._check_alive()
             self._take_all(self._link.receive(None))
-        unread, self._unread = self._unread, []
+        unread = self._unread
+        self._unread = []
         deltas = []
         for box in unread:
             deltas += [(box.request_id, delta) for delta in box.take()]
@@ -74,7 +75,6 @@ class SyncEngineClient:
         """Nothing more comes for this sequence; the request is done when all of its sequences are."""
         self._mailboxes.close_sequence(request_id, index)
         self._link.send(AbortRequests(sequence_ids=[sequence_id_of(request_id, index)]))
-        self._mailboxes.close_if_done(request_id)
 
     def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
         """A management operation, and its result."""

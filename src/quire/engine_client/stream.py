@@ -1,4 +1,4 @@
-"""What comes of one request, for its one reader on the event loop.
+"""Streams: what comes of one request, for its one reader on the event loop.
 
 A reader either is told (`tell`) and takes what there is whenever it is called, which costs no task and no turn of the
 loop; or it waits with `news_of`. What it does not take is merged in the mailbox, so it may be as slow as it likes.
@@ -10,9 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol, TypeVar
 
-from quire.engine_client.deltas import TokenDelta
-from quire.engine_client.mailbox import Mailbox, nobody
-from quire.errors import EngineDeadError
+from quire.engine_client.mailbox import nobody
 
 _T_co = TypeVar("_T_co", covariant=True)
 _T = TypeVar("_T")
@@ -38,36 +36,6 @@ class Stream(Protocol[_T_co]):
 
     async def aclose(self) -> None:
         """Ends what has not ended. May be called again."""
-
-
-class TokenStream:
-    """One request in the core."""
-
-    def __init__(self, box: Mailbox, close: Callable[[Mailbox], None]) -> None:
-        self._box = box
-        self._close = close
-
-    def tell(self, reader: Callable[[], None]) -> None:
-        self._box.on_news = reader
-
-    @property
-    def has_news(self) -> bool:
-        return bool(self._box.pending) or self._box.failure is not None
-
-    @property
-    def is_done(self) -> bool:
-        return self._box.is_done
-
-    def take(self) -> Iterable[TokenDelta]:
-        box = self._box
-        if box.pending:
-            return box.take()
-        if box.failure is not None and box.open_indices:
-            raise EngineDeadError(box.failure)
-        return ()
-
-    async def aclose(self) -> None:
-        self._close(self._box)
 
 
 async def items_of(stream: Stream[_T]) -> AsyncIterator[_T]:

@@ -38,7 +38,7 @@ MAX_MODEL_LEN = 2**20
 
 
 def build(config: EngineConfig) -> NullCore:
-    """For `open_link(config, core="quire.testing.null_core:build")`."""
+    """For `open_link(config, core="tests.support.null_core:build")`."""
     return NullCore(config, float(os.environ.get(PACE, "0")))
 
 

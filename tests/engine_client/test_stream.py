@@ -23,7 +23,7 @@ def request(number: int = 1, **sampling) -> EngineRequest:
 
 def run(scenario) -> None:
     async def main() -> None:
-        client = AsyncEngineClient(fake_link(own_process=False, is_async=True))
+        client = AsyncEngineClient(fake_link(own_process=False))
         try:
             async with asyncio.timeout(30):
                 await client.wait_ready()

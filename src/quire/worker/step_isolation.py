@@ -1,4 +1,4 @@
-"""Walls inside a step: what one row cannot do to the others.
+"""Isolation inside a step: what one row cannot do to the others.
 
 A step that raises has changed nothing but the cache, and what it wrote there it writes again. So its rows are run again
 in halves, and a row that is alone by its tokens in halves, until those that cannot be computed stand alone; they fail,
@@ -54,7 +54,7 @@ class Steps(Protocol):
         """Computes something beside all rows; raises if nothing can be computed any more."""
 
 
-class Walls:
+class StepIsolation:
     """Runs the rows of a step, all at once unless something goes wrong."""
 
     def __init__(
@@ -115,7 +115,8 @@ class Walls:
                 self._unwritten.add_span(row, self._failed[row], count)
                 self._failed[row] += count
         is_well = ~np.isin(rows, int_array(list(self._failed)))
-        rows, num_tokens = rows[is_well], num_tokens[is_well]
+        rows = rows[is_well]
+        num_tokens = num_tokens[is_well]
         self._unwritten.discard_written(rows, num_tokens)
         return _Division(self, scheduled, rows, num_tokens).run()
 
@@ -123,11 +124,13 @@ class Walls:
 class _Division:
     """One step in parts."""
 
-    def __init__(self, walls: Walls, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> None:
-        self._walls = walls
-        self._steps = walls._steps
-        self._table = walls._table
-        self._unwritten = walls._unwritten
+    def __init__(
+        self, isolation: StepIsolation, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray
+    ) -> None:
+        self._isolation = isolation
+        self._steps = isolation._steps
+        self._table = isolation._table
+        self._unwritten = isolation._unwritten
         self._scheduled = scheduled
         # who writes comes before who reads
         order = np.argsort(self._table.num_computed[rows], kind="stable")
@@ -155,9 +158,9 @@ class _Division:
         if self._failures and not self._outputs:
             self._steps.check_model()
         if not self._failures and isinstance(_cause_of(error), TooLongError):
-            self._walls._patience.grow()
+            self._isolation._patience.grow()
         for row in self._failures:
-            self._walls._failed[row] = self._ends[row]
+            self._isolation._failed[row] = self._ends[row]
         self._table.check_invariants()
         return self._merged()
 
@@ -172,9 +175,9 @@ class _Division:
         rows, num_tokens = self._table.granted(rows, num_tokens)
         if not len(rows):
             return
-        seconds = self._walls._patience.of_part(int(num_tokens.sum()))
+        seconds = self._isolation._patience.of_part(int(num_tokens.sum()))
         try:
-            computed = self._walls._watch.run(lambda: self._steps.compute(rows, num_tokens), seconds)
+            computed = self._isolation._watch.run(lambda: self._steps.compute(rows, num_tokens), seconds)
         except Exception as error:
             self._divide(rows, num_tokens, error)
             return
@@ -213,11 +216,11 @@ class _Division:
             self._fail(int(rows[0]), _reason(cause), num_written=int(num_tokens[0]) if is_written else 0)
 
     def _look_at(self, error: BaseException | None) -> None:
-        if error is not None and self._walls._platform.is_beyond_repair(error):
+        if error is not None and self._isolation._platform.is_beyond_repair(error):
             raise error
         if is_out_of_memory(error) and not self._counts["num_out_of_memory"]:
             self._counts["num_out_of_memory"] = 1
-            self._walls._platform.release_memory()
+            self._isolation._platform.release_memory()
         self._counts["num_divided_steps"] = 1
 
     def _fail(self, row: int, reason: str, num_written: int = 0) -> None:
@@ -227,7 +230,8 @@ class _Division:
 
     def _fail_request(self, row: int) -> None:
         """Its other rows would take as long, one after another."""
-        requests, num_computed = self._walls._requests, self._table.num_computed
+        requests = self._isolation._requests
+        num_computed = self._table.num_computed
         for sibling in self._rows.tolist():
             is_open = sibling not in self._failures and num_computed[sibling] < self._ends[sibling]
             if is_open and requests[sibling] == requests[row]:

@@ -158,12 +158,14 @@ def check_encoding(request: Request) -> None:
 async def _read_body(request: Request, state: ServerState, bounds: JsonBounds) -> bytes:
     """Each part must come within `body_seconds`, and the last one within the time that a request may take. It is
     counted while it comes."""
-    max_bytes, whole_seconds = state.max_text_body_bytes, state.room.request_seconds
+    max_bytes = state.max_text_body_bytes
+    whole_seconds = state.room.request_seconds
     clock = asyncio.get_running_loop().time
     end = clock() + whole_seconds
     length = request.headers.get("content-length", "")
     refusal = _too_large(max_bytes) if length.isdecimal() and int(length) > max_bytes else None
-    body, scan = BodyChunks(request), JsonScan(bounds)
+    body = BodyChunks(request)
+    scan = JsonScan(bounds)
     chunks: list[bytes] = []
     size = 0
     while not (body.is_over or size > _MAX_DISCARDED_BYTES):

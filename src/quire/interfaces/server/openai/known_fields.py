@@ -47,7 +47,6 @@ _WINDOW = Refused("penalties count the whole answer, and repetition_penalty the 
 _DISAGGREGATED = Refused("over HTTP the KV cache is not moved between engines")
 _EXPERTS = Refused("what happens inside the model is not returned", (False, 0))
 _BUDGET = "thinking_token_budget"
-_APART = "thoughts are kept apart from the answer; include_reasoning leaves them out"
 _CONTROL = "reasoning_effort, thinking_token_budget, include_reasoning or chat_template_kwargs"
 
 # By the way in which they would change an answer. Where other servers share a name, it stands once.

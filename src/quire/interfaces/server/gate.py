@@ -17,14 +17,13 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Match
 
-from quire.interfaces.server.access.access import Access
+from quire.interfaces.server.access.access import PUBLIC_PATHS, Access
+from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
 from quire.interfaces.server.access.in_flight import Receive
 from quire.interfaces.server.access.turnstile import Turnstile
-from quire.interfaces.server.access.visit import Visit, new_request_id, visiting
-from quire.interfaces.server.anthropic_messages.failures import is_anthropic
-from quire.interfaces.server.observing.health import PUBLIC_PATHS
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.state import Readiness, ServerState
+from quire.interfaces.server.wire.dialects import dialect_of
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, forbidden, unavailable
 
 logger = logging.getLogger("quire.server.access")
@@ -60,12 +59,12 @@ class Gate:
         request_id = _request_id(scope["headers"])
         is_socket = scope["type"] == "websocket"
         response = _SocketResponse(send, request_id) if is_socket else _Response(send, request_id)
-        if is_anthropic(scope["path"]):
-            # where its clients look
-            response.headers.append((b"request-id", request_id))
+        dialect = dialect_of(scope["path"])
+        if dialect is not None:
+            response.headers.append((dialect.request_id_header, request_id))
         began = time.monotonic()
         try:
-            with visiting(self._checked(scope, request_id.decode())):
+            with acting_for(self._checked(scope, request_id.decode())):
                 if scope["path"] in _ALWAYS:
                     await self._app(scope, receive, response.send)
                 else:
@@ -85,7 +84,7 @@ class Gate:
         finally:
             self._account(scope, response, request_id, time.monotonic() - began)
 
-    def _checked(self, scope: Scope, request_id: str) -> Visit:
+    def _checked(self, scope: Scope, request_id: str) -> Caller:
         """Raises what the request is refused with at the door."""
         headers = scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
@@ -99,7 +98,7 @@ class Gate:
         visitor = self._access.visitor(headers, is_public=scope["path"] in _OPEN)
         if scope["path"] not in _UNREADY:
             self._state.check_ready()
-        return Visit(visitor.tenant, self._state.tenants, self._state.room, visitor.is_admin, request_id)
+        return Caller(visitor.tenant, self._state.tenants, self._state.room, visitor.is_admin, request_id)
 
     def _check_form(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Any page may send a form, or nothing at all, to any host; only before JSON a browser asks."""

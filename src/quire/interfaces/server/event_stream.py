@@ -133,7 +133,8 @@ class _Writer:
         """Called when events have come, and when the client has taken what was sent."""
         if self._events is None or self._on_its_way is not None or self._over.done():
             return
-        events, has_more = self._events, True
+        events = self._events
+        has_more = True
         try:
             while has_more and self._on_its_way is None:
                 data = b"".join(events.take())

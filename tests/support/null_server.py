@@ -1,4 +1,4 @@
-"""The whole HTTP server on a core that answers at once: `python -m quire.testing.null_server [--port N]`.
+"""The whole HTTP server on a core that answers at once: `python -m tests.support.null_server [--port N]`.
 
 For measuring and loading the front end alone. Prints one line of JSON when it is ready: port, process ids, and the text
 of each token that the core says.
@@ -13,17 +13,18 @@ import os
 import signal
 import sys
 
+from tests.support.null_core import FIRST, NUM
+
+from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.transport.http import HttpServer
 from quire.interfaces.server.transport.listener import listen
 from quire.observability.logging import configure_logging, flush_log
 from quire.testing.fake_llm import fake_async_llm
-from quire.testing.null_core import FIRST, NUM
 
 
 async def serve(port: int, max_num_seqs: int, options: ServerOptions) -> None:
-    engine = fake_async_llm(own_process=True, core="quire.testing.null_core:build", max_num_seqs=max_num_seqs)
+    engine = fake_async_llm(own_process=True, core="tests.support.null_core:build", max_num_seqs=max_num_seqs)
     with listen("127.0.0.1", port) as listener:
         http = HttpServer(options, listener, None)
         http.start()

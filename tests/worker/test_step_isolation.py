@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,9 @@ from quire.testing.model_harness import worker_config
 from quire.worker.model_runner import STRANGE_TOKEN
 from quire.worker.patience import TooLongError, Watch
 from quire.worker.row_table import RowTable
+from quire.worker.step_isolation import OUT_OF_MEMORY, TOO_LONG, StepIsolation
 from quire.worker.transfers import NOT_FETCHED
 from quire.worker.unwritten import UnwrittenBlocks
-from quire.worker.walls import OUT_OF_MEMORY, TOO_LONG, Walls
 from quire.worker.worker import Worker
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -391,22 +393,22 @@ class ToldWatch:
             self.model.forward = forward  # type: ignore[method-assign]
 
 
-def watch_with(driver: WorkerDriver, watch: ToldWatch) -> Walls:
-    walls: Walls = runner_of(driver).walls
-    walls._watch = watch  # type: ignore[assignment]
-    return walls
+def watch_with(driver: WorkerDriver, watch: ToldWatch) -> StepIsolation:
+    isolation: StepIsolation = runner_of(driver).isolation
+    isolation._watch = watch  # type: ignore[assignment]
+    return isolation
 
 
 def test_a_request_that_takes_too_long_fails_with_all_its_rows(driver: WorkerDriver, model: FakeModel) -> None:
     """The others get what they would have got, and what follows is not watched more closely."""
     watch = ToldWatch(model, slow_token=33)
-    walls = watch_with(driver, watch)
+    isolation = watch_with(driver, watch)
     driver.admit(0, PROMPT)
     driver.admit(1, [*PROMPT, 33], sequence_id=sequence_id_of(7, 0))
     driver.admit(2, [1, 2])
     driver.admit(3, [*PROMPT, 33], sequence_id=sequence_id_of(7, 1))
     driver.admit(4, [*PROMPT, 4], sequence_id=sequence_id_of(7, 2))
-    patience = walls._patience.seconds
+    patience = isolation._patience.seconds
     output = driver.step()
     failed_together = {row for row, reason in output.failures.items() if reason == TOO_LONG}
     assert {1, 3} <= failed_together <= {1, 3, 4}
@@ -417,7 +419,7 @@ def test_a_request_that_takes_too_long_fails_with_all_its_rows(driver: WorkerDri
     assert max(watch.limits[1:]) < patience
     # of two rows that would take too long, one was run alone
     assert len(watch.limits) <= 7
-    assert walls._patience.seconds == patience
+    assert isolation._patience.seconds == patience
     for row in failed_together:
         driver.release(row)
     num_limits = len(watch.limits)
@@ -428,14 +430,14 @@ def test_a_request_that_takes_too_long_fails_with_all_its_rows(driver: WorkerDri
 def test_steps_that_are_slow_without_a_culprit_get_more_time(driver: WorkerDriver, model: FakeModel) -> None:
     """On a machine that stood still, nobody fails."""
     watch = ToldWatch(model, slow_token=None)
-    walls = watch_with(driver, watch)
+    isolation = watch_with(driver, watch)
     for row in range(4):
         driver.admit(row, PROMPT)
-    patience = walls._patience.seconds
+    patience = isolation._patience.seconds
     output = driver.step()
     assert output.failures == {}
     assert sorted(output.rows.tolist()) == [0, 1, 2, 3]
-    assert walls._patience.seconds == 2 * patience
+    assert isolation._patience.seconds == 2 * patience
 
 
 def test_work_that_does_not_end_is_ended() -> None:
@@ -466,6 +468,36 @@ def test_an_end_that_the_work_itself_catches_does_no_harm_later() -> None:
     assert watch.run(stubborn, 0.01) == 3
     assert watch.run(lambda: sum(range(100_000)), 100.0) == 4999950000
     watch.close()
+
+
+def test_an_ended_work_leaves_nothing_in_the_interpreter() -> None:
+    """An exception that is looked for and never found would stop every profiler for ever."""
+    program = """
+import sys
+from quire.worker.patience import TooLongError, Watch
+
+def endless():
+    while True:
+        pass
+
+def stubborn():
+    try:
+        endless()
+    except TooLongError:
+        return 3
+
+watch = Watch()
+assert watch.run(stubborn, 0.01) == 3
+try:
+    watch.run(endless, 0.01)
+except TooLongError:
+    print("ended")
+sys.setprofile(lambda frame, event, argument: None)
+sum(map(lambda number: number + 1, range(1000)))
+sys.setprofile(None)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ended\n", "")
 
 
 def test_a_watch_that_nobody_has_closed_ends_with_its_owner() -> None:

@@ -1,4 +1,4 @@
-"""Where a process stands among those that answer HTTP in front of one engine. Mostly it is alone."""
+"""The role of a process among those that answer HTTP in front of one engine. Mostly it is alone."""
 
 from __future__ import annotations
 
@@ -26,13 +26,21 @@ class Alone:
         return []
 
 
+def _all_are(method: bytes, target: bytes) -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProcessRole:
+    """What a process needs to know of the others. Owns none of it."""
+
     siblings: Siblings = field(default_factory=Alone)
     # what is in use, in all processes together
     ledger: Ledger = field(default_factory=OwnLedger)
     # to the first process, which alone has what is kept; None: this is the first
     hand_on: HandOn | None = None
+    # of a method and a target: whether this process may answer it, and need not hand it on
+    is_for_any: Callable[[bytes, bytes], bool] = _all_are
 
     @property
     def is_first(self) -> bool:

@@ -1,4 +1,4 @@
-"""The entrance: which of those who do not run may start now, and who makes way for them.
+"""Admission control: which waiting requests may start now, and which running ones make room for them.
 
 Decides by rows and blocks: a request starts when its rows are free and all its tokens find blocks, else it would be
 preempted half-way. Remembers who was turned away, so that a long prompt is not looked up again in every step. Called by
@@ -25,7 +25,7 @@ _LOOK_AGAIN_AFTER = 16
 _STAYS_FOR = 16
 
 
-class Entrance:
+class AdmissionControl:
     """Asks the policy who is next. A preempted request goes before everything new that is not more important."""
 
     def __init__(
@@ -63,7 +63,8 @@ class Entrance:
 
         Who must make way does so now: later, others may count on what was granted to it.
         """
-        self._step, self._lenders = step, None
+        self._step = step
+        self._lenders = None
         self._has_results_to_come = has_results_to_come
         head = next(self._heads(), None) if self._may_displace() else None
         if head is not None and not self.may_start(head):
@@ -81,7 +82,8 @@ class Entrance:
             if head.status is Status.WAITING:
                 if self._turned_away is not head:
                     self._recorder.turned_away(head.request_id, *self.lacks(head))
-                self._turned_away, self._num_arrivals_then = head, self._lifecycle.num_arrivals
+                self._turned_away = head
+                self._num_arrivals_then = self._lifecycle.num_arrivals
         return None
 
     def waiting(self) -> Iterator[Request]:
@@ -211,7 +213,8 @@ class Entrance:
 
     def counts(self) -> Counts:
         """For the recorder."""
-        pool, queues = self._manager.pool, self._queues
+        pool = self._manager.pool
+        queues = self._queues
         return len(self._running.requests), len(queues), queues.num_preempted, pool.num_held, pool.num_cached
 
     def waits(self) -> dict[str, int]:
@@ -269,7 +272,8 @@ class Entrance:
 
     def push_out(self, request: Request, reason: str) -> None:
         """It gives up all its blocks, by recomputation or into swap space, and waits to go on."""
-        request.preempted_at, request.stays_until = self._step, 0
+        request.preempted_at = self._step
+        request.stays_until = 0
         self._lenders = None
         request.is_parked = request.is_idle
         self._recovery.give_up(request, reason)
