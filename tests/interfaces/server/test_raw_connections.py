@@ -1,7 +1,7 @@
 """Whatever bytes come over a connection, it ends by an answer or by being closed, within the server's deadlines.
 
-All cases run side by side on one server, which waits for a head or a first message for a fraction of a second. Each
-client sends its bytes, keeps its side open, and reads until the server closes.
+All cases run side by side on one server, which waits two seconds for a head or a first message: a busy machine has
+answered all handshakes by then. Each client sends its bytes, keeps its side open, and reads until the server closes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def socket_case(*sent: bytes, code: int | None, dribble: bytes = b"", wants: tup
 
 
 # what the socket says that has no first message, before the clock between two pieces strikes
-NOTHING_CAME = (b"No message came for 0.5 seconds (first_byte_seconds).",)
+NOTHING_CAME = (b"No message came for 2 seconds (first_byte_seconds).",)
 
 
 REFUSED: dict[str, Case] = {
@@ -273,7 +273,7 @@ def outcome(tmp_path_factory) -> Outcome:
     async def main() -> Outcome:
         engine = await fake_engine(tmp_path_factory.mktemp("raw") / "model", max_model_len=512)
         options = ServerOptions(
-            storage_url="sqlite:///:memory:", first_byte_seconds=0.5, keep_alive_seconds=1, max_request_seconds=5.0
+            storage_url="sqlite:///:memory:", first_byte_seconds=2, keep_alive_seconds=2, max_request_seconds=8.0
         )
         with listen("127.0.0.1", 0) as listener:
             server = HttpServer(options, listener, None)
@@ -281,7 +281,7 @@ def outcome(tmp_path_factory) -> Outcome:
             server.start()
             port = listener.getsockname()[1]
             tasks = {name: asyncio.ensure_future(talk(port, case)) for name, case in CASES.items()}
-            _, still_open = await asyncio.wait(tasks.values(), timeout=20)
+            _, still_open = await asyncio.wait(tasks.values(), timeout=40)
             for task in still_open:
                 task.cancel()
             await asyncio.wait(tasks.values())
@@ -301,7 +301,7 @@ def outcome(tmp_path_factory) -> Outcome:
 
     loggers = [logging.getLogger(name) for name in ("quire", "uvicorn", "asyncio")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompt_pieces, "IDLE_SECONDS", 1.0)
+        patch.setattr(prompt_pieces, "IDLE_SECONDS", 4.0)
         for logger in loggers:
             logger.addHandler(errors)
         try:
