@@ -1,7 +1,6 @@
 """The core decides what it decided when the decisions of 200 random workloads were recorded."""
 
 import pytest
-
 from tests.support.golden_decisions import RECORDED, SEEDS, digest_of, recorded
 
 # in the default run
