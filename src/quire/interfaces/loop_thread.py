@@ -54,18 +54,23 @@ class LoopThread:
         def cancel() -> None:
             if task is not None:
                 task.cancel()
+            else:
+                # interrupted before it was handed over
+                work.close()
+                news.put(None)
 
         try:
+            # in here, because Ctrl-C may come as soon as the other thread has begun
             self._loop.call_soon_threadsafe(start)
-        except RuntimeError:
-            work.close()
-            raise EngineDeadError("The engine was shut down.") from None
-        try:
             while (call := news.get()) is not None:
                 call()
         except BaseException:
             # Ctrl-C, or a progress bar's own error; a second Ctrl-C does not wait
-            self._loop.call_soon_threadsafe(cancel)
+            try:
+                self._loop.call_soon_threadsafe(cancel)
+            except RuntimeError:
+                work.close()
+                raise EngineDeadError("The engine was shut down.") from None
             while news.get() is not None:
                 continue
             raise
