@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -200,31 +200,40 @@ def server_report(sources: list[Source], package: Path) -> str:
 
 
 def writers(sources: Iterable[Source]) -> dict[str, dict[str, set[str]]]:
-    """For each class of STATE and each of its fields the files that assign it, by name alone."""
-    sources = list(sources)
-    fields: dict[str, set[str]] = {}
-    for source in sources:
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.ClassDef) and node.name in STATE:
-                fields[node.name] = {name for name in _assigned(node) if name}
-    found: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in fields}
-    for source in sources:
-        for name in set(_assigned(source.tree)):
-            for owner, own in fields.items():
-                if name in own:
-                    found[owner][name].add(source.file.name)
+    """For each class of STATE and each of its fields the classes that write it after its `__init__`.
+
+    `self.field` is the field of the class that it stands in, `request.field` that of the class Request, `kept.field` of
+    KeptSequence; under any other name it may be of each class that has such a field.
+    """
+    classes = [node for source in sources for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
+    names = [node.name.lower() for node in classes]
+    found: dict[str, dict[str, set[str]]] = {
+        node.name: {name: set() for owner, name in _written(node) if owner == "self"}
+        for node in classes
+        if node.name in STATE
+    }
+    for node in classes:
+        later = [part for part in node.body if getattr(part, "name", "") != "__init__"]
+        for receiver, name in {pair for part in later for pair in _written(part)}:
+            of = node.name.lower() if receiver == "self" else receiver
+            is_known = any(one.startswith(of) for one in names)
+            for owner, fields in found.items():
+                if name in fields and (owner.lower().startswith(of) or not is_known):
+                    fields[name].add(node.name)
     return found
 
 
-def _assigned(tree: ast.AST) -> Iterator[str]:
-    """Attributes that are stored to, and names with a type in a class's body."""
+def _written(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(of what, name) of the attributes that are assigned, whole or in part."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-        elif isinstance(node, ast.ClassDef) and node.name in STATE:
-            for line in node.body:
-                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                    yield line.target.id
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            target: ast.expr = node
+            while isinstance(target, ast.Subscript):
+                target = target.value
+            if isinstance(target, ast.Attribute):
+                receiver = target.value
+                name = getattr(receiver, "id", None) or getattr(receiver, "attr", "?")
+                yield str(name).strip("_"), target.attr
 
 
 # ---- one chat -------------------------------------------------------------------------------------------------------
@@ -300,9 +309,8 @@ def rows_of(root: Path, *, with_chat: bool) -> Iterator[tuple[str, str]]:
     yield "rooms", ", ".join(f"{room} {100 * lines / total:.0f} %" for room, lines in rooms.most_common(5))
     yield "server", server_report(sources, package)
     for owner, by_field in writers(core).items():
-        several = sum(len(files) > 1 for files in by_field.values())
-        files = {file for those in by_field.values() for file in those}
-        yield f"fields of {owner}", f"{len(by_field)}, of which {several} are written by several of {len(files)} files"
+        several = sorted(name for name, those in by_field.items() if len(those) > 1)
+        yield f"fields of {owner}", f"{len(by_field)}, of which {len(several)} have several writers {' '.join(several)}"
     pages = [*root.glob("*.md"), *(page for page in (root / "docs").rglob("*.md") if page.name not in GENERATED_PAGES)]
     num_words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
     yield "documents written by hand", f"{num_words:,} words in {len(pages)} pages"

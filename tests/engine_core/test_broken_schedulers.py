@@ -136,7 +136,7 @@ def named_with_unknown_tokens(_: Method) -> Method:
 
     def broken(self: KVCacheManager, sequence: Any, num_computed: int, *, is_promise: bool = False) -> None:
         self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
-        self._set_named(sequence, sequence.num_named_blocks)
+        self._rows.set_named(sequence.row, num_computed // self.block_size)
 
     return broken
 

@@ -244,7 +244,7 @@ def test_an_empty_piece_brings_nobody_back(mode: str) -> None:
     core.scheduler.admission_control.push_out(stream, "somebody needed its blocks")
     core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=False))
     core.run()
-    assert stream.is_parked
+    assert stream.parked_with == stream.num_prompt_tokens
     core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=True))
     core.run()
     assert core.ends[sequence_id_of(1, 0)].finish_reason == "length"

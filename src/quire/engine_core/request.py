@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.engine_core.block_table import BlockTable
+from quire.engine_core.rows import Rows, Tokens
 from quire.messages import EngineRequest, sequence_id_of
 from quire.pooling_params import MEAN
 
-if TYPE_CHECKING:
-    from quire.engine_core.rows import Rows
-
-Tokens = npt.NDArray[np.int32]
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
@@ -29,6 +25,14 @@ class Status(enum.Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     ENDED = "ended"
+
+
+_NEXT = {
+    Status.WAITING: (Status.RUNNING, Status.ENDED),
+    Status.RUNNING: (Status.PREEMPTED, Status.ENDED),
+    Status.PREEMPTED: (Status.RUNNING, Status.ENDED),
+    Status.ENDED: (),
+}
 
 
 class Sequence:
@@ -45,7 +49,6 @@ class Sequence:
         self.host_tables: list[list[int]] = []
         # chain hashes of the leading full blocks, as far as anyone has asked
         self.block_hashes: list[bytes] = []
-        self.num_named_blocks = 0
         # tokens that were computed when it gave way, so that what is computed again can be counted
         self.num_lost_tokens = 0
         # the worker has its row
@@ -83,22 +86,19 @@ class Sequence:
             return 0
         return int(min(self._rows.num_computed[self.row], self._rows.num_known[self.row] - 1))
 
+    @property
+    def num_named_blocks(self) -> int:
+        """Its leading full blocks that the prefix cache knows."""
+        return int(self._rows.num_named[self.row]) if self._rows is not None else 0
+
     def token_ids(self, start: int, stop: int) -> Tokens:
         source = self._rows.tokens[self.row] if self._rows is not None else self._prompt
         tokens: Tokens = source[start:stop]
         return tokens
 
-    def place(self, rows: Rows, row: int) -> None:
-        """From now on the row holds this sequence's tokens and numbers."""
-        count = len(self._prompt)
-        rows.tokens[row, :count] = self._prompt
-        rows.num_known[row] = rows.num_total[row] = count
-        rows.num_computed[row] = 0
-        rows.writable_until[row] = 0
-        rows.sequence_id[row] = self.sequence_id
-        rows.priority[row] = self.request.priority
-        rows.tenant[row] = self.request.tenant
-        self.row = row
+    def place(self, rows: Rows) -> None:
+        """From now on a row holds its tokens and numbers."""
+        self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
         self._rows = rows
         self._prompt = _NO_TOKENS
 
@@ -107,16 +107,13 @@ class Sequence:
         self._prompt = self.token_ids(0, self.num_known_tokens).copy()
         self.row = -1
         self._rows = None
-        self.is_admitted = False
 
     def extend_prompt(self, tokens: Tokens) -> None:
         """Streamed input (4.4.4): num_total_tokens grows by what arrived."""
         if self._rows is None:
             self._prompt = np.concatenate([self._prompt, tokens])
             return
-        total = self.num_total_tokens
-        self._rows.tokens[self.row, total : total + len(tokens)] = tokens
-        self._rows.num_known[self.row] = self._rows.num_total[self.row] = total + len(tokens)
+        self._rows.extend(self.row, tokens)
 
 
 class Shape(Protocol):
@@ -165,8 +162,8 @@ class Request:
         # it ends because what it asks for cannot be done
         self.is_refused = False
         self.was_started = False
-        # it gave way while it waited for input, and is not computed again before some comes
-        self.is_parked = False
+        # with so much of its prompt it gave way while it waited for more, and is not computed again before some comes
+        self.parked_with = -1
         # the client has heard that it computes
         self.is_announced = False
         # its sequences, and forks to come, count among the rows that are taken
@@ -189,6 +186,10 @@ class Request:
         self.num_reported_positions = 0
         self.sequences: dict[int, Sequence] = {}
 
+    def become(self, status: Status) -> None:
+        assert status in _NEXT[self.status], f"request {self.request_id}: {self.status.value}, then {status.value}"
+        self.status = status
+
     @property
     def is_swapped(self) -> bool:
         return any(sequence.host_tables for sequence in self.sequences.values())
@@ -197,7 +198,7 @@ class Request:
     def is_idle(self) -> bool:
         """Everything that has come of its input is computed, or was before it gave way; and more is to come."""
         return not self.is_final and (
-            self.is_parked
+            self.parked_with == self.num_prompt_tokens
             or all(sequence.num_computed_tokens == sequence.num_total_tokens for sequence in self.sequences.values())
         )
 

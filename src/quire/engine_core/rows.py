@@ -4,17 +4,20 @@
     num_known      tokens whose values have arrived here
     num_total      num_known and what is promised: the token that a step in flight samples, and drafts (4.6.1)
 
-Owns the numbering of rows. A sequence gets its row when it is first admitted and keeps it for life, also while it is
-preempted, unless something more important needs the row; the worker uses the same numbers. A steady step reads and
-writes these arrays and touches no Python object per sequence. Used by the scheduler, the KV cache manager and Sequence;
-never sent anywhere.
+Owns the numbering of rows and is the only one that writes the arrays. A sequence gets its row when it is first admitted
+and keeps it for life, also while it is preempted, unless something more important needs the row; the worker uses the
+same numbers. A steady step reads and writes these arrays and touches no Python object per sequence. Used by the
+scheduler, the KV cache manager and Sequence; never sent anywhere.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.messages import IntArray, int_array
+
+Tokens = npt.NDArray[np.int32]
 
 _STOP_COLUMNS = 4
 
@@ -32,8 +35,8 @@ class Rows:
         self.tenant = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
-        # Tokens from this number on fill a block that the prefix cache does not know yet.
-        self.next_block_end = np.zeros(num_rows, dtype=np.int64)
+        # leading full blocks that the prefix cache knows by name
+        self.num_named = np.zeros(num_rows, dtype=np.int64)
         self.max_total = np.zeros(num_rows, dtype=np.int64)
         self.min_total = np.zeros(num_rows, dtype=np.int64)
         self.sequence_id = np.full(num_rows, -1, dtype=np.int64)
@@ -60,16 +63,62 @@ class Rows:
         """Of those that have a row: the number of the least important."""
         return int(self.priority[self.sequence_id >= 0].max(initial=-(1 << 62)))
 
-    def take(self) -> int:
-        return self._free.pop()
+    def take(self, sequence_id: int, priority: int, tenant: int, tokens: Tokens) -> int:
+        """A free row, which holds this sequence's tokens and numbers from now on."""
+        row = self._free.pop()
+        count = len(tokens)
+        self.tokens[row, :count] = tokens
+        self.num_known[row] = self.num_total[row] = count
+        self.sequence_id[row] = sequence_id
+        self.priority[row] = priority
+        self.tenant[row] = tenant
+        return row
 
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
-        self.num_computed[row] = self.num_known[row] = self.num_total[row] = self.writable_until[row] = 0
+        for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
+            numbers[row] = 0
         self.is_watched[row] = self.runs_on[row] = False
         self.num_changes += 1
         self.left_at[row] = self.num_changes
         self._free.append(row)
+
+    def set_limits(self, row: int, max_total: int, min_total: int) -> None:
+        self.max_total[row] = max_total
+        self.min_total[row] = min_total
+
+    def watch(self, row: int, *, is_watched: bool, runs_on: bool) -> None:
+        self.is_watched[row] = is_watched
+        self.runs_on[row] = runs_on
+
+    def extend(self, row: int, tokens: Tokens) -> None:
+        """Streamed input: nothing was promised before all of it was there."""
+        total = int(self.num_total[row])
+        self.tokens[row, total : total + len(tokens)] = tokens
+        self.num_known[row] = self.num_total[row] = total + len(tokens)
+
+    # ------------------------------------------------------------------------------------------ blocks
+
+    def may_write(self, rows: IntArray | int, until: IntArray | int) -> None:
+        """Below these tokens nobody need be asked."""
+        self.writable_until[rows] = until
+
+    def set_named(self, rows: IntArray | int, num_blocks: IntArray | int) -> None:
+        self.num_named[rows] = num_blocks
+
+    def next_name_at(self, rows: IntArray, block_size: int) -> IntArray:
+        """Tokens with which the next block is full that the prefix cache does not know yet."""
+        ends: IntArray = (self.num_named[rows] + 1) * block_size
+        return ends
+
+    # ------------------------------------------------------------------------------------------ progress
+
+    def begin_at(self, row: int, num_computed: int) -> None:
+        """Where the grant that is being decided begins."""
+        self.num_computed[row] = num_computed
+
+    def grant(self, rows: IntArray, num_tokens: IntArray) -> None:
+        self.num_computed[rows] += num_tokens
 
     def set_back(self, row: int, num_computed: int) -> None:
         """The core decides where the row goes on, whatever steps in flight compute of it."""
@@ -91,6 +140,16 @@ class Rows:
         growth: IntArray = np.maximum(np.minimum(1 + num_drafts, self.max_total[rows] - 1 - totals), 0) * samples
         self.num_total[rows] = totals + growth
         return growth
+
+    def settle_drafts(
+        self, rows: IntArray, computed: IntArray, totals: IntArray, since: int, granted: IntArray, growth: IntArray
+    ) -> None:
+        """Where the worker says that the rows stand, and on top of that what was granted and promised since. One that
+        was set back after change `since` is computed again from where the core says."""
+        is_set_back = self.set_back_at[rows] > since
+        reached = computed + np.minimum(granted, totals - computed)
+        self.num_computed[rows] = np.where(is_set_back, self.num_computed[rows], reached)
+        self.num_total[rows] = totals + growth
 
     def set_stop_ids(self, row: int, ids: list[int]) -> None:
         if len(ids) > self.stop_ids.shape[1]:

@@ -21,7 +21,8 @@ from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache, looks_up
-from quire.engine_core.request import Request, Sequence, Tokens
+from quire.engine_core.request import Request, Sequence
+from quire.engine_core.rows import Tokens
 from quire.errors import UserError, suggestion
 
 
@@ -215,7 +216,7 @@ class KeptSequences:
         (sequence,) = request.sequences.values()
         if not request.scope or request.was_started or sequence.is_begun:
             return
-        sequence.block_hashes = []  # it was looked up with less of its prompt
+        sequence.block_hashes.clear()  # it was looked up with less of its prompt
         tokens = sequence.token_ids(0, sequence.num_known_tokens)
         request.num_public_blocks = self._num_public_blocks(request.user_key, tokens)
 

@@ -115,7 +115,7 @@ class KVCacheManager:
         for number in range(len(self.groups)):
             self._grow(sequence, number, target)
         # where lookahead reaches the greatest length, nothing more will be asked for
-        self._rows.writable_until[sequence.row] = target * self.block_size - (ahead - end)
+        self._rows.may_write(sequence.row, target * self.block_size - (ahead - end))
         failpoint("after_allocate", (sequence.request.request_id,))
         return True
 
@@ -182,7 +182,7 @@ class KVCacheManager:
         for number, blocks in enumerate(computed.blocks):
             sequence.block_tables[number] = BlockTable(blocks)
             self.moves.write(number, sequence.row, 0, blocks)
-        self._set_named(sequence, computed.num_tokens // self.block_size)
+        self._rows.set_named(sequence.row, computed.num_tokens // self.block_size)
 
     def _copy_on_write(self, sequence: Sequence, number: int, index: int) -> None:
         """3.4.4: at most the last block of a sequence is ever copied."""
@@ -224,11 +224,7 @@ class KVCacheManager:
         """
         num_computed = min(num_computed, sequence.num_known_tokens)
         self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
-        self._set_named(sequence, sequence.num_named_blocks)
-
-    def _set_named(self, sequence: Sequence, num_named: int) -> None:
-        sequence.num_named_blocks = num_named
-        self._rows.next_block_end[sequence.row] = (num_named + 1) * self.block_size
+        self._rows.set_named(sequence.row, num_computed // self.block_size)
 
     # ------------------------------------------------------------------------------------------ sharing and freeing
 
@@ -242,22 +238,26 @@ class KVCacheManager:
             child.block_tables[number] = shared = table.first(num_blocks)
             self.pool.hold(shared.held())
         num_full = child.num_computed_tokens // self.block_size
-        child.block_hashes = parent.block_hashes[:num_full]
-        self._set_named(child, min(parent.num_named_blocks, num_full))
+        child.block_hashes += parent.block_hashes[:num_full]
+        self._rows.set_named(child.row, min(parent.num_named_blocks, num_full))
         # both must ask before they write next, because they now share the block they write into
         for sequence in (parent, child):
-            self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
+            self._rows.may_write(sequence.row, sequence.num_computed_tokens)
 
     def free(self, sequence: Sequence) -> None:
-        """All or nothing (3.4.5). Deepest blocks first, so that the beginning of a prompt is cached longest."""
+        """All or nothing (3.4.5), here and in swap space."""
+        self._free_here(sequence)
+        self.swap.free(sequence)
+
+    def _free_here(self, sequence: Sequence) -> None:
+        """Deepest blocks first, so that the beginning of a prompt is cached longest."""
         for table in sequence.block_tables:
             self.moves.release(table.held()[::-1])
             table.clear()
-        self.swap.free(sequence)
         if sequence.row >= 0:
             self.moves.drop_writes(sequence.row)
-            self._set_named(sequence, 0)
-            self._rows.writable_until[sequence.row] = 0
+            self._rows.set_named(sequence.row, 0)
+            self._rows.may_write(sequence.row, 0)
 
     def forget(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of this sequence any more; who holds them keeps them."""
@@ -284,10 +284,7 @@ class KVCacheManager:
         num_used = self.swap.num_used
         self.swap.swap_out(request, self.block_size)
         for sequence in request.sequences.values():
-            host_tables = sequence.host_tables
-            sequence.host_tables = []
-            self.free(sequence)
-            sequence.host_tables = host_tables
+            self._free_here(sequence)
         return self.swap.num_used - num_used
 
     def swap_in(self, request: Request) -> int:
@@ -316,8 +313,8 @@ class KVCacheManager:
             sequence.block_tables[number] = table
             self.pool.hold(table.held())
             self.moves.write(number, sequence.row, 0, table.blocks.tolist())
-        self._set_named(sequence, 0)
-        self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
+        self._rows.set_named(sequence.row, 0)
+        self._rows.may_write(sequence.row, sequence.num_computed_tokens)
 
     def swap_in_places(self, request: Request) -> dict[int, int | None]:
         """For each host block of the request: the block that has its content already, or None."""

@@ -149,18 +149,16 @@ class PrefixCache:
                 self._fresh[-1].add(block)
                 if is_promise:
                     self._promises[block] = sequence.request.request_id
-        sequence.num_named_blocks = num_full
 
-    def name_next(self, sequences: list[Sequence], content: bytes) -> None:
-        """Names the next block of each, whose tokens stand in `content` one block after the other."""
+    def name_next(self, sequences: list[Sequence], indices: list[int], content: bytes) -> None:
+        """Names one block of each, whose tokens stand in `content` one block after the other."""
         size = self._block_size * 4
-        for start, sequence in zip(range(0, len(content), size), sequences, strict=True):
+        for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
             name = self.hasher.digest(self.hasher.parent(sequence) + content[start : start + size])
             sequence.block_hashes.append(name)
-            block = sequence.block_tables[0][sequence.num_named_blocks]
+            block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), sequence.request.owner):
                 self._fresh[-1].add(block)
-            sequence.num_named_blocks += 1
 
     def has_promises(self, request: Request) -> bool:
         return request.request_id in self._promises.values()

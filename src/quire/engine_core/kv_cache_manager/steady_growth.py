@@ -46,7 +46,7 @@ class SteadyGrowth:
         for sequence, block in zip(sequences, blocks, strict=True):
             sequence.block_tables[0].append(block)
         manager.moves.write_one_each(rows, positions, blocks)
-        self._rows.writable_until[rows] = (computed // size + 1) * size
+        self._rows.may_write(rows, (computed // size + 1) * size)
         return True
 
     def name(self, rows: IntArray, sequences: list[Sequence]) -> bool:
@@ -55,10 +55,11 @@ class SteadyGrowth:
         size = self._manager.block_size
         if not self._is_simple:
             return False
-        ends = self._rows.next_block_end[rows]
-        if not all(len(sequence.block_hashes) == sequence.num_named_blocks for sequence in sequences):
+        num_named = self._rows.num_named[rows]
+        counts = num_named.tolist()
+        if not all(len(one.block_hashes) == count for one, count in zip(sequences, counts, strict=True)):
             return False
-        content = self._rows.tokens[rows[:, None], (ends - size)[:, None] + np.arange(size)].tobytes()
-        cache.name_next(sequences, content)
-        self._rows.next_block_end[rows] = ends + size
+        content = self._rows.tokens[rows[:, None], (num_named * size)[:, None] + np.arange(size)].tobytes()
+        cache.name_next(sequences, counts, content)
+        self._rows.set_named(rows, num_named + 1)
         return True

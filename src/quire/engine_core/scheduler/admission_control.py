@@ -275,7 +275,7 @@ class AdmissionControl:
         request.preempted_at = self._step
         request.stays_until = 0
         self._lenders = None
-        request.is_parked = request.is_idle
+        request.parked_with = request.num_prompt_tokens if request.is_idle else -1
         self._recovery.give_up(request, reason)
         self._recorder.preempted(request.request_id, reason, is_swapped=request.is_swapped)
         self._running.leave(request)

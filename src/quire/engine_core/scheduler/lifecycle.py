@@ -15,8 +15,8 @@ import numpy as np
 from quire.engine_core.decoding import make_method
 from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
-from quire.engine_core.request import Request, Sequence, Status, Tokens
-from quire.engine_core.rows import Rows
+from quire.engine_core.request import Request, Sequence, Status
+from quire.engine_core.rows import Rows, Tokens
 from quire.engine_core.scheduler.admission import Admission, all_ids
 from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
 from quire.engine_core.scheduler.in_flight import StepsInFlight
@@ -116,7 +116,6 @@ class Lifecycle:
             return
         request.num_prompt_tokens += len(token_ids)
         request.is_final = is_final
-        request.is_parked = False
         if is_final:
             del self.streams[request_id]
         if self._refuse(request, self._admission.reason_of_kind(request)):
@@ -137,7 +136,7 @@ class Lifecycle:
             # Everything is computed, but nothing was sampled: compute the last token once more. Its block may be
             # shared by now, so it must be asked for again.
             self.set_progress(sequence, sequence.num_total_tokens - 1)
-            self._rows.writable_until[sequence.row] = sequence.num_computed_tokens
+            self._rows.may_write(sequence.row, sequence.num_computed_tokens)
 
     def abort(self, request_ids: Iterable[int], sequence_ids: Iterable[int]) -> None:
         for request_id in request_ids:
@@ -159,10 +158,9 @@ class Lifecycle:
     def place(self, sequence: Sequence) -> None:
         """The first step of a sequence gives it its row; a resumed one has kept it, as a rule."""
         if sequence.row < 0:
-            row = self.running.place(sequence)
-            self._rows.next_block_end[row] = self._manager.block_size
-            self._rows.set_stop_ids(row, sequence.request.stop_ids)
-            self._speculation.reset(row)
+            self.running.place(sequence)
+            self._rows.set_stop_ids(sequence.row, sequence.request.stop_ids)
+            self._speculation.reset(sequence.row)
             self._set_limits(sequence)
 
     def set_progress(self, sequence: Sequence, num_computed_tokens: int) -> None:
@@ -185,6 +183,7 @@ class Lifecycle:
                 is_known = sequence.is_admitted
                 sequence.earlier_drafts = self._drafts_of(sequence)
                 sequence.unplace()
+                sequence.is_admitted = False
                 self._give_back(row, is_known)
         self.running.leave_rows(request)
         self.recorder.displaced(request.request_id)
@@ -197,16 +196,15 @@ class Lifecycle:
 
     def _set_limits(self, sequence: Sequence) -> None:
         request = sequence.request
-        row = sequence.row
-        self._rows.max_total[row] = request.max_total
-        self._rows.min_total[row] = request.num_prompt_tokens + request.sampling.min_tokens
+        least = request.num_prompt_tokens + request.sampling.min_tokens
+        self._rows.set_limits(sequence.row, request.max_total, least)
         self._watch(sequence, sequence.is_watched)
 
     def _watch(self, sequence: Sequence, is_watched: bool) -> None:
         request = sequence.request
-        self._rows.is_watched[sequence.row] = sequence.is_watched = is_watched
-        stops = is_watched or request.shape.num_candidates or request.message.pooling
-        self._rows.runs_on[sequence.row] = request.is_final and not stops
+        sequence.is_watched = is_watched
+        stops = bool(is_watched or request.shape.num_candidates or request.message.pooling)
+        self._rows.watch(sequence.row, is_watched=is_watched, runs_on=request.is_final and not stops)
 
     # ------------------------------------------------------------------------------------------ verbs (3.5.2)
 
@@ -265,7 +263,7 @@ class Lifecycle:
         self.place(child)
         child.is_admitted = True
         self._watch(child, False)
-        self._rows.num_computed[child.row] = num_computed_tokens
+        self._rows.begin_at(child.row, num_computed_tokens)
         self._manager.fork(parent, child)
         self.recorder.forked(child.sequence_id, len(child.block_tables[0]))
         self.changes.fork(
@@ -374,7 +372,7 @@ class Lifecycle:
         if request.status is Status.RUNNING:
             self.running.leave(request)
         self.queues.end(request)
-        request.status = Status.ENDED
+        request.become(Status.ENDED)
         del self.requests[request.request_id], self._methods[request.request_id]
         self.streams.pop(request.request_id, None)
 

@@ -45,7 +45,6 @@ class WaitingQueues:
         return len(self._silent)
 
     def add(self, request: Request) -> None:
-        request.status = Status.WAITING
         if not request.num_prompt_tokens:
             self._silent[request.request_id] = request
             return
@@ -63,7 +62,7 @@ class WaitingQueues:
         lines[request.tenant][request.request_id] = request
 
     def add_preempted(self, request: Request) -> None:
-        request.status = Status.PREEMPTED
+        request.become(Status.PREEMPTED)
         self._preempted[request.request_id] = request
 
     def remove(self, request: Request) -> None:

@@ -139,6 +139,10 @@ class Results:
         """The row still belongs to the sequence that the step computed."""
         return self._running.find(row) is not None and bool(self._rows.left_at[row] <= decided.num_changes)
 
+    def _are_as_decided(self, rows: IntArray, decided: StepInFlight) -> npt.NDArray[np.bool_]:
+        is_there: npt.NDArray[np.bool_] = self._rows.left_at[rows] <= decided.num_changes
+        return is_there & (self._rows.sequence_id[rows] >= 0)
+
     def _is_answer(self, row: int, decided: StepInFlight) -> bool:
         """One that was computed again may answer twice, the second time when its next token has been chosen."""
         return self._is_as_decided(row, decided) and bool(self._rows.appended_at[row] <= decided.num_changes)
@@ -156,7 +160,7 @@ class Results:
                 rows = rows[was_decided]
                 token_ids = token_ids[was_decided]
         if self._rows.num_changes != decided.num_changes:
-            is_there = (self._rows.left_at[rows] <= decided.num_changes) & (self._rows.sequence_id[rows] >= 0)
+            is_there = self._are_as_decided(rows, decided)
             self.num_dropped_tokens += len(rows) - int(is_there.sum())
             rows = rows[is_there]
             token_ids = token_ids[is_there]
@@ -220,20 +224,14 @@ class Results:
 
         computed += granted - rejected, total += drafts - rejected + 1: the sums are the worker's.
         """
-        rows = self._rows
         speculated = speculated[:, self._was_decided(speculated[0], decided)]
-        is_there = (rows.left_at[speculated[0]] <= decided.num_changes) & (rows.sequence_id[speculated[0]] >= 0)
-        speculated = speculated[:, is_there]
-        row, computed, total = speculated[:3]
-        granted, growth = np.zeros((2, rows.num_rows), dtype=np.int64)
+        speculated = speculated[:, self._are_as_decided(speculated[0], decided)]
+        rows, computed, totals = speculated[:3]
+        granted, growth = np.zeros((2, self._rows.num_rows), dtype=np.int64)
         for later in self.in_flight:
             granted[later.rows] += later.num_tokens
             growth[later.rows] += later.growth
-        # One that gave way meanwhile is computed again from where the core says.
-        is_set_back = rows.set_back_at[row] > decided.num_changes
-        reached = computed + np.minimum(granted[row], total - computed)
-        rows.num_computed[row] = np.where(is_set_back, rows.num_computed[row], reached)
-        rows.num_total[row] = total + growth[row]
+        self._rows.settle_drafts(rows, computed, totals, decided.num_changes, granted[rows], growth[rows])
         self._speculation.observe(speculated)
 
     # ------------------------------------------------------------------------------------------ failures

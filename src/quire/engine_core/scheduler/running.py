@@ -24,7 +24,7 @@ class Running:
         self._rows_in_order: IntArray | None = no_ints()
 
     def join(self, request: Request) -> None:
-        request.status = Status.RUNNING
+        request.become(Status.RUNNING)
         request.was_started = True
         if not request.holds_rows:
             request.holds_rows = True
@@ -41,13 +41,11 @@ class Running:
         request.holds_rows = False
         self.num_reserved_rows -= request.num_reserved_rows
 
-    def place(self, sequence: Sequence) -> int:
+    def place(self, sequence: Sequence) -> None:
         """A row for a sequence that has none yet."""
-        row = self._rows.take()
-        sequence.place(self._rows, row)
-        self._sequences[row] = sequence
+        sequence.place(self._rows)
+        self._sequences[sequence.row] = sequence
         self._rows_in_order = None
-        return row
 
     def remove(self, row: int) -> None:
         self._sequences[row] = None

@@ -133,7 +133,7 @@ class Scheduler:
 
     def _decided(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
         """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
-        self.rows.num_computed[rows] += num_tokens
+        self.rows.grant(rows, num_tokens)
         self.queues.shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
@@ -180,7 +180,8 @@ class Scheduler:
         self.manager.cache.settle()
         # those that have just begun did so behind what they found
         reached = np.minimum(self.rows.num_computed[rows] + self._granted[rows], self.rows.num_known[rows])
-        fills_block = rows[(reached >= self.rows.next_block_end[rows]) & (self._granted[rows] > 0)]
+        ends = self.rows.next_name_at(rows, self.manager.block_size)
+        fills_block = rows[(reached >= ends) & (self._granted[rows] > 0)]
         for sequence in self._after_steady_ones(fills_block, self.manager.steady.name):
             try:
                 if self._granted[sequence.row]:  # none any more if a sibling has failed
@@ -268,10 +269,10 @@ class Scheduler:
         computed = self.manager.get_computed_blocks(sequence)
         num_fetched = self._transfers.begin(sequence, computed.num_tokens)
         num_computed = computed.num_tokens + num_fetched
-        self.rows.num_computed[sequence.row] = num_computed  # limits ask where the grant begins
+        self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
         num_tokens = self._most(sequence, budget)
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
-            self.rows.num_computed[sequence.row] = 0
+            self.rows.begin_at(sequence.row, 0)
             return not num_tokens  # a limit grants nothing: it begins later, and nobody need make room
         self.recovery.begun(sequence, num_computed)
         self.recorder.found(sequence.sequence_id, computed.num_tokens, num_fetched, sequence.num_total_tokens)
