@@ -44,15 +44,16 @@ class EngineCore:
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
         self._on_step: Callable[[SchedulerOutput], None] = _tell_nobody
+        kept = scheduler.manager.kept
         self._operations: dict[str, ControlOperation] = {
             "statistics": self.statistics,
             "reset_prefix_cache": self._reset_prefix_cache,
-            "memory": self.scheduler.memory,
-            "list_kept": lambda: [kept.report() for kept in self.scheduler.manager.kept],
-            "fork_kept": self.scheduler.manager.kept.fork,
-            "rewind_kept": self.scheduler.manager.kept.rewind,
-            "release_kept": self.scheduler.manager.kept.release,
-            "pin_kept": self.scheduler.pin,
+            "memory": scheduler.memory,
+            "list_kept": lambda: [one.report() for one in kept],
+            "fork_kept": kept.fork,
+            "rewind_kept": kept.rewind,
+            "release_kept": kept.release,
+            "pin_kept": scheduler.pin,
             "check_invariants": self._checked,
             **Observation(scheduler).operations(),
         }
@@ -74,7 +75,7 @@ class EngineCore:
     def fail(self, request_id: int, reason: str, num_outputs: int = 0) -> None:
         """A request that cannot go on ends alone; one that is not known yet has so many outputs. Raises if the core
         contradicts itself: then more is broken than this request."""
-        self.scheduler.lifecycle.fail(request_id, reason, num_outputs)
+        self.scheduler.fail(request_id, reason, num_outputs)
         self._checked()
         self._is_idle = False
 
@@ -111,7 +112,7 @@ class EngineCore:
             self._is_idle = not self._in_flight
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
-        if self._check_invariants or self.scheduler.lifecycle.take_doubt():
+        if self._check_invariants or self.scheduler.take_doubt():
             self._checked()
         return outputs
 
@@ -127,12 +128,11 @@ class EngineCore:
         self.executor.shutdown()
 
     def _reset_prefix_cache(self) -> bool:
-        self.scheduler.manager.reset_prefix_cache()
+        self.scheduler.reset_prefix_cache()
         return True
 
     def _checked(self) -> bool:
         self.scheduler.check_invariants()
-        self.scheduler.queues.shares.check_invariants(len(self.scheduler.lifecycle.requests))
         return True
 
 

@@ -30,6 +30,7 @@ class Estimates:
 
     def __init__(self, manager: KVCacheManager) -> None:
         self._manager = manager
+        self._hasher = manager.cache.hasher
         self._pool = manager.pool
         self._groups = manager.groups
         self._block_size = manager.block_size
@@ -146,10 +147,10 @@ class Estimates:
         """Full blocks that it will find computed by its siblings, which begin before it."""
         if not earlier or self._manager.has_windows:
             return 0
-        hashes = self._manager.cache.hasher.hashes(sequence, (sequence.num_known_tokens - 1) // self._block_size)
+        hashes = self._hasher.hashes(sequence, (sequence.num_known_tokens - 1) // self._block_size)
         best = 0
         for other in earlier:
-            theirs = self._manager.cache.hasher.hashes(other, other.num_known_tokens // self._block_size)
+            theirs = self._hasher.hashes(other, other.num_known_tokens // self._block_size)
             # chained: where two hashes are equal, so are all before them
             best = max(best, common_length(hashes, theirs))
         return best

@@ -73,6 +73,11 @@ class KVCacheManager:
         self.has_windows = any(group.sliding_window for group in groups)
         self.steady = SteadyGrowth(self, rows)
 
+    @property
+    def keeps_contents(self) -> bool:
+        """Blocks that nobody holds may be found again."""
+        return self.pool.keeps_contents
+
     # ------------------------------------------------------------------------------------------ look-up
 
     def get_computed_blocks(self, sequence: Sequence) -> ComputedBlocks:
@@ -157,6 +162,10 @@ class KVCacheManager:
         finally:
             for blocks in held:
                 self.pool.withdraw(blocks)
+
+    def give_up_blocks_of(self, handle: str | None) -> bool:
+        """A kept sequence gives up blocks for the request that continues it. False if it has none."""
+        return self.kept.give_up_blocks_of(handle)
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
@@ -287,6 +296,10 @@ class KVCacheManager:
             self._free_here(sequence)
         return self.swap.num_used - num_used
 
+    def is_bringing_back(self, request: Request) -> bool:
+        """The step that is being decided brings it back, and has computed nothing of it."""
+        return self.moves.is_bringing_back(request)
+
     def swap_in(self, request: Request) -> int:
         """The request comes back, sharing what it shared. How many blocks are moved; the cache may still have some."""
         places = self.swap_in_places(request)
@@ -337,6 +350,10 @@ class KVCacheManager:
         self.swap.settle()
         self.cache.step_decided()
         return taken
+
+    def step_settled(self) -> None:
+        """The results of the earliest step that was decided are there."""
+        self.cache.step_settled()
 
     # ------------------------------------------------------------------------------------------ what can be seen
 

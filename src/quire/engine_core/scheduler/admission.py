@@ -27,6 +27,9 @@ class Admission:
         vocab_size: int,
     ) -> None:
         self._manager = manager
+        self._pool = manager.pool
+        self._kept = manager.kept
+        self._estimates = manager.estimates
         self._constraints = constraints
         self._step_tokens = step_tokens
         self._max_model_len = max_model_len
@@ -57,8 +60,8 @@ class Admission:
         total = request.max_total
         size = self._manager.block_size
         needed = self.most_blocks(request)
-        there = manager.pool.num_blocks
-        num_pinned = len(manager.kept.pinned_blocks())
+        there = self._pool.num_blocks
+        num_pinned = len(self._kept.pinned_blocks())
         if needed <= there - num_pinned or needed <= self._num_usable(request):
             return None
         pinned = f", {num_pinned} of them pinned" if num_pinned else ""
@@ -71,23 +74,23 @@ class Admission:
 
     def _num_usable(self, request: Request) -> int:
         """All blocks but the pinned ones that it does not share: those that it shares it need not have twice."""
-        num_pinned = len(self._manager.kept.pinned_blocks())
+        num_pinned = len(self._kept.pinned_blocks())
         if num_pinned:
-            num_pinned -= self._manager.estimates.pinned_hits(next(iter(request.sequences.values())))
-        return self._manager.pool.num_blocks - num_pinned
+            num_pinned -= self._estimates.pinned_hits(next(iter(request.sequences.values())))
+        return self._pool.num_blocks - num_pinned
 
     def most_blocks(self, request: Request) -> int:
         """Most blocks that it can need at once, by the end."""
         return self._most_blocks(request, request.max_total)
 
     def _most_blocks(self, request: Request, num_tokens: int) -> int:
-        return self._manager.estimates.most_blocks(
+        return self._estimates.most_blocks(
             num_tokens, request.num_prompt_tokens, request.num_sequences, self._step_tokens
         )
 
     def bad_handle(self, message: EngineRequest) -> str | None:
         """What is kept, and whether it may be continued so."""
-        kept = self._manager.kept
+        kept = self._kept
         if message.continues is not None and kept.find(message.continues) is None:
             return f"continues={message.continues!r}: nothing is kept under this handle."
         if message.continues is not None and message.sampling.prompt_logprobs is not None:
@@ -118,7 +121,7 @@ class Admission:
         most = request.max_total_tokens(self._max_model_len)
         if request.sampling.max_tokens is not None or request.message.pooling:
             return most
-        if self._most_blocks(request, most) <= self._manager.pool.num_blocks - len(self._manager.kept.pinned_blocks()):
+        if self._most_blocks(request, most) <= self._pool.num_blocks - len(self._kept.pinned_blocks()):
             return most
         there = self._num_usable(request)
         size = self._manager.block_size

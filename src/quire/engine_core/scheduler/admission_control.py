@@ -40,6 +40,8 @@ class AdmissionControl:
         granted: IntArray,
     ) -> None:
         self._manager = manager
+        self._estimates = manager.estimates
+        self._streams = lifecycle.streams
         self._rows = rows
         self._policy = policy
         self._recovery = recovery
@@ -124,7 +126,7 @@ class AdmissionControl:
     def _ends_stays(self) -> bool:
         """While no step is decided, nobody's time passes."""
         self._lenders = None
-        staying = [one for one in self._lifecycle.streams.values() if one.stays_until > self._step]
+        staying = [one for one in self._streams.values() if one.stays_until > self._step]
         for one in staying:
             one.stays_until = 0
         return bool(staying)
@@ -132,11 +134,11 @@ class AdmissionControl:
     def _frees_of_its_session(self, stuck: Request) -> bool:
         """Nobody else can give any blocks: those that it continues do, and it computes their tokens again."""
         is_alone = all(one.is_idle for one in self._running.requests)
-        return is_alone and self._manager.kept.give_up_blocks_of(stuck.message.continues)
+        return is_alone and self._manager.give_up_blocks_of(stuck.message.continues)
 
     def _reason_to_give_up(self, stuck: Request) -> str | None:
         """Not expected: each was accepted as one that fits alone. It must not hang."""
-        needed = self._manager.estimates.blocks_to_come(stuck, self._step_tokens)
+        needed = self._estimates.blocks_to_come(stuck, self._step_tokens)
         there = self._manager.num_within_reach
         if self._running.requests or needed <= there:
             return None
@@ -261,7 +263,7 @@ class AdmissionControl:
         # One that was preempted must also get on by a block before it gives way again; alone it need not share.
         num_more = self._manager.block_size if request.was_started and running else 0
         reserved = self._recovery.num_reserved_blocks(request, running, self._step_tokens)
-        return self._manager.estimates.blocks_to_come(request, self._step_tokens, num_more) + reserved
+        return self._estimates.blocks_to_come(request, self._step_tokens, num_more) + reserved
 
     def _is_still_too_little(self, request: Request) -> bool:
         """Looking a long prompt up in every step would cost more than the step."""
@@ -288,7 +290,7 @@ class AdmissionControl:
     def _row_lenders(self) -> list[Request]:
         """Looked for once where many ask: whoever changes them forgets them."""
         if self._lenders is None:
-            self._lenders = [one for one in self._lifecycle.streams.values() if self._lends(one)]
+            self._lenders = [one for one in self._streams.values() if self._lends(one)]
         return self._lenders
 
     def _block_lenders(self) -> list[Request]:
@@ -340,7 +342,7 @@ class AdmissionControl:
         # Those who go on need a block each before long: the head would be the next to give way.
         others = [one for one in self._running.requests if one not in who_go]
         with self._manager.offering(who_go):
-            needed = self._manager.estimates.blocks_to_come(head, self._step_tokens) + len(others)
+            needed = self._estimates.blocks_to_come(head, self._step_tokens) + len(others)
             return max(needed, self._num_needed(head, others)) <= self._manager.num_within_reach
 
     def _has_blocks_after_all(self, head: Request) -> bool:

@@ -55,6 +55,7 @@ class Lifecycle:
         # those whose input is still open
         self.streams: dict[int, Request] = {}
         self.queues = WaitingQueues()
+        self._shares = self.queues.shares
         self.running = Running(rows)
         self.changes = WorkerChanges()
         self.events = ClientEvents()
@@ -63,6 +64,7 @@ class Lifecycle:
         self.num_failed = 0
         self.is_in_doubt = False
         self._manager = manager
+        self._kept = manager.kept
         self._rows = rows
         self._admission = admission
         self._speculation = speculation
@@ -87,11 +89,11 @@ class Lifecycle:
             self._refuse_unseen(message.request_id, message.sampling.n, str(error))
             return
         prompt = self._prompt_of(message)
-        request = Request(message, method, self.num_arrivals, prompt, is_private=not self._manager.pool.keeps_contents)
+        request = Request(message, method, self.num_arrivals, prompt, is_private=not self._manager.keeps_contents)
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
-        self._manager.kept.set_public_part(request)
+        self._kept.set_public_part(request)
         request.max_total = self._admission.max_total_tokens(request)
-        request.tenant = self.queues.shares.enter(message.tenant)
+        request.tenant = self._shares.enter(message.tenant)
         self.num_arrivals += 1
         self.requests[request.request_id] = request
         self._methods[request.request_id] = method
@@ -104,7 +106,7 @@ class Lifecycle:
     def _prompt_of(self, message: EngineRequest) -> Tokens:
         """What was sent, behind what it continues."""
         sent = np.asarray(message.prompt_token_ids, dtype=np.int32)
-        kept = self._manager.kept.find(message.continues) if message.continues is not None else None
+        kept = self._kept.find(message.continues) if message.continues is not None else None
         return sent if kept is None else np.concatenate([kept.tokens, sent])
 
     def extend(self, request_id: int, token_ids: list[int], is_final: bool) -> None:
@@ -122,7 +124,7 @@ class Lifecycle:
             return
         (sequence,) = request.sequences.values()
         sequence.extend_prompt(np.asarray(token_ids, dtype=np.int32))
-        self._manager.kept.set_public_part(request)
+        self._kept.set_public_part(request)
         request.max_total = self._admission.max_total_tokens(request)
         if self._refuse(request, self._admission.reason_of_memory(request)):
             return
@@ -320,7 +322,7 @@ class Lifecycle:
             self._manager.name_granted(sequence, sequence.num_sure_tokens)
         if sequence.index == 0 and request.message.keep is not None:
             num_settled = self._in_flight.num_settled(sequence, self._rows)
-            self._manager.kept.keep(request.message.keep, sequence, num_settled)
+            self._kept.keep(request.message.keep, sequence, num_settled)
         drafts = self._drafts_of(sequence)
         self._remove(sequence)
         self.finish(request, sequence.index, finish_reason, stop_reason, drafts=drafts)
@@ -402,4 +404,5 @@ class Lifecycle:
             assert request.status is Status.PREEMPTED or not sequence.host_tables, "in, with host blocks"
         running = {request.request_id for request in self.running.requests}
         assert running == {number for number, request in self.requests.items() if request.status is Status.RUNNING}
+        self._shares.check_invariants(len(self.requests))
         assert len(running) + len(self.queues) == len(self.requests), "a request is in no queue, or in two"

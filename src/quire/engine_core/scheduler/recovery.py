@@ -29,6 +29,9 @@ class Recovery:
 
     def __init__(self, manager: KVCacheManager, rows: Rows, mode: str, costs: RecoveryCosts) -> None:
         self._manager = manager
+        self._cache = manager.cache
+        self._swap = manager.swap
+        self._estimates = manager.estimates
         self._rows = rows
         self._mode = mode
         self._costs = costs
@@ -56,7 +59,7 @@ class Recovery:
         if starting.was_started:
             num_more += -(-starting.longest // step_tokens)
         others = running if starting.was_started else self._protected_ones()
-        return sum(self._manager.estimates.blocks_to_come(request, step_tokens, num_more) for request in others)
+        return sum(self._estimates.blocks_to_come(request, step_tokens, num_more) for request in others)
 
     def _protected_ones(self) -> list[Request]:
         """Those that were resumed not long ago: few, so that a start need not look at everybody who runs."""
@@ -72,8 +75,8 @@ class Recovery:
     def give_up(self, request: Request, reason: str) -> None:
         """All blocks of all its sequences leave, to swap space or for good (all or nothing)."""
         # Promised blocks will not be filled, and a sibling may count on them.
-        is_whole = not self._manager.cache.has_promises(request)
-        self._manager.cache.break_promises(request)
+        is_whole = not self._cache.has_promises(request)
+        self._cache.break_promises(request)
         choice = self._choose(request) if is_whole else "recompute"
         logger.debug(
             "preempted request %d (priority %d, arrival %d): %s; recovery by %s",
@@ -94,17 +97,17 @@ class Recovery:
         """One that was swapped out loses its rows, and with them what is in swap space."""
         for sequence in request.sequences.values():
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_sure_tokens)
-            self._manager.swap.free(sequence)
+            self._swap.free(sequence)
 
     def _choose(self, request: Request) -> str:
-        if self._mode == "recompute" or not self._manager.swap.num_blocks:
+        if self._mode == "recompute" or not self._swap.num_blocks:
             return "recompute"
         if not all(sequence.is_begun for sequence in request.sequences.values()):
             return "recompute"  # half-way in being computed again
-        if self._manager.moves.is_bringing_back(request):
+        if self._manager.is_bringing_back(request):
             return "recompute"  # nothing of it was computed since, and swap space is read before it is filled
-        num_blocks, num_lost_tokens = self._manager.estimates.what_would_be_lost(request)
-        if not self._manager.swap.has_room_for(num_blocks):
+        num_blocks, num_lost_tokens = self._estimates.what_would_be_lost(request)
+        if not self._swap.has_room_for(num_blocks):
             return "recompute"
         if self._mode == "swap":
             return "swap"

@@ -51,6 +51,7 @@ class Results:
         # what the workers counted, over all steps
         self.counts = Counter(dict.fromkeys(STEP_COUNTS, 0))
         self._manager = manager
+        self._recorder = lifecycle.recorder
         self._rows = rows
         self._lifecycle = lifecycle
         self._running = lifecycle.running
@@ -71,8 +72,8 @@ class Results:
         self.in_flight.settled_at = decided.num_changes
         if output.counts:
             self.counts.update(output.counts)
-        self._manager.cache.step_settled()
-        self._lifecycle.recorder.settled(output.step)
+        self._manager.step_settled()
+        self._recorder.settled(output.step)
         result = EngineOutputs(step=output.step, prompt_logprobs=self._by_sequence(output.prompt_logprobs, decided))
         for row, positions in output.prompt_logprobs.items():
             if self._is_as_decided(row, decided):

@@ -68,11 +68,14 @@ class Scheduler:
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
         always = (ModelLength(max_model_len), RowLimit(rows.num_rows), self._transfers)
+        self._steady = manager.steady
+        self._cache = manager.cache
         self._admission = Admission(manager, (*always, *constraints), reach, max_model_len, vocab_size)
         self._in_flight = StepsInFlight()
         self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation, self._in_flight)
         self.running = self.lifecycle.running
         self.queues = self.lifecycle.queues
+        self._shares = self.queues.shares
         self.recorder = manager.pool.recorder
         self._results = Results(manager, rows, self.lifecycle, self.speculation, self._in_flight)
         # tokens granted in the step that is being decided, by row
@@ -93,9 +96,20 @@ class Scheduler:
     def abort(self, request_ids: Iterable[int], sequence_ids: Iterable[int] = ()) -> None:
         self.lifecycle.abort(request_ids, sequence_ids)
 
+    def fail(self, request_id: int, reason: str, num_outputs: int) -> None:
+        self.lifecycle.fail(request_id, reason, num_outputs)
+
+    def take_doubt(self) -> bool:
+        """Whether a request has failed, since the last call, so that more may be wrong."""
+        return self.lifecycle.take_doubt()
+
+    def reset_prefix_cache(self) -> None:
+        self.manager.reset_prefix_cache()
+
     def pin(self, handle: str, num_tokens: int) -> dict[str, Any]:
         """A kept sequence becomes a pinned prefix, if every request that was accepted can still run."""
-        largest = max(map(self._admission.most_blocks, self.lifecycle.requests.values()), default=1)
+        requests = self.lifecycle.requests
+        largest = max(map(self._admission.most_blocks, requests.values()), default=1)
         pool = self.manager.pool
         kept = self.manager.kept
         return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - len(kept.pinned_blocks()) - largest)
@@ -134,7 +148,7 @@ class Scheduler:
     def _decided(self, rows: IntArray, num_tokens: IntArray) -> SchedulerOutput:
         """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
         self.rows.grant(rows, num_tokens)
-        self.queues.shares.charge(self.rows.tenant[rows], num_tokens)
+        self._shares.charge(self.rows.tenant[rows], num_tokens)
         growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
         self._num_steps += 1
         self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
@@ -174,15 +188,15 @@ class Scheduler:
         self._take_turns(rows[computed == 0])
         granted = self._granted[rows]
         needs_block = rows[(computed + granted > self.rows.writable_until[rows]) & (granted > 0)]
-        for sequence in self._after_steady_ones(needs_block, self.manager.steady.allocate):
+        for sequence in self._after_steady_ones(needs_block, self._steady.allocate):
             if self._granted[sequence.row]:  # it may have been preempted meanwhile
                 self._make_room(sequence)
-        self.manager.cache.settle()
+        self._cache.settle()
         # those that have just begun did so behind what they found
         reached = np.minimum(self.rows.num_computed[rows] + self._granted[rows], self.rows.num_known[rows])
         ends = self.rows.next_name_at(rows, self.manager.block_size)
         fills_block = rows[(reached >= ends) & (self._granted[rows] > 0)]
-        for sequence in self._after_steady_ones(fills_block, self.manager.steady.name):
+        for sequence in self._after_steady_ones(fills_block, self._steady.name):
             try:
                 if self._granted[sequence.row]:  # none any more if a sibling has failed
                     self._name_granted(sequence)
@@ -326,7 +340,7 @@ class Scheduler:
             self.recovery.protect(request)
         with self.manager.holding_prefixes(request):
             budget = self._start_sequences(request, budget)
-        self.manager.cache.settle()
+        self._cache.settle()
         if request.sequences:
             self.running.join(request)
         return budget
@@ -370,6 +384,7 @@ class Scheduler:
 
     def statistics(self) -> dict[str, float]:
         account = self.memory()
+        counts = self._results.counts
         return {
             "num_requests_running": len(self.running.requests),
             "num_requests_waiting": len(self.queues),
@@ -378,7 +393,7 @@ class Scheduler:
             "num_dropped_tokens_total": self._results.num_dropped_tokens,
             "num_dropped_outputs_total": self._results.num_dropped_outputs,
             "num_failed_requests_total": self.lifecycle.num_failed,
-            **{f"{name}_total": count for name, count in self._results.counts.items()},
+            **{f"{name}_total": count for name, count in counts.items()},
             **self.manager.statistics(),
             **self.recovery.statistics(),
             **self.speculation.statistics(),
@@ -395,7 +410,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         self.rows.check_invariants()
         assert sum(self._granted.tolist()) <= self.max_num_batched_tokens, "a step was granted more than the budget"
-        assert self.manager.cache.num_steps_awaited == len(self._in_flight), "names are unsure too long or too short"
+        assert self._cache.num_steps_awaited == len(self._in_flight), "names are unsure too long or too short"
         self.manager.check_invariants(self.running.living_sequences())
         self.lifecycle.check_invariants()
 
