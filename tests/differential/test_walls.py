@@ -245,7 +245,8 @@ def test_memory_for_half_of_a_step_is_enough(make_core: Callable[..., EngineCore
     """Nobody fails: what does not fit at once is computed in parts, the long prompt of one request too."""
     core, expected = make_core("plain"), expected_of("plain")
     runner: Any = core.executor.worker._runner  # type: ignore[attr-defined]
-    forward = runner.model.forward
+    model = runner.isolation.computation.model
+    forward = model.forward
 
     def short_of_memory(input_ids: Any, positions: Any) -> Any:
         if len(input_ids) > 12:
@@ -253,11 +254,11 @@ def test_memory_for_half_of_a_step_is_enough(make_core: Callable[..., EngineCore
         return forward(input_ids, positions)
 
     core.control("reset_prefix_cache", {})
-    runner.model.forward = short_of_memory
+    model.forward = short_of_memory
     try:
         assert run(core, requests(5000, None)) == expected
     finally:
-        runner.model.forward = forward
+        model.forward = forward
 
 
 @pytest.mark.parametrize("setting", ["plain", "ahead"])
@@ -277,7 +278,8 @@ def test_who_counted_on_what_was_never_written_fails_too_and_nobody_is_wrong(
     expected = run(core, [request(7000 + k, tokens) for k, tokens in enumerate(wanted)])
     core.control("reset_prefix_cache", {})
     runner: Any = core.executor.worker._runner  # type: ignore[attr-defined]
-    compute, broken = runner.compute, set[int]()
+    computation = runner.isolation.computation
+    compute, broken = computation.compute, set[int]()
 
     def broken_for_some(rows: Any, num_tokens: Any) -> Any:
         if broken & set(rows.tolist()):
@@ -291,7 +293,7 @@ def test_who_counted_on_what_was_never_written_fails_too_and_nobody_is_wrong(
         if split_sequence_id(sequence.sequence_id)[0] == 8000:
             broken.add(sequence.row)
 
-    runner.compute, runner.table.admit = broken_for_some, admit
+    computation.compute, runner.table.admit = broken_for_some, admit
     late = request(8100, [*shared, 4])
     try:
         for k, tokens in enumerate(wanted):
@@ -300,7 +302,7 @@ def test_who_counted_on_what_was_never_written_fails_too_and_nobody_is_wrong(
         core.add(late)  # while a core that runs ahead does not know yet
         found = run_rest(core, first)
     finally:
-        runner.compute, runner.table.admit = compute, original
+        computation.compute, runner.table.admit = compute, original
     assert "RuntimeError" in found[8000]
     assert found[8001] in (READS_UNWRITTEN, str(expected[100][0]))
     assert found[8001] == READS_UNWRITTEN, "it had found the blocks of the one that failed"

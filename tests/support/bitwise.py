@@ -32,22 +32,23 @@ class BookOfBits:
     def watch(self, core: EngineCore) -> None:
         """Write down what this engine computes from now on. It must run in this process."""
         runner: Any = core.executor.worker._runner  # type: ignore[attr-defined]
-        build = runner.batches.build
+        computation = runner.isolation.computation
+        build = computation.batches.build
         batches: list[InputBatch] = []
 
         def build_and_keep(*arguments: Any) -> InputBatch:
             batches[:] = [build(*arguments)]
             return batches[0]
 
-        model = runner.model
+        model = computation.model
 
         def run(input_ids: Tensor, positions: Tensor) -> Tensor:
             hidden: Tensor = model(input_ids, positions)
             self._write(runner.table.token_ids, batches[0], hidden)
             return hidden
 
-        runner.batches.build = build_and_keep
-        runner.model = run
+        computation.batches.build = build_and_keep
+        computation.model = run
 
     def _write(self, token_ids: np.ndarray, batch: InputBatch, hidden: Tensor) -> None:
         bits = hidden.contiguous().view(torch.uint8).numpy()

@@ -20,7 +20,7 @@ from quire.worker.model_runner import STRANGE_TOKEN
 from quire.worker.patience import TooLongError, Watch
 from quire.worker.row_table import RowTable
 from quire.worker.step_isolation import OUT_OF_MEMORY, TOO_LONG, StepIsolation
-from quire.worker.transfers import NOT_FETCHED
+from quire.worker.transfers import NOT_FETCHED, Transfers
 from quire.worker.unwritten import UnwrittenBlocks
 from quire.worker.worker import Worker
 
@@ -42,6 +42,10 @@ def driver(model: FakeModel) -> WorkerDriver:
 
 def runner_of(driver: WorkerDriver) -> Any:
     return driver.worker._runner
+
+
+def _transfers_of(driver: WorkerDriver) -> Any:
+    return next(member for member in runner_of(driver)._members if isinstance(member, Transfers))
 
 
 def break_forward(monkeypatch: pytest.MonkeyPatch, model: FakeModel, error: Exception, on: int | None) -> None:
@@ -120,7 +124,7 @@ def test_a_device_beyond_repair_ends_the_engine_at_once(
     driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_forward(monkeypatch, model, RuntimeError("CUDA error: device-side assert triggered"), on=33)
-    platform = runner_of(driver).platform
+    platform = runner_of(driver).isolation._platform
     monkeypatch.setattr(platform, "is_beyond_repair", lambda error: "CUDA error" in str(error), raising=False)
     driver.admit(0, [33, 1])
     driver.admit(1, PROMPT)
@@ -132,7 +136,7 @@ def test_a_sampler_that_fails_on_one_row(
     driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tokens are computed by then, and are not divided to find out which."""
-    sampler = runner_of(driver).sampler
+    sampler = runner_of(driver).isolation.computation.sampler
     sample, num_calls = sampler.sample, 0
 
     def broken(hidden: torch.Tensor, batch: Any) -> Any:
@@ -155,7 +159,7 @@ def test_a_sampler_that_fails_on_one_row(
 def test_a_row_that_cannot_be_made_ready_fails_alone(
     driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    settings = runner_of(driver).sampler.settings
+    settings = runner_of(driver).isolation.computation.sampler.settings
     hook = getattr(settings, kind)
 
     def broken(change: Any) -> None:
@@ -187,7 +191,7 @@ def test_a_fork_that_is_let_go_at_once_fails_for_nobody(
 
     driver.admit(0, PROMPT)
     driver.generate(1)
-    settings = runner_of(driver).sampler.settings
+    settings = runner_of(driver).isolation.computation.sampler.settings
     fork = settings.fork
     monkeypatch.setattr(settings, "fork", broken)
     driver.fork(0, 1, num_total_tokens=5)
@@ -324,7 +328,7 @@ def test_what_a_connector_cannot_bring_costs_one_request_and_what_it_cannot_take
     driver: WorkerDriver, model: FakeModel
 ) -> None:
     connector = UnreliableConnector()
-    runner_of(driver).transfers._connector = connector
+    _transfers_of(driver)._connector = connector
     loads = [BlockLoad(row=row, source=0, first_block=0, blocks=[[row + 2]]) for row in range(3)]
     stores = [BlockStore(row=row, key="k", token_ids=int_array(PROMPT), blocks=[[row + 3]]) for row in range(3)]
     for row in range(3):
@@ -350,7 +354,7 @@ def test_a_row_that_failed_in_an_earlier_step_stores_nothing(
 ) -> None:
     """The next step, with the rest of its prompt, was decided before anybody knew."""
     connector = UnreliableConnector()
-    runner_of(driver).transfers._connector = connector
+    _transfers_of(driver)._connector = connector
     prompt = [3, 33, 4, 1, 5, 9]
     break_forward(monkeypatch, model, RuntimeError("no"), on=33)
     driver.admit(0, prompt)

@@ -10,7 +10,7 @@ A step that takes far longer than its tokens do is ended in the middle, and runs
 less patience: a row that takes too long alone fails, with all rows of its request.
 
 Owns rows that failed, until the core lets go of them, and blocks that were promised and not written. Must never change
-a number of a row: ModelRunner does, when a part has been computed. Called by ModelRunner.
+a number of a row: StepComputation does, when a part has been computed. Called by ModelRunner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, StepOutput, in
 from quire.worker.patience import Patience, TooLongError, Watch
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
+from quire.worker.step_computation import NotSampledError, StepComputation
 from quire.worker.unwritten import UnwrittenBlocks
 
 logger = logging.getLogger(__name__)
@@ -34,42 +36,39 @@ TOO_LONG = "computing it took far longer than its tokens do, and held up all oth
 READS_UNWRITTEN = "it shares the beginning of its prompt with a request that failed in the same step. Send it again."
 
 
-class NotSampledError(Exception):
-    """The model has computed its rows, and the cache holds their tokens; what failed is what came after."""
+@dataclass(frozen=True)
+class _Means:
+    """What a step is run and divided with."""
 
-
-class Steps(Protocol):
-    """What is divided."""
-
-    def compute(self, rows: IntArray, num_tokens: IntArray) -> Any:
-        """Changes nothing but the cache."""
-
-    def commit(self, scheduled: SchedulerOutput, computed: Any) -> StepOutput:
-        """Must not fail half-way: an exception here ends the engine."""
-
-    def report(self, scheduled: SchedulerOutput) -> IntArray:
-        """Where rows stand that had nothing to compute, as StepOutput.speculated says it."""
-
-    def check_model(self) -> None:
-        """Computes something beside all rows; raises if nothing can be computed any more."""
+    computation: StepComputation
+    table: RowTable
+    platform: Platform
+    patience: Patience
+    watch: Watch
+    unwritten: UnwrittenBlocks
+    # by row
+    requests: dict[int, int]
 
 
 class StepIsolation:
     """Runs the rows of a step, all at once unless something goes wrong."""
 
     def __init__(
-        self, steps: Steps, table: RowTable, platform: Platform, block_size: int, patience: Patience, watch: Watch
+        self, computation: StepComputation, table: RowTable, platform: Platform, block_size: int, patience: Patience
     ) -> None:
-        self._steps = steps
+        self.computation = computation
         self._table = table
         self._platform = platform
         self._patience = patience
-        self._watch = watch
+        self._watch = Watch()
         self._unwritten = UnwrittenBlocks(table, block_size)
         # by row
         self._requests: dict[int, int] = {}
         # where the core believes that each failed row stands
         self._failed: dict[int, int] = {}
+
+    def close(self) -> None:
+        self._watch.close()
 
     # ------------------------------------------------------------------------------------------ before a step
 
@@ -100,14 +99,16 @@ class StepIsolation:
 
     def run(self, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> StepOutput:
         """Of `scheduled`, these rows have so many tokens to compute."""
+        if not len(rows):
+            return StepOutput(step=scheduled.step, speculated=self.computation.report(scheduled))
         if self._failed or self._unwritten:
             return self._run_what_can_be(scheduled, rows, num_tokens)
         seconds = self._patience.of_step(int(num_tokens.sum()))
         try:
-            computed = self._watch.run(lambda: self._steps.compute(rows, num_tokens), seconds)
+            computed = self._watch.run(lambda: self.computation.compute(rows, num_tokens), seconds)
         except Exception as error:
-            return _Division(self, scheduled, rows, num_tokens).run(error)
-        return self._steps.commit(scheduled, computed)
+            return self._divide(scheduled, rows, num_tokens, error)
+        return self.computation.commit(scheduled, computed)
 
     def _run_what_can_be(self, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> StepOutput:
         for row, count in zip(scheduled.rows.tolist(), scheduled.num_tokens.tolist(), strict=True):
@@ -118,26 +119,34 @@ class StepIsolation:
         rows = rows[is_well]
         num_tokens = num_tokens[is_well]
         self._unwritten.discard_written(rows, num_tokens)
-        return _Division(self, scheduled, rows, num_tokens).run()
+        return self._divide(scheduled, rows, num_tokens)
+
+    def _divide(
+        self, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray, error: Exception | None = None
+    ) -> StepOutput:
+        means = _Means(
+            self.computation, self._table, self._platform, self._patience, self._watch, self._unwritten, self._requests
+        )
+        output, failed = _Division(means, scheduled, rows, num_tokens).run(error)
+        self._failed.update(failed)
+        return output
 
 
 class _Division:
     """One step in parts."""
 
-    def __init__(
-        self, isolation: StepIsolation, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray
-    ) -> None:
-        self._isolation = isolation
-        self._steps = isolation._steps
-        self._table = isolation._table
-        self._unwritten = isolation._unwritten
+    def __init__(self, means: _Means, scheduled: SchedulerOutput, rows: IntArray, num_tokens: IntArray) -> None:
+        self._means = means
+        self._computation = means.computation
+        self._table = means.table
+        self._unwritten = means.unwritten
         self._scheduled = scheduled
         # who writes comes before who reads
         order = np.argsort(self._table.num_computed[rows], kind="stable")
-        self._rows, self._num_tokens = rows[order], num_tokens[order]
-        self._ends = dict(
-            zip(self._rows.tolist(), (self._table.num_computed[self._rows] + self._num_tokens).tolist(), strict=True)
-        )
+        self._rows = rows[order]
+        self._num_tokens = num_tokens[order]
+        ends = self._table.num_computed[self._rows] + self._num_tokens
+        self._ends: dict[int, int] = dict(zip(self._rows.tolist(), ends.tolist(), strict=True))
         asked = scheduled.step_data.get(NUM_DRAFTS)
         self._asked = np.zeros(self._table.num_rows, dtype=np.int64)
         if asked is not None:
@@ -146,8 +155,9 @@ class _Division:
         self._failures: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
 
-    def run(self, error: Exception | None = None) -> StepOutput:
-        """`error`: what became of all rows at once."""
+    def run(self, error: Exception | None) -> tuple[StepOutput, dict[int, int]]:
+        """The answer, and where the core believes that each row stands which has failed. `error`: what became of all
+        rows at once."""
         if error is None:
             self._attempt(self._rows, self._num_tokens)
         else:
@@ -156,13 +166,11 @@ class _Division:
             )
             self._divide(self._rows, self._num_tokens, error)
         if self._failures and not self._outputs:
-            self._steps.check_model()
+            self._computation.check_model()
         if not self._failures and isinstance(_cause_of(error), TooLongError):
-            self._isolation._patience.grow()
-        for row in self._failures:
-            self._isolation._failed[row] = self._ends[row]
+            self._means.patience.grow()
         self._table.check_invariants()
-        return self._merged()
+        return self._merged(), {row: self._ends[row] for row in self._failures}
 
     def _attempt(self, rows: IntArray, num_tokens: IntArray) -> None:
         rows, num_tokens = self._well(rows, num_tokens)
@@ -175,9 +183,9 @@ class _Division:
         rows, num_tokens = self._table.granted(rows, num_tokens)
         if not len(rows):
             return
-        seconds = self._isolation._patience.of_part(int(num_tokens.sum()))
+        seconds = self._means.patience.of_part(int(num_tokens.sum()))
         try:
-            computed = self._isolation._watch.run(lambda: self._steps.compute(rows, num_tokens), seconds)
+            computed = self._means.watch.run(lambda: self._computation.compute(rows, num_tokens), seconds)
         except Exception as error:
             self._divide(rows, num_tokens, error)
             return
@@ -185,7 +193,7 @@ class _Division:
         ends = np.minimum(self._table.num_total[rows], [self._ends[row] for row in rows.tolist()])
         is_last = self._table.num_computed[rows] + num_tokens >= ends
         part = self._part(rows, num_tokens, np.where(is_last, self._asked[rows], 0))
-        self._outputs.append(self._steps.commit(part, computed))
+        self._outputs.append(self._computation.commit(part, computed))
 
     def _well(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
         """Without those that have failed."""
@@ -216,11 +224,11 @@ class _Division:
             self._fail(int(rows[0]), _reason(cause), num_written=int(num_tokens[0]) if is_written else 0)
 
     def _look_at(self, error: BaseException | None) -> None:
-        if error is not None and self._isolation._platform.is_beyond_repair(error):
+        if error is not None and self._means.platform.is_beyond_repair(error):
             raise error
         if is_out_of_memory(error) and not self._counts["num_out_of_memory"]:
             self._counts["num_out_of_memory"] = 1
-            self._isolation._platform.release_memory()
+            self._means.platform.release_memory()
         self._counts["num_divided_steps"] = 1
 
     def _fail(self, row: int, reason: str, num_written: int = 0) -> None:
@@ -230,7 +238,7 @@ class _Division:
 
     def _fail_request(self, row: int) -> None:
         """Its other rows would take as long, one after another."""
-        requests = self._isolation._requests
+        requests = self._means.requests
         num_computed = self._table.num_computed
         for sibling in self._rows.tolist():
             is_open = sibling not in self._failures and num_computed[sibling] < self._ends[sibling]
@@ -250,7 +258,7 @@ class _Division:
     def _merged(self) -> StepOutput:
         """One answer for all parts, whatever an answer consists of."""
         others = np.setdiff1d(self._scheduled.rows, self._rows)
-        report = self._steps.report(self._part(others, np.zeros_like(others), self._asked[others]))
+        report = self._computation.report(self._part(others, np.zeros_like(others), self._asked[others]))
         merged = StepOutput(step=self._scheduled.step, failures=self._failures, speculated=report)
         for output in self._outputs:
             for name in StepOutput.__struct_fields__:

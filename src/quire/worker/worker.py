@@ -36,6 +36,9 @@ from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
 from quire.worker.speculative.cost import measure_costs
+from quire.worker.step_computation import StepComputation
+from quire.worker.step_isolation import StepIsolation
+from quire.worker.transfers import Transfers
 
 # what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
 _PATIENCE_SECONDS = 8.0
@@ -118,9 +121,11 @@ class Worker:
         batches = BatchBuilder(table, config.block_size, device)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
-        self._runner = ModelRunner(
-            model, backend, table, cache, sampler, batches, drafting, self._connector, self._platform, self._patience()
-        )
+        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform)
+        isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
+        transfers = Transfers(self._connector, isolation)
+        followers = (sampler, self._proposer)
+        self._runner = ModelRunner(table, cache, isolation, followers, members=(sampler, drafting, transfers))
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)

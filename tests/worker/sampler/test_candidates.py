@@ -12,6 +12,7 @@ from quire.testing.model_harness import worker_config
 from quire.worker.kernels.reference.order import ids_of, order_keys
 from quire.worker.sampler import candidates
 from quire.worker.sampler.candidates import read_candidates
+from quire.worker.sampler.reading import Sampled
 from quire.worker.worker import Worker
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -36,8 +37,10 @@ def read(logits, counts, temperatures=None):
     """Candidates by position; a row that fails has none."""
     temperature = np.array(temperatures or [0.0] * len(counts), dtype=np.float32)
     reading = read_candidates(logits, np.arange(len(counts)), np.array(counts), temperature)
-    found, failed = reading.by_row([tensor.numpy() for tensor in reading.tensors])
-    assert sorted([*found, *failed]) == list(range(len(counts)))
+    sampled = Sampled()
+    reading.settle([tensor.numpy() for tensor in reading.tensors], sampled)
+    found = sampled.output.candidates
+    assert sorted([*found, *sampled.output.failures]) == list(range(len(counts)))
     return found
 
 

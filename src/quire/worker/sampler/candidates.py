@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.messages import Candidates, IntArray, no_ints
+from quire.messages import Candidates, IntArray
 from quire.worker.kernels.reference.order import ids_of, order_keys
 from quire.worker.sampler.choose import rows_in_slice
+from quire.worker.sampler.reading import NOT_FINITE, Sampled
 from quire.worker.staging import Array, to_device
 
 # A row is first reduced to so many maxima, or to this many times the candidates that are wanted.
@@ -33,20 +34,13 @@ class CandidateReading:
     counts_n: IntArray
     tensors: tuple[Tensor, ...]
 
-    def by_row(self, arrays: Sequence[Array]) -> tuple[dict[int, Candidates], list[int]]:
-        """What each row gets, and the rows whose logits are not finite, out of the arrays of `tensors`."""
-        candidates: dict[int, Candidates] = {}
-        failed: list[int] = []
+    def settle(self, arrays: Sequence[Array], sampled: Sampled) -> None:
         columns = (array.tolist() for array in arrays)
         for row, count, ids, values in zip(self.rows_n.tolist(), self.counts_n.tolist(), *columns, strict=True):
             if np.isfinite(values[0]):
-                candidates[row] = Candidates(ids[:count], values[:count])
+                sampled.output.candidates[row] = Candidates(ids[:count], values[:count])
             else:
-                failed.append(row)
-        return candidates, failed
-
-
-NOTHING_TO_READ = CandidateReading(no_ints(), no_ints(), ())
+                sampled.fail(row, NOT_FINITE, is_not_finite=True)
 
 
 def read_candidates(

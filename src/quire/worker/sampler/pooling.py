@@ -23,6 +23,7 @@ from quire.messages import AdmittedSequence, ForkedSequence
 from quire.pooling_params import MEAN
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.reading import Sampled
 from quire.worker.staging import Array
 
 # tokens
@@ -100,7 +101,7 @@ class PoolingReading:
 
     def __init__(self, rows: dict[int, _Sum | None]) -> None:
         self._rows = rows
-        # they count once `by_row` has been called: until then a step may be repeated
+        # they count once they are settled
         self.sums: dict[int, _Sum] = {}
         self.done: list[int] = []
         self.tensors: list[Tensor] = []
@@ -109,17 +110,14 @@ class PoolingReading:
         self.done.append(row)
         self.tensors.append(vector_E)
 
-    def by_row(self, arrays: Sequence[Array]) -> tuple[dict[int, bytes], dict[int, str]]:
-        """float32 vectors as bytes, and rows that have none, out of the arrays of `tensors`."""
+    def settle(self, arrays: Sequence[Array], sampled: Sampled) -> None:
+        """float32 vectors as bytes."""
         self._rows.update(self.sums)
-        vectors: dict[int, bytes] = {}
-        failures: dict[int, str] = {}
         for row, vector_E in zip(self.done, arrays, strict=True):
             if np.isfinite(vector_E).all():
-                vectors[row] = vector_E.tobytes()
+                sampled.output.vectors[row] = vector_E.tobytes()
             else:
-                failures[row] = NOT_FINITE
-        return vectors, failures
+                sampled.fail(row, NOT_FINITE, is_not_finite=True)
 
 
 _NOTHING_TO_READ = PoolingReading({})

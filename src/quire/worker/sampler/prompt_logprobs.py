@@ -15,6 +15,7 @@ from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogp
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.logprobs import LogprobReader
+from quire.worker.sampler.reading import Sampled
 from quire.worker.staging import Array, to_device
 
 # Logits exist for so many numbers at a time: 64 MiB in float32.
@@ -94,7 +95,7 @@ class PromptReading:
 
     def __init__(self, next_position: IntArray) -> None:
         self._next_position = next_position
-        # positions below these are reported once `by_row` has been called: until then a step may be repeated
+        # positions below these are reported once they are settled
         self.ends: dict[int, int] = {}
         self.rows: list[tuple[int, int]] = []
         self.indices: list[IntArray] = []
@@ -107,19 +108,20 @@ class PromptReading:
     def tensors(self) -> list[Tensor]:
         return [tensor for _, tensors in self.parts for tensor in tensors]
 
-    def by_row(self, arrays: Sequence[Array]) -> dict[int, list[TokenLogprobs]]:
-        """Entries in the order of positions, out of the arrays of `tensors`."""
+    def settle(self, arrays: Sequence[Array], sampled: Sampled) -> None:
+        """Entries in the order of positions."""
         entries: list[TokenLogprobs] = []
         start = 0
         for reader, tensors in self.parts:
             entries += reader.entries(arrays[start : start + len(tensors)])
             start += len(tensors)
-        by_row: dict[int, list[TokenLogprobs]] = {}
         for row, count in self.rows:
-            by_row[row], entries = entries[:count], entries[count:]
+            sampled.output.prompt_logprobs[row] = entries[:count]
+            entries = entries[count:]
         for row, end in self.ends.items():
             self._next_position[row] = end
-        return by_row
+        for row, reason in self.failures.items():
+            sampled.fail(row, reason)
 
 
 _NOTHING_TO_READ = PromptReading(no_ints())

@@ -1,17 +1,16 @@
 """From hidden states to sampled tokens: logits, raw log-probabilities, processors, choice, one way back to the host.
-Rows that pool get a vector instead (`pooling.py`).
 
-A row with drafts is asked at several lengths, and what it says is read off on the host (`verify.py`). Suffix N counts
-these questions; without drafts there is one for each row.
+What else is read off a step (`reading.py`) follows the rows by the same hooks, and travels to the host together with
+the tokens. A row with drafts is asked at several lengths, and what it says is read off on the host (`verify.py`).
+Suffix N counts these questions; without drafts there is one for each row.
 
-Owns the sampling parameters of rows and the logits processors. Must never change the row table: ModelRunner does, with
-what this returns. A row whose logits are unusable fails alone and gets no token.
+Owns the sampling parameters of rows and the logits processors. Must never change the row table: StepComputation does,
+with what this returns. A row whose logits are unusable fails alone and gets no token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,64 +18,31 @@ import torch
 from torch import Tensor
 
 from quire.failpoints import failpoint, is_armed
-from quire.messages import AdmittedSequence, Candidates, ForkedSequence, IntArray, TokenLogprobs, int_array, no_ints
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, StepOutput, int_array, no_ints
 from quire.structured_output.grammars import Grammars
 from quire.worker.input_batch import InputBatch
 from quire.worker.kernels import gather_logits
 from quire.worker.row_table import RowTable
-from quire.worker.sampler import pooling
 from quire.worker.sampler.beside import BesideSteps
-from quire.worker.sampler.candidates import NOTHING_TO_READ, CandidateReading, read_candidates
+from quire.worker.sampler.candidates import read_candidates
 from quire.worker.sampler.choose import choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
 from quire.worker.sampler.pooling import Pooling
 from quire.worker.sampler.processors import RowFollower, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
+from quire.worker.sampler.reading import NOT_FINITE, Reading, Sampled, StepReader
 from quire.worker.sampler.settings import RowSettings
 from quire.worker.sampler.verify import kept_draws
 from quire.worker.staging import Array, to_host
+from quire.worker.step_member import StepMember
 
-NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be chosen."
 NOTHING_LEFT = (
     "no token is left to choose from: structured_outputs, allowed_token_ids, bad_words and min_tokens together exclude "
     "all."
 )
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """Tokens of rows, and what goes with them; candidates are of other rows, which get no token.
-
-    A row stands here once for each token, in order: `lengths` says how many tokens are before each.
-    """
-
-    rows: IntArray
-    lengths: IntArray
-    token_ids: IntArray
-    logprobs: dict[int, list[TokenLogprobs]]
-    prompt_logprobs: dict[int, list[TokenLogprobs]]
-    candidates: dict[int, Candidates]
-    # of prompts that were pooled; their rows get no token either
-    vectors: dict[int, bytes]
-    failures: dict[int, str]
-    # rows that computed what they had and get their token later: nothing of them counts
-    late: IntArray
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """As StepOutput has them."""
-        not_finite = (NOT_FINITE, pooling.NOT_FINITE)
-        num_nan_rows = sum(reason in not_finite for reason in self.failures.values()) if self.failures else 0
-        counts = {"num_nan_rows": num_nan_rows, "num_late_rows": len(self.late)}
-        return {name: count for name, count in counts.items() if count}
-
-    @property
-    def blamed(self) -> list[int]:
-        """Rows that failed by what was asked for: the engine could do it, and did."""
-        return [row for row, reason in self.failures.items() if reason not in (NOT_FINITE, pooling.NOT_FINITE)]
-
-
-class Sampler:
+class Sampler(StepMember):
     """Samples for the rows of a batch whose last token was computed."""
 
     def __init__(
@@ -89,10 +55,8 @@ class Sampler:
         self._reasons: dict[int, str] = {}
         self.beside = BesideSteps(table.num_rows)
         self._processors = built_in_processors(table, grammars, self.beside, self._reasons)
-        self._prompt_logprobs = PromptLogprobs(table, compute_logits)
-        self._pooling = Pooling(table)
-        followers = (self.settings, *self._processors, self._prompt_logprobs, self._pooling)
-        self._followers: tuple[RowFollower, ...] = followers
+        self._readers: tuple[StepReader, ...] = (PromptLogprobs(table, compute_logits), Pooling(table))
+        self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors, *self._readers)
         self._room = torch.empty(0)
         # of the last batch; None: rows have come or gone since
         self._plan: SamplingPlan | None = None
@@ -116,51 +80,52 @@ class Sampler:
         for follower in self._followers:
             follower.release(row)
 
+    def begin(self) -> None:
+        self.beside.begin()
+
+    def without_waiting(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
+        """Those whose next token waits for work that is done beside the steps compute nothing before it is done."""
+        is_next = self._table.num_total[rows] - self._table.num_computed[rows] == 1
+        is_out = self.beside.leave_out(rows, is_next)
+        return (rows[~is_out], num_tokens[~is_out]) if is_out.any() else (rows, num_tokens)
+
+    def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
+        self.beside.end()
+
+    def close(self) -> None:
+        self.beside.close()
+
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
         self._reasons.clear()
-        prompt = self._prompt_logprobs.start(hidden_TE, batch)
-        pooled = self._pooling.start(hidden_TE, batch)
-        if len(batch.sampling_rows_N) == 0:
-            scores, states = _to_host_together((prompt.tensors, pooled.tensors))
-            vectors, spoiled = pooled.by_row(states)
-            failures = prompt.failures | spoiled
-            return Sampled(
-                no_ints(), no_ints(), no_ints(), {}, prompt.by_row(scores), {}, vectors, failures, late=no_ints()
-            )
+        readings: list[Reading] = [reader.start(hidden_TE, batch) for reader in self._readers]
+        if len(batch.sampling_rows_N):
+            # first, because nothing else counts yet if it cannot be settled
+            readings = [*self._chosen(hidden_TE, batch), *readings]
+        arrays = iter(to_host([tensor for reading in readings for tensor in reading.tensors]))
+        sampled = Sampled()
+        for reading in readings:
+            reading.settle([next(arrays) for _ in reading.tensors], sampled)
+        return sampled
+
+    def _chosen(self, hidden_TE: Tensor, batch: InputBatch) -> Iterator[Reading]:
         # In a step of decoding every token asks, and nothing need be picked out.
         is_whole = hidden_TE.shape[0] == len(batch.sampling_rows_N)
         logits_NV = self._compute_logits(hidden_TE if is_whole else hidden_TE[batch.logits_indices_N])
         if is_armed("nan_row"):
             _spoil(logits_NV, batch.sampling_rows_N, self._table)
         plan = self._plan_for(batch.sampling_rows_N, logits_NV)
-        rows_N = plan.rows_N
+        if len(plan.asked):
+            # They leave the batch: nothing below is meant for them.
+            rows_n = plan.asked_rows_n
+            logits_nV = plan.asked.rows_of(logits_NV).float()
+            yield read_candidates(logits_nV, rows_n, plan.num_candidates_n, self.settings.temperature[rows_n])
         lengths_N = plan.sampled.of(batch.lengths_N)
-        reading = self._candidates(plan, logits_NV)
         logits_NV = plan.sampled.rows_of(logits_NV)
         tokens_N, top_N = self._choose(plan, logits_NV, lengths_N)
-        others = plan.logprobs.read(logits_NV, tokens_N), reading.tensors, prompt.tensors
-        parts = (tokens_N, top_N), *others, pooled.tensors
-        (token_ids, top), *rest = _to_host_together(parts)
-        candidates, failed = reading.by_row(rest[1])
-        late = self._late_among(rows_N)
-        is_late = np.isin(rows_N, late)
-        is_failed = ~np.isfinite(top) & ~is_late
-        is_kept = ~is_failed & ~is_late
-        if batch.has_drafts:
-            is_said = kept_draws(self._table, rows_N, lengths_N, token_ids)
-            # What followed a wrong draft may be as it likes. A row that fails before gets no token at all.
-            is_failed &= is_said
-            is_kept = is_said & ~is_late & ~np.isin(rows_N, rows_N[is_failed])
-        vectors, spoiled = pooled.by_row(rest[3])
-        failures = prompt.failures | spoiled | dict.fromkeys(failed, NOT_FINITE)
-        logprobs = plan.logprobs.by_row(rest[0], rows_N, is_kept)
-        if not is_kept.all():
-            failures |= _failures(rows_N[is_failed], top[is_failed], self._reasons)
-            rows_N = rows_N[is_kept]
-            lengths_N = lengths_N[is_kept]
-            token_ids = token_ids[is_kept]
-        by_row = prompt.by_row(rest[2])
-        return Sampled(rows_N, lengths_N, token_ids, logprobs, by_row, candidates, vectors, failures, late)
+        logprobs = plan.logprobs.read(logits_NV, tokens_N)
+        late = self._late_among(plan.rows_N)
+        verified = self._table if batch.has_drafts else None
+        yield ChosenTokens(plan, lengths_N, [tokens_N, top_N, *logprobs], late, self._reasons, verified)
 
     def _late_among(self, rows_N: IntArray) -> IntArray:
         """Each once."""
@@ -176,14 +141,6 @@ class Sampler:
             self._plan = SamplingPlan.of(rows_N, self.settings, self._processors, logits_NV)
             self._plan_key = key
         return self._plan
-
-    def _candidates(self, plan: SamplingPlan, logits_NV: Tensor) -> CandidateReading:
-        """Of the rows whose next token the core chooses. They leave the batch: nothing below is meant for them."""
-        if len(plan.asked) == 0:
-            return NOTHING_TO_READ
-        rows = plan.asked_rows_n
-        logits_nV = plan.asked.rows_of(logits_NV).float()
-        return read_candidates(logits_nV, rows, plan.num_candidates_n, self.settings.temperature[rows])
 
     def _choose(self, plan: SamplingPlan, logits_NV: Tensor, lengths_N: IntArray) -> tuple[Tensor, Tensor]:
         """Tokens and their greatest logits."""
@@ -220,15 +177,57 @@ class Sampler:
         return copy_nV
 
 
-def _failures(rows: IntArray, top: npt.NDArray[np.float32], reasons: dict[int, str]) -> dict[int, str]:
-    pairs = zip(rows.tolist(), top.tolist(), strict=True)
-    return {row: reasons.get(row, NOTHING_LEFT) if value == -np.inf else NOT_FINITE for row, value in pairs}
+class ChosenTokens:
+    """The tokens of one step on their way to the host, each with its greatest logit, and their log-probabilities."""
 
+    def __init__(
+        self,
+        plan: SamplingPlan,
+        lengths_N: IntArray,
+        tensors: list[Tensor],
+        late: IntArray,
+        reasons: dict[int, str],
+        drafts: RowTable | None,
+    ) -> None:
+        """`drafts`: where those stand that the tokens are to verify."""
+        self.tensors = tensors
+        self._plan = plan
+        self._lengths_N = lengths_N
+        self._late = late
+        self._reasons = reasons
+        self._drafts = drafts
 
-def _to_host_together(parts: Sequence[Sequence[Tensor]]) -> list[list[Array]]:
-    """Arrays of the tensors of each part; all of them travel at once."""
-    arrays = iter(to_host([tensor for part in parts for tensor in part]))
-    return [[next(arrays) for _ in part] for part in parts]
+    def settle(self, arrays: Sequence[Array], sampled: Sampled) -> None:
+        token_ids, top, *logprobs = arrays
+        rows_N = self._plan.rows_N
+        lengths_N = self._lengths_N
+        is_late = np.isin(rows_N, self._late)
+        is_failed = ~np.isfinite(top) & ~is_late
+        is_kept = ~is_failed & ~is_late
+        if self._drafts is not None:
+            is_said = kept_draws(self._drafts, rows_N, lengths_N, token_ids)
+            # What followed a wrong draft may be as it likes. A row that fails before gets no token at all.
+            is_failed &= is_said
+            is_kept = is_said & ~is_late & ~np.isin(rows_N, rows_N[is_failed])
+        sampled.output.logprobs = self._plan.logprobs.by_row(logprobs, rows_N, is_kept)
+        if not is_kept.all():
+            self._fail(rows_N[is_failed], top[is_failed], sampled)
+            rows_N = rows_N[is_kept]
+            lengths_N = lengths_N[is_kept]
+            token_ids = token_ids[is_kept]
+        if len(self._late):
+            sampled.late = self._late
+            sampled.output.counts["num_late_rows"] = len(self._late)
+        sampled.lengths = lengths_N
+        sampled.output.rows = rows_N
+        sampled.output.token_ids = token_ids
+
+    def _fail(self, rows_N: IntArray, top_N: npt.NDArray[np.float32], sampled: Sampled) -> None:
+        for row, value in zip(rows_N.tolist(), top_N.tolist(), strict=True):
+            if value == -np.inf:
+                sampled.fail(row, self._reasons.get(row, NOTHING_LEFT))
+            else:
+                sampled.fail(row, NOT_FINITE, is_not_finite=True)
 
 
 def _spoil(logits_NV: Tensor, rows_N: IntArray, table: RowTable) -> None:

@@ -1,44 +1,37 @@
 """The end of a step: new drafts behind the rows that are asked for some, and exact numbers for the core.
 
-Owns the proposer, and follows rows as it does. Whatever goes wrong with a proposer costs drafts and nothing else.
-Called by ModelRunner, when the tokens of the step stand in the row table.
+Owns the proposer. Whatever goes wrong with a proposer costs drafts and nothing else. Called by StepComputation, when
+the tokens of the step stand in the row table.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 from torch import Tensor
 
-from quire.messages import NUM_DRAFTS, AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, no_ints
+from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, no_ints
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.speculative.proposer import FinishedStep, Proposer
+from quire.worker.step_member import StepMember
 
 _logger = logging.getLogger(__name__)
 _NO_REPORT: IntArray = np.empty((5, 0), dtype=np.int64)
 
 
-class Drafting:
+class Drafting(StepMember):
     """Asks the proposer, and tells what became of its drafts."""
 
     def __init__(self, table: RowTable, proposer: Proposer) -> None:
         self._table = table
         self.proposer = proposer
 
-    def admit(self, sequence: AdmittedSequence) -> None:
-        self.proposer.admit(sequence)
-
-    def fork(self, fork: ForkedSequence) -> None:
-        self.proposer.fork(fork)
-
-    def release(self, row: int) -> None:
-        self.proposer.release(row)
-
-    def set_progress(self, progress: Sequence[tuple[int, int]]) -> None:
-        self.proposer.set_progress(progress)
+    def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
+        self.proposer.set_progress(scheduled.progress)
+        return {}
 
     def end_step(
         self,

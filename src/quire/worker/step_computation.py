@@ -1,0 +1,101 @@
+"""What a step computes for some of its rows: inputs, the model, what is sampled and proposed.
+
+Owns the order from inputs to answer. If something raises before `commit`, nothing is counted as computed, and
+StepIsolation computes the same rows again in parts. Called by StepIsolation alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quire.failpoints import failpoint
+from quire.messages import IntArray, SchedulerOutput, StepOutput, int_array
+from quire.worker.attention import AttentionBackend
+from quire.worker.forward_context import forward_context, profiling_context
+from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
+from quire.worker.platforms import Platform
+from quire.worker.row_table import RowTable
+from quire.worker.sampler.reading import Sampled
+from quire.worker.sampler.sampler import Sampler
+from quire.worker.speculative import Drafting
+
+
+class NotSampledError(Exception):
+    """The model has computed its rows, and the cache holds their tokens; what failed is what came after."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What was computed, before any of it counts."""
+
+    batch: InputBatch
+    hidden_TE: Tensor
+    sampled: Sampled
+
+
+class StepComputation:
+    """Over the rows of one model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        backend: AttentionBackend | None,
+        table: RowTable,
+        sampler: Sampler,
+        batches: BatchBuilder,
+        drafting: Drafting,
+        platform: Platform,
+    ) -> None:
+        self.model = model
+        self.backend = backend
+        self.sampler = sampler
+        self.batches = batches
+        self._table = table
+        self._drafting = drafting
+        self._platform = platform
+
+    def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
+        """These tokens of these rows, and what follows them. Changes nothing but the cache."""
+        batch = self.batches.build(rows, num_tokens)
+        failpoint("in_forward", batch.input_ids_T)
+        with attention_context(batch, self.backend):
+            hidden_TE = self.model(batch.input_ids_T, batch.positions_T)
+        try:
+            failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in rows]))
+            return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))
+        except Exception as error:
+            raise NotSampledError from error
+
+    def commit(self, scheduled: SchedulerOutput, computed: Computed) -> StepOutput:
+        """The two numbers move, and what was sampled stands in the table. Must not fail half-way: an exception here
+        ends the engine."""
+        batch = computed.batch
+        sampled = computed.sampled
+        output = sampled.output
+        self._table.advance(batch.rows_S, batch.num_tokens_S)
+        self._table.append(output.rows, sampled.lengths, output.token_ids)
+        if output.failures:
+            self._table.drop_drafts(int_array(list(output.failures)))
+        if len(sampled.late):
+            self._table.step_back(sampled.late)
+        output.step = scheduled.step
+        output.speculated = self._drafting.end_step(
+            scheduled, batch, computed.hidden_TE, output.rows, self.sampler.beside.late
+        )
+        return output
+
+    def report(self, scheduled: SchedulerOutput) -> IntArray:
+        """Where rows stand that had nothing to compute, as StepOutput.speculated says it."""
+        return self._drafting.report(scheduled, self.sampler.beside.late)
+
+    def check_model(self) -> None:
+        """One token beside all rows and without a cache; raises if not even this can be computed any more."""
+        failpoint("in_forward")
+        token = torch.zeros(1, dtype=torch.int64, device=self._platform.device)
+        with forward_context(profiling_context()):
+            self.model(token, token)
+        self._platform.synchronize()
