@@ -92,3 +92,31 @@ def test_types_are_those_of_the_kernels():
     assert {attention.query_starts_S1.dtype, attention.seq_lens_S.dtype} == {torch.int32}
     assert attention.block_tables_SM.dtype == torch.int32
     assert attention.block_tables_SM.is_contiguous()
+
+
+def slots_of(table, rows, counts):
+    batch = BatchBuilder(table, BLOCK_SIZE, torch.device("cpu")).build(np.array(rows), np.array(counts))
+    return batch.attention[0].slots_T.tolist()
+
+
+def test_a_token_that_is_computed_once_more_is_not_written_again():
+    """Others may hold its block by now; unless the row has got another one."""
+    table = filled_table(2, 0)
+    table.num_total[:] = 8
+    table.num_computed[:] = [7, 5]
+    written = slots_of(table, [0, 1], [1, 3])
+    table.advance(np.array([0, 1]), np.array([1, 3]))
+    table.step_back(np.array([0]))
+    table.num_computed[1] = 5
+    assert slots_of(table, [0, 1], [1, 3]) == [-1, *written[1:]]
+
+    table.write_blocks(np.array([[0], [0], [1], [33]]))
+    assert slots_of(table, [0, 1], [1, 3]) == [33 * BLOCK_SIZE + 3, *written[1:]]
+
+
+def test_a_row_that_goes_on_from_elsewhere_writes_what_it_computes():
+    table = filled_table(1, 0)
+    table.num_total[:], table.num_computed[:] = 8, 8
+    table.step_back(np.array([0]))
+    table.set_progress([(0, 7)])
+    assert slots_of(table, [0], [1]) != [-1]

@@ -99,7 +99,7 @@ class BatchBuilder:
             indices_N,
             query_starts_S1,
             seq_lens_S.astype(np.int32),
-            *self._block_arrays(rows_S, row_T, position_T, int(seq_lens_S.max())),
+            *self._block_arrays(rows_S, query_starts_S1, row_T, position_T, int(seq_lens_S.max())),
         ]
         input_ids_T, positions_T, logits_indices_N, starts, seq_lens, *blocks = to_device(arrays, self._device)
         attention = tuple(
@@ -129,13 +129,18 @@ class BatchBuilder:
         )
 
     def _block_arrays(
-        self, rows_S: IntArray, row_T: IntArray, position_T: IntArray, max_seq_len: int
+        self, rows_S: IntArray, query_starts_S1: Any, row_T: IntArray, position_T: IntArray, max_seq_len: int
     ) -> list[npt.NDArray[np.int32] | IntArray]:
-        """For each group: block tables, trimmed to the longest sequence, and the slot of each token."""
+        """For each group: block tables, trimmed to the longest sequence, and the slot of each token, -1 where nothing
+        is to be written."""
         arrays: list[npt.NDArray[np.int32] | IntArray] = []
         index_T, offset_T = np.divmod(position_T, self.block_size)
         longest = -(-max_seq_len // self.block_size)
+        written_n = query_starts_S1[:-1][self._table.is_written[rows_S]]
         for block_table in self._table.block_tables:
             arrays.append(block_table[rows_S, :longest])
-            arrays.append(block_table[row_T, index_T] * np.int64(self.block_size) + offset_T)
+            slots_T = block_table[row_T, index_T] * np.int64(self.block_size) + offset_T
+            if len(written_n):
+                slots_T[written_n] = -1
+            arrays.append(slots_T)
         return arrays

@@ -43,6 +43,9 @@ class RowTable:
         # False: its prompt becomes a vector (pooling.py)
         self.samples = np.ones(num_rows, dtype=np.bool_)
         self.is_used = np.zeros(num_rows, dtype=np.bool_)
+        # True: the keys and values of the next token lie in the row's blocks already. They are not written again,
+        # because by now others may hold these blocks.
+        self.is_written = np.zeros(num_rows, dtype=np.bool_)
         self.block_tables = lazy_zeros((0, num_rows, 0), np.int32)
         # A block that the window has passed stays in the table, and may be somebody else's by then.
         self.windows: tuple[int, ...] = ()
@@ -71,6 +74,7 @@ class RowTable:
         self.is_final[row] = sequence.is_final
         self.samples[row] = not sequence.pooling
         self.is_used[row] = True
+        self.is_written[row] = False
 
     def fork(self, fork: ForkedSequence) -> None:
         """Everything of a row is written: nothing need have said that its last sequence is gone."""
@@ -89,12 +93,14 @@ class RowTable:
         self.is_final[row] = self.is_final[parent]
         self.samples[row] = self.samples[parent]
         self.is_used[row] = True
+        self.is_written[row] = False
 
     def set_progress(self, progress: Sequence[tuple[int, int]]) -> None:
         """Drafts stay: they are the last tokens of their row, and are verified when it comes to them again."""
         if progress:
             rows, num_computed = np.array(progress, dtype=np.int64).T
             self.num_computed[rows] = num_computed
+            self.is_written[rows] = False
 
     def extend(self, appended: AppendedTokens) -> None:
         row = appended.row
@@ -112,6 +118,7 @@ class RowTable:
         if block_writes.size:  # most steps of a few rows have none
             groups, rows, indices, block_ids = block_writes
             self.block_tables[groups, rows, indices] = block_ids
+            self.is_written[rows] = False
 
     # ------------------------------------------------------------------------------------------ what a step computed
 
@@ -124,6 +131,7 @@ class RowTable:
 
     def advance(self, rows: IntArray, num_tokens: IntArray) -> None:
         self.num_computed[rows] += num_tokens
+        self.is_written[rows] = False
 
     def append(self, rows: IntArray, lengths: IntArray, token_ids: IntArray) -> None:
         """What the model says stands at these lengths, which follow each other in a row and begin after its verified
@@ -156,6 +164,7 @@ class RowTable:
     def step_back(self, rows: IntArray) -> None:
         """Rows that have computed all they had, and no token was chosen: their last token is computed once more."""
         self.drop_drafts(rows)
+        self.is_written[rows] = self.num_computed[rows] == self.num_total[rows]
         self.num_computed[rows] = np.minimum(self.num_computed[rows], self.num_total[rows] - 1)
 
     def num_verified(self, rows: int | list[int] | IntArray) -> Any:

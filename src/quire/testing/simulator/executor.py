@@ -175,7 +175,9 @@ class SimulatedExecutor:
         ends = starts + num_tokens
         tables, ends_by_row = state.slots, ends.tolist()
         assert max(ends_by_row) <= tables.shape[2], "a token is computed at a position that has no block"
-        which, positions = _spans(rows, starts, num_tokens)
+        # what a late row computes again is there, and others may hold it
+        is_new = ~state.is_late[rows]
+        which, positions = _spans(rows[is_new], starts[is_new], num_tokens[is_new])
         for observe in self.write_observers:
             observe(rows, starts, ends)
         slots, hashes = tables[:, which, positions], state.hashes[which, positions + 1] ^ self._marks
@@ -184,7 +186,7 @@ class SimulatedExecutor:
         fails = self._fails(rows)
         while True:
             for cache in self._caches if np.count_nonzero(fails) else ():
-                cache.leave_holes(slots[:, np.repeat(fails, num_tokens)])
+                cache.leave_holes(slots[:, np.repeat(fails[is_new], num_tokens[is_new])])
             readers = self._check(rows, starts, ends, fails)
             if readers is None:
                 break
@@ -376,7 +378,7 @@ class SimulatedExecutor:
 
 def _spans(rows: IntArray, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
     """Every position of every row, one after the other: (row, position) columns."""
-    if max(lengths.tolist()) == 1:
+    if max(lengths.tolist(), default=1) == 1:
         return rows, starts
     until = lengths.cumsum()
     return rows.repeat(lengths), np.arange(int(until[-1])) + (starts - until + lengths).repeat(lengths)

@@ -1,7 +1,8 @@
 """Rows of the simulated worker whose next token is not there yet, as where masks take longer than a step.
 
 A row that has computed all it had steps back by a token, and may be left out of the steps that follow. The core hears
-where it stands, and decides again.
+where it stands, and decides again. What it has written stays as it is, until the row gets other blocks or goes on from
+elsewhere: then it is no late row any more, and computes.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ class SimulatedRows:
     def set_progress(self, row: int, num_computed_tokens: int) -> None:
         assert self.is_used[row], f"progress of row {row}, but nobody is there"
         self.num_computed[row] = num_computed_tokens
+        self.is_late[row] = False
 
     # ------------------------------------------------------------------------------------------ tokens and blocks
 
@@ -147,6 +148,7 @@ class SimulatedRows:
             more = max(width, 2 * there) - there
             self._tables = np.pad(self._tables, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=NO_SLOT)
         self._tables[groups, rows, indices] = blocks[:, None] * self._block_size + self._offsets
+        self.is_late[rows] = False
 
     # ------------------------------------------------------------------------------------------ room
 

@@ -84,8 +84,10 @@ class Sampler(StepMember):
         self.beside.begin()
 
     def without_waiting(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
-        """Those whose next token waits for work that is done beside the steps compute nothing before it is done."""
+        """Those whose next token waits for work that is done beside the steps compute nothing before it is done, unless
+        the keys and values of their last token must be written: others may count on them already."""
         is_next = self._table.num_total[rows] - self._table.num_computed[rows] == 1
+        is_next &= self._table.is_written[rows]
         is_out = self.beside.leave_out(rows, is_next)
         return (rows[~is_out], num_tokens[~is_out]) if is_out.any() else (rows, num_tokens)
 
