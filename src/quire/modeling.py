@@ -3,6 +3,7 @@
 from quire.worker.attention import Attention, AttentionBackend, AttentionBatch, AttentionSpec
 from quire.worker.layers import (
     ColumnParallelLinear,
+    Experts,
     GatedActivation,
     LayerNorm,
     LMHead,
@@ -11,6 +12,7 @@ from quire.worker.layers import (
     ReplicatedLinear,
     RMSNorm,
     RotaryEmbedding,
+    Routing,
     RowParallelLinear,
     VocabEmbedding,
     activation,
@@ -30,6 +32,7 @@ __all__ = [
     "CausalLM",
     "CheckpointMap",
     "ColumnParallelLinear",
+    "Experts",
     "GatedActivation",
     "LMHead",
     "LayerNorm",
@@ -39,6 +42,7 @@ __all__ = [
     "RMSNorm",
     "ReplicatedLinear",
     "RotaryEmbedding",
+    "Routing",
     "RowParallelLinear",
     "VocabEmbedding",
     "activation",

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from quire.testing.greedy import Reference, assert_same_tokens, generate_greedy, real_core, reference_generate
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
-NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2"]
-FALLBACK = ["gemma2", "phi3", "mixtral"]
+NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe"]
+FALLBACK = ["gemma2", "phi3", "deepseek_v3"]
 LENGTHS = [1, 15, 16, 17, 63, 101]
 NUM_TOKENS = 40
 SETTINGS = {

@@ -246,7 +246,7 @@ def test_what_was_loaded_is_logged(path, caplog):
     assert "llama runs as LlamaForCausalLM on torch.float32 with attention backend reference" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "are_all"), [("llama", True), ("phi3", True), ("mixtral", False)])
+@pytest.mark.parametrize(("name", "are_all"), [("llama", True), ("phi3", True), ("mixtral", True), ("gpt_oss", False)])
 def test_what_quantization_leaves_as_it_is_is_logged(name, are_all, tmp_path, caplog):
     checkpoint = make_checkpoint(tmp_path, name)
     with caplog.at_level(logging.INFO, logger="quire"):

@@ -104,7 +104,7 @@ class _Holders:
     def role(self, first_name: str) -> Role | None:
         """What a weight does, None for those that are never quantised: norms, biases, layers of other kinds."""
         modules = self._modules[first_name]
-        if not first_name.endswith("weight"):
+        if not first_name.endswith("weight") or getattr(modules[0], "is_kept_as_float", False):
             return None
         kinds: tuple[tuple[type[nn.Module], Role], ...] = (
             (LMHead, "head"),

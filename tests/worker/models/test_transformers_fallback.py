@@ -11,8 +11,7 @@ from quire.worker.model_loader import load_model
 from quire.worker.models.transformers_fallback import TransformersModel
 
 SERVED = (
-    "gemma2 gemma3 phi3 granite olmo2 olmo3 mixtral gpt_oss cohere stablelm starcoder2 gpt_neox qwen3_moe smollm3 "
-    "deepseek_v3"
+    "gemma2 gemma3 phi3 granite olmo2 olmo3 gpt_oss cohere stablelm starcoder2 gpt_neox smollm3 deepseek_v3"
 ).split()
 
 
@@ -22,7 +21,7 @@ def test_a_model_of_transformers_computes_the_same_on_paged_attention(name, chec
     assert isinstance(model, TransformersModel)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt_post_norm", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "opt_post_norm", "gpt2", "mixtral", "qwen3_moe"])
 def test_a_native_model_can_be_asked_for_through_transformers(name, checkpoint, prompt):
     model = check_against_transformers(checkpoint(name), prompt, model_impl="transformers")
     assert isinstance(model, TransformersModel)

@@ -160,6 +160,21 @@ template <class T> void layer_norm_rows(const LayerNormArgs& args, int64_t begin
   }
 }
 
+template <class T> void weigh_rows(const WeighArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    const T* x = static_cast<const T*>(args.x) + t * args.top_k * args.width;
+    const float* weights = args.weights + t * args.top_k;
+    T* out = static_cast<T*>(args.out) + t * args.width;
+    for (int64_t i = 0; i < args.width; i += W) {
+      vf sum = zero();
+      for (int64_t k = 0; k < args.top_k; ++k) {
+        sum = fma(load_upto(x + k * args.width + i, args.width - i), set1(weights[k]), sum);
+      }
+      store_upto(out + i, sum, args.width - i);
+    }
+  }
+}
+
 }  // namespace
 
 #define QUIRE_ROWS(NAME, ARGS, ROWS)                                       \
@@ -176,6 +191,7 @@ QUIRE_ROWS(rotary, RotaryArgs, rotate_rows)
 QUIRE_ROWS(combine_pair, PairArgs, pair_rows)
 QUIRE_ROWS(activate, ActivationArgs, activate_rows)
 QUIRE_ROWS(layer_norm, LayerNormArgs, layer_norm_rows)
+QUIRE_ROWS(weigh_experts, WeighArgs, weigh_rows)
 
 extern const AttentionKernels attention_kernels;
 extern const MatmulKernels matmul_kernels;
@@ -187,7 +203,7 @@ extern const SamplingKernels sampling_kernels;
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
   static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, rotary, combine_pair, activate,
-                                        layer_norm, &attention_kernels, &matmul_kernels, &sampling_kernels};
+                                        layer_norm, weigh_experts, &attention_kernels, &matmul_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -67,6 +67,15 @@ struct LayerNormArgs {
   float eps;
 };
 
+// A sum over the experts of a token, with a weight for each.
+struct WeighArgs {
+  DType dtype;
+  const void* x;  // [tokens, top_k, width]
+  const float* weights;
+  void* out;
+  int64_t top_k, width;
+};
+
 struct AttentionKernels;
 struct MatmulKernels;
 struct SamplingKernels;
@@ -80,6 +89,7 @@ struct KernelTable {
   void (*combine_pair)(const PairArgs&, int64_t begin, int64_t end);
   void (*activate)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
+  void (*weigh_experts)(const WeighArgs&, int64_t begin, int64_t end);
   const AttentionKernels* attention;  // attention_args.h
   const MatmulKernels* matmul;  // matmul.h
   const SamplingKernels* sampling;  // sampling_kernels.h

@@ -70,6 +70,12 @@ struct MatmulArgs {
   const void* bias;  // or null
   void* out;
   int64_t x_stride, out_stride;
+  // Where row r is read and where its result goes; null: at r.
+  const int32_t* x_rows;
+  const int32_t* out_rows;
+
+  int64_t x_offset(int64_t row) const { return (x_rows != nullptr ? x_rows[row] : row) * x_stride; }
+  int64_t out_offset(int64_t row) const { return (out_rows != nullptr ? out_rows[row] : row) * out_stride; }
 };
 
 // Rows of x are prepared before they are multiplied: converted to what the arithmetic multiplies and interleaved in

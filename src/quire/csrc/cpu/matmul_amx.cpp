@@ -80,7 +80,7 @@ template <class T> void quantize_chunks(const PackedView& w, const T* x, char* t
 
 void prepare_row(const MatmulArgs& args, int64_t at, char* tile, int row, int num_rows) {
   const PackedView& w = args.weight;
-  const int64_t offset = at * args.x_stride;
+  const int64_t offset = args.x_offset(at);
   if (args.arithmetic == Arithmetic::bfloat16) {
     const bf16* x = static_cast<const bf16*>(args.x) + offset;
     return place_chunks(x, w.columns * sizeof(bf16), tile + row * CHUNK_BYTES, num_rows);

@@ -41,9 +41,9 @@ QUIRE_INLINE void store_result(bf16* p, vf a) {
 
 template <class T>
 static void write_rows(const MatmulArgs& args, const Finish& finish, const float* sums, int64_t first, int64_t rows) {
-  T* out = static_cast<T*>(args.out) + first * args.out_stride + finish.column;
   const int64_t n = finish.num_columns;
-  for (int64_t r = 0; r < rows; ++r, out += args.out_stride, sums += PANEL_COLUMNS) {
+  for (int64_t r = 0; r < rows; ++r, sums += PANEL_COLUMNS) {
+    T* out = static_cast<T*>(args.out) + args.out_offset(first + r) + finish.column;
 #pragma GCC unroll 4
     for (int64_t i = 0; i < PANEL_COLUMNS; i += W) {
       const vf y = fma(load(sums + i), load(finish.scale + i), load(finish.bias + i));
@@ -60,11 +60,9 @@ static void write_rows(const MatmulArgs& args, const Finish& finish, const float
 // place of a page, so that a cache holds few of them at a time.
 QUIRE_INLINE void fetch_rows(const MatmulArgs& args, const Finish& finish, int64_t first, int64_t rows) {
   const int64_t size = args.dtype == DType::float32 ? 4 : 2;
-  const char* out = static_cast<const char*>(args.out) + (first * args.out_stride + finish.column) * size;
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = 0; i < PANEL_COLUMNS * size; i += 64) {
-      __builtin_prefetch(out + r * args.out_stride * size + i, 1);
-    }
+    const char* out = static_cast<const char*>(args.out) + (args.out_offset(first + r) + finish.column) * size;
+    for (int64_t i = 0; i < PANEL_COLUMNS * size; i += 64) __builtin_prefetch(out + i, 1);
   }
 }
 

@@ -81,7 +81,7 @@ QUIRE_INLINE void convert_rows(const MatmulArgs& args, int64_t first, int num_ro
                                float* scratch) {
   const float* rows[W];
   for (int r = 0; r < num_rows; ++r) {
-    const T* x = static_cast<const T*>(args.x) + (first + r) * args.x_stride;
+    const T* x = static_cast<const T*>(args.x) + args.x_offset(first + r);
     float* row = scratch + r * words;
     convert_row(x, args.weight.columns, row, words);
     rows[r] = row;
@@ -94,14 +94,14 @@ template <class Words, class T>
 QUIRE_INLINE void take_rows(const MatmulArgs& args, int64_t first, int num_rows, int64_t words, float* to) {
   const float* rows[W];
   for (int r = 0; r < num_rows; ++r) {
-    rows[r] = reinterpret_cast<const float*>(static_cast<const T*>(args.x) + (first + r) * args.x_stride);
+    rows[r] = reinterpret_cast<const float*>(static_cast<const T*>(args.x) + args.x_offset(first + r));
   }
   arrange<Words>(args.weight, rows, num_rows, words, to);
 }
 
 template <class T> QUIRE_INLINE void quantize_rows(const MatmulArgs& args, int64_t first, int num_rows, float* to) {
-  const T* x = static_cast<const T*>(args.x) + first * args.x_stride;
-  for (int r = 0; r < num_rows; ++r) quantize_row(args.weight, x + r * args.x_stride, to, r, num_rows);
+  const T* x = static_cast<const T*>(args.x);
+  for (int r = 0; r < num_rows; ++r) quantize_row(args.weight, x + args.x_offset(first + r), to, r, num_rows);
 }
 
 static int64_t prepared_row_bytes(const MatmulArgs& args) {

@@ -236,6 +236,134 @@ class LinearStep final : public Step {
   int64_t row_bytes_;
 };
 
+// Rows of x by pairs of a token and one of its experts: each is multiplied with the weight of its expert. The pairs of
+// an expert stand together, in the order of tokens, and a run is some of them.
+class GroupedStep final : public Step {
+ public:
+  // `experts` have everything but the rows; `ids` are [tokens, top_k], and a row of x belongs to a token or to a pair.
+  GroupedStep(std::vector<MatmulArgs> experts, const int32_t* ids, int64_t top_k, bool has_row_per_pair)
+      : experts_(std::move(experts)), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair),
+        kernels_(kernels_for(experts_[0])),
+        row_bytes_(max64(4, round_up(kernels_->prepared_row_bytes(experts_[0]), 4))) {}
+
+  int64_t work(const Extent& extent) const override {
+    return extent.tokens * top_k_ * experts_[0].weight.rows * experts_[0].weight.columns;
+  }
+
+  void run(const Extent& extent, Crew& crew) const override {
+    const int64_t num_pairs = extent.tokens * top_k_;
+    if (num_pairs == 0) return crew.barrier();
+    // cheaper than to wait until one thread has done it for all
+    static thread_local Order order;
+    sort(num_pairs, order);
+    const int64_t at_once = max64(PREPARED_AT_ONCE / row_bytes_, 4 * kernels_->tile_rows);
+    char* prepared = static_cast<char*>(crew.shared_scratch(min64(num_pairs, 2 * at_once) * row_bytes_ + 64));
+    std::vector<Run>& runs = order.runs;
+    runs.clear();
+    int64_t rows = 0;
+    for (size_t e = 0; e < experts_.size(); ++e) {
+      for (int64_t row = order.starts[e], end = order.starts[e + 1]; row < end;) {
+        const int64_t count = min64(at_once, end - row);
+        if (rows + count > 2 * at_once) multiply(runs, prepared, crew), runs.clear(), rows = 0;
+        runs.emplace_back(*this, experts_[e], order, row, count, rows, runs.empty() ? nullptr : &runs.back());
+        rows += count, row += count;
+      }
+    }
+    multiply(runs, prepared, crew);
+  }
+
+ private:
+  struct Run;
+  struct Order {
+    std::vector<int32_t> starts, x_rows, out_rows;
+    std::vector<Run> runs;
+  };
+
+  // Rows of one expert, with the numbers of tiles and of pieces of work before it.
+  struct Run {
+    Run(const GroupedStep& step, const MatmulArgs& expert, const Order& order, int64_t row, int64_t count,
+        int64_t place, const Run* before)
+        : args(expert), tiles(count, step.kernels_->tile_rows), first_row(place) {
+      args.x_rows = order.x_rows.data() + row, args.out_rows = order.out_rows.data() + row;
+      const int64_t tile_bytes = step.kernels_->tile_rows * step.row_bytes_;
+      blocks = min64(tiles.count, (tiles.count * tile_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES);
+      first_tile = before == nullptr ? 0 : before->end_tile(), first_piece = before == nullptr ? 0 : before->end_piece();
+    }
+    int64_t end_tile() const { return first_tile + tiles.count; }
+    int64_t end_piece() const { return first_piece + blocks * args.weight.num_panels; }
+
+    MatmulArgs args;
+    Tiles tiles;
+    int64_t blocks, first_row, first_tile, first_piece;
+  };
+
+  void sort(int64_t num_pairs, Order& order) const {
+    const size_t n = experts_.size();
+    order.starts.assign(n + 1, 0);
+    order.x_rows.resize(num_pairs), order.out_rows.resize(num_pairs);
+    for (int64_t i = 0; i < num_pairs; ++i) ++order.starts[expert_of(i) + 1];
+    for (size_t e = 0; e < n; ++e) order.starts[e + 1] += order.starts[e];
+    for (int64_t i = 0; i < num_pairs; ++i) {
+      const int32_t place = order.starts[expert_of(i)]++;
+      order.x_rows[place] = static_cast<int32_t>(has_row_per_pair_ ? i : i / top_k_);
+      order.out_rows[place] = static_cast<int32_t>(i);
+    }
+    // each start has become the next one's
+    for (size_t e = n; e > 0; --e) order.starts[e] = order.starts[e - 1];
+    order.starts[0] = 0;
+  }
+
+  // Ids are made by the same program, so that nobody can look at them before: a wrong one must not leave the weights.
+  int32_t expert_of(int64_t pair) const {
+    const int32_t id = ids_[pair], last = static_cast<int32_t>(experts_.size()) - 1;
+    return id < 0 ? 0 : id > last ? last : id;
+  }
+
+  void multiply(const std::vector<Run>& runs, char* prepared, Crew& crew) const {
+    if (runs.empty()) return;
+    int64_t scratch_bytes = kernels_->tile_rows * row_bytes_;
+    for (const Run& run : runs) {
+      const int64_t rows = (run.tiles.count / run.blocks + 1) * kernels_->tile_rows;
+      scratch_bytes = max64(scratch_bytes, kernels_->scratch_bytes(rows));
+    }
+    char* scratch = static_cast<char*>(thread_scratch(scratch_bytes));
+    crew.for_each(runs.back().end_tile(), 1, [&](int64_t begin, int64_t end) {
+      for (const Run* run = at(runs, begin, &Run::end_tile); begin < end; ++run) {
+        const int64_t first = begin - run->first_tile, last = min64(end, run->end_tile()) - run->first_tile;
+        kernels_->prepare(run->args, run->tiles, first, last, prepared + run->first_row * row_bytes_, scratch);
+        begin += last - first;
+      }
+    });
+    const int64_t panels = experts_[0].weight.num_panels, count = runs.back().end_piece();
+    const int64_t grain = max64(1, min64(16, count / (16 * crew.size)));
+    crew.for_each(count, grain, [&](int64_t begin, int64_t end) {
+      for (const Run* run = at(runs, begin, &Run::end_piece); begin < end;) {
+        const int64_t piece = begin - run->first_piece, block = piece / panels, panel = piece % panels;
+        const int64_t n = min64(panels - panel, end - begin), blocks = run->blocks;
+        kernels_->multiply(run->args, run->tiles, run->tiles.count * block / blocks,
+                           run->tiles.count * (block + 1) / blocks, panel, panel + n,
+                           prepared + run->first_row * row_bytes_, scratch);
+        begin += n;
+        if (begin == run->end_piece()) ++run;
+      }
+    });
+  }
+
+  // The run that the piece or tile of this number belongs to.
+  static const Run* at(const std::vector<Run>& runs, int64_t number, int64_t (Run::*end)() const) {
+    const Run* run = runs.data();
+    while ((run->*end)() <= number) ++run;
+    return run;
+  }
+
+  std::vector<MatmulArgs> experts_;
+  const int32_t* ids_;
+  int64_t top_k_;
+  bool has_row_per_pair_;
+  const MatmulKernels* kernels_;
+  int64_t row_bytes_;
+};
+
 Arithmetic arithmetic_of(const PackedView& weight, DType dtype) {
   if (weight.is_quantized() && !weight.is_weight_only) return Arithmetic::int8;
   const bool is_bfloat16 = weight.is_quantized() || weight.format == WeightFormat::bfloat16;
@@ -284,6 +412,48 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
   const int64_t tokens = sizes.size() == 1 ? 1 : sizes[0];
   if (rows > 0 || is_recording()) {
     perform(std::make_unique<LinearStep>(args, tokens > 0 ? rows / tokens : 1), {tokens, 0});
+  }
+  return out;
+}
+
+Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<Tensor>& packed,
+                         std::optional<Tensor> bias, int64_t num_rows) {
+  STD_TORCH_CHECK(!packed.empty(), "there must be at least one expert");
+  STD_TORCH_CHECK(ids.is_cpu() && ids.dim() == 2 && ids.scalar_type() == ScalarType::Int && ids.is_contiguous(),
+                  "ids must be a contiguous int32 tensor [tokens, experts of a token] on the CPU");
+  const int64_t tokens = ids.size(0), top_k = ids.size(1), num_experts = static_cast<int64_t>(packed.size());
+  const bool has_row_per_pair = x.dim() == 3;
+  STD_TORCH_CHECK(x.is_cpu() && (x.dim() == 2 || x.dim() == 3) && x.is_contiguous() && x.size(0) == tokens &&
+                      (!has_row_per_pair || x.size(1) == top_k),
+                  "x must be contiguous, a row for each token or for each pair of a token and an expert");
+  STD_TORCH_CHECK(!bias.has_value() || (bias->dim() == 2 && bias->size(0) == num_experts && bias->size(1) == num_rows &&
+                                        bias->is_contiguous()),
+                  "bias must be contiguous, a row for each expert");
+  Tensor out = empty({tokens, top_k, num_rows}, x);
+  std::vector<MatmulArgs> experts;
+  for (int64_t e = 0; e < num_experts; ++e) {
+    MatmulArgs args{};
+    args.weight = view_of(packed[e]);
+    const PackedView &own = args.weight, &first = experts.empty() ? own : experts[0].weight;
+    STD_TORCH_CHECK(own.rows == num_rows && own.columns == x.size(x.dim() - 1), "an expert has ", own.rows, " rows and ",
+                    own.columns, " columns, not ", num_rows, " and ", x.size(x.dim() - 1));
+    STD_TORCH_CHECK(own.format == first.format && own.group == first.group && own.has_zeros == first.has_zeros &&
+                        own.is_weight_only == first.is_weight_only,
+                    "the experts of a layer must be packed alike");
+    args.dtype = dtype_of(x);
+    args.arithmetic = arithmetic_of(own, args.dtype);
+    args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr();
+    args.x_stride = own.columns, args.out_stride = num_rows;
+    if (bias.has_value()) {
+      args.bias_dtype = dtype_of(*bias);
+      const int64_t size = static_cast<int64_t>(bias->element_size());
+      args.bias = static_cast<const char*>(bias->const_data_ptr()) + e * num_rows * size;
+    }
+    experts.push_back(args);
+  }
+  if (tokens > 0 || is_recording()) {
+    const int32_t* numbers = static_cast<const int32_t*>(ids.const_data_ptr());
+    perform(std::make_unique<GroupedStep>(std::move(experts), numbers, top_k, has_row_per_pair), {tokens, 0});
   }
   return out;
 }
@@ -369,6 +539,7 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("pack_weight", TORCH_BOX(&pack_weight_op));
   library.impl("pack_quantized", TORCH_BOX(&pack_quantized_op));
   library.impl("packed_linear", TORCH_BOX(&packed_linear_op));
+  library.impl("grouped_linear", TORCH_BOX(&grouped_linear_op));
   library.impl("packed_rows", TORCH_BOX(&packed_rows_op));
   library.impl("unpack_weight", TORCH_BOX(&unpack_weight_op));
 }

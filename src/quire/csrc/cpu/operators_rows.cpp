@@ -1,5 +1,7 @@
 // Operators that treat every token by itself: norms, gates, rotary positions, sums, look-ups.
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "operators.h"
@@ -11,15 +13,17 @@ namespace {
 template <class Args> class RowStep final : public TokenStep {
  public:
   using Function = void (*KernelTable::*)(const Args&, int64_t, int64_t);
-  RowStep(Function function, const Args& args, int64_t work_of_a_token)
-      : run_(kernels()->*function), args_(args), work_of_a_token_(work_of_a_token) {}
-  int64_t work(const Extent& extent) const override { return extent.tokens * work_of_a_token_; }
-  void run_tokens(int64_t begin, int64_t end) const override { run_(args_, begin, end); }
+  RowStep(Function function, const Args& args, int64_t work_of_a_row, int64_t rows_of_a_token = 1)
+      : run_(kernels()->*function), args_(args), work_of_a_row_(work_of_a_row), rows_of_a_token_(rows_of_a_token) {}
+  int64_t work(const Extent& extent) const override { return extent.tokens * rows_of_a_token_ * work_of_a_row_; }
+  void run_tokens(int64_t begin, int64_t end) const override {
+    run_(args_, begin * rows_of_a_token_, end * rows_of_a_token_);
+  }
 
  private:
   void (*run_)(const Args&, int64_t, int64_t);
   Args args_;
-  int64_t work_of_a_token_;
+  int64_t work_of_a_row_, rows_of_a_token_;
 };
 
 // How many multiply-adds an element of these operations is worth.
@@ -78,7 +82,11 @@ Tensor silu_and_mul_op(const Tensor& x) {
   Tensor out = empty(sizes, x);
   const Rows rows = flat_rows(x, "x");
   const GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), sizes.back(), rows.token_stride};
-  perform(std::make_unique<RowStep<GateArgs>>(&KernelTable::silu_and_mul, args, GATE * args.width), {rows.tokens, 0});
+  // a token has several rows where it has several experts
+  const int64_t tokens = sizes.size() < 3 ? rows.tokens : sizes[0];
+  perform(std::make_unique<RowStep<GateArgs>>(&KernelTable::silu_and_mul, args, GATE * args.width,
+                                              tokens > 0 ? rows.tokens / tokens : 1),
+          {tokens, 0});
   return out;
 }
 
@@ -209,6 +217,133 @@ Tensor look_up_op(const Tensor& table, const Tensor& ids) {
   return out;
 }
 
+// The experts of each token, and how much each of them counts. See reference/route_tokens.py.
+struct Routing {
+  bool is_sigmoid, is_normalised;
+  int64_t num_experts, top_k, num_groups, top_groups;
+  float scale;
+};
+
+class RouteStep final : public TokenStep {
+ public:
+  RouteStep(const Routing& routing, const Tensor& logits, const float* bias, const Tensor& weights, const Tensor& ids)
+      : routing_(routing), dtype_(dtype_of(logits)), logits_(logits.const_data_ptr()), stride_(logits.stride(0)),
+        bias_(bias), weights_(static_cast<float*>(weights.mutable_data_ptr())),
+        ids_(static_cast<int32_t*>(ids.mutable_data_ptr())) {}
+
+  int64_t work(const Extent& extent) const override {
+    return extent.tokens * routing_.num_experts * (8 + routing_.top_k);
+  }
+
+  void run_tokens(int64_t begin, int64_t end) const override {
+    float* scratch = static_cast<float*>(thread_scratch(2 * routing_.num_experts * sizeof(float)));
+    for (int64_t t = begin; t < end; ++t) route(t, scratch, scratch + routing_.num_experts);
+  }
+
+ private:
+  float logit(int64_t i) const {
+    switch (dtype_) {
+      case DType::float32: return static_cast<const float*>(logits_)[i];
+      case DType::bfloat16: return static_cast<const torch::headeronly::BFloat16*>(logits_)[i];
+      case DType::float16: return static_cast<const torch::headeronly::Half*>(logits_)[i];
+    }
+    return 0;
+  }
+
+  void route(int64_t token, float* scores, float* ranks) const {
+    const Routing& r = routing_;
+    for (int64_t e = 0; e < r.num_experts; ++e) scores[e] = logit(token * stride_ + e);
+    if (r.is_sigmoid) {
+      for (int64_t e = 0; e < r.num_experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-scores[e]));
+    } else {
+      const float most = *std::max_element(scores, scores + r.num_experts);
+      float sum = 0;
+      for (int64_t e = 0; e < r.num_experts; ++e) sum += scores[e] = std::exp(scores[e] - most);
+      for (int64_t e = 0; e < r.num_experts; ++e) scores[e] /= sum;
+    }
+    for (int64_t e = 0; e < r.num_experts; ++e) ranks[e] = scores[e] + (bias_ != nullptr ? bias_[e] : 0);
+    if (r.top_groups < r.num_groups) leave_groups(ranks);
+    float sum = 0;
+    for (int64_t k = 0; k < r.top_k; ++k) {
+      const int64_t best = std::max_element(ranks, ranks + r.num_experts) - ranks;
+      ids_[token * r.top_k + k] = static_cast<int32_t>(best);
+      sum += weights_[token * r.top_k + k] = scores[best];
+      ranks[best] = -INFINITY;
+    }
+    const float factor = (r.is_normalised ? 1.0f / (sum + SMALLEST_SUM) : 1.0f) * r.scale;
+    for (int64_t k = 0; k < r.top_k; ++k) weights_[token * r.top_k + k] *= factor;
+  }
+
+  // Experts of groups that are not among the best are out. A group counts as its two best do where there is a bias.
+  void leave_groups(float* ranks) const {
+    const Routing& r = routing_;
+    const int64_t size = r.num_experts / r.num_groups;
+    std::vector<float> of_group(r.num_groups);
+    for (int64_t g = 0; g < r.num_groups; ++g) {
+      float first = -INFINITY, second = -INFINITY;
+      for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+        if (ranks[e] > first) second = first, first = ranks[e];
+        else if (ranks[e] > second) second = ranks[e];
+      }
+      of_group[g] = bias_ != nullptr ? first + second : first;
+    }
+    std::vector<bool> is_in(r.num_groups, false);
+    for (int64_t k = 0; k < r.top_groups; ++k) {
+      const size_t best = std::max_element(of_group.begin(), of_group.end()) - of_group.begin();
+      is_in[best] = true, of_group[best] = -INFINITY;
+    }
+    for (int64_t e = 0; e < r.num_experts; ++e) {
+      if (!is_in[e / size]) ranks[e] = -INFINITY;
+    }
+  }
+
+  // what Transformers adds where it divides
+  static constexpr float SMALLEST_SUM = 1e-20f;
+  Routing routing_;
+  DType dtype_;
+  const void* logits_;
+  int64_t stride_;
+  const float* bias_;
+  float* weights_;
+  int32_t* ids_;
+};
+
+std::tuple<Tensor, Tensor> route_tokens_op(const Tensor& logits, std::optional<Tensor> bias, int64_t top_k,
+                                           bool is_sigmoid, bool is_normalised, int64_t num_groups, int64_t top_groups,
+                                           double scale) {
+  check_rows(logits, 2, "logits");
+  const int64_t tokens = logits.size(0), num_experts = logits.size(1);
+  STD_TORCH_CHECK(top_k >= 1 && top_k <= num_experts, "a token has 1 to ", num_experts, " experts, not ", top_k);
+  STD_TORCH_CHECK(num_groups >= 1 && num_experts % num_groups == 0 && top_groups >= 1 && top_groups <= num_groups &&
+                      num_experts / num_groups * top_groups >= top_k,
+                  "groups must be of equal size, and those that are left must hold the experts of a token");
+  const float* shift = nullptr;
+  if (bias.has_value()) {
+    STD_TORCH_CHECK(bias->scalar_type() == ScalarType::Float && bias->dim() == 1 && bias->size(0) == num_experts &&
+                        bias->is_contiguous(),
+                    "bias must be a contiguous float32 vector, a value for each expert");
+    shift = static_cast<const float*>(bias->const_data_ptr());
+  }
+  Tensor weights = empty({tokens, top_k}, ScalarType::Float), ids = empty({tokens, top_k}, ScalarType::Int);
+  const Routing routing{is_sigmoid, is_normalised, num_experts, top_k, num_groups, top_groups,
+                        static_cast<float>(scale)};
+  perform(std::make_unique<RouteStep>(routing, logits, shift, weights, ids), {tokens, 0});
+  return {weights, ids};
+}
+
+Tensor weigh_experts_op(const Tensor& x, const Tensor& weights) {
+  STD_TORCH_CHECK(x.dim() == 3 && x.is_contiguous(), "x must be contiguous, [tokens, experts of a token, width]");
+  STD_TORCH_CHECK(weights.dim() == 2 && weights.is_contiguous() && weights.scalar_type() == ScalarType::Float &&
+                      weights.size(0) == x.size(0) && weights.size(1) == x.size(1),
+                  "weights must be contiguous float32, one for each expert of a token");
+  Tensor out = empty({x.size(0), x.size(2)}, x);
+  const WeighArgs args{dtype_of(x), x.const_data_ptr(), static_cast<const float*>(weights.const_data_ptr()),
+                       out.mutable_data_ptr(), x.size(1), x.size(2)};
+  perform(std::make_unique<RowStep<WeighArgs>>(&KernelTable::weigh_experts, args, SUM * args.top_k * args.width),
+          {x.size(0), 0});
+  return out;
+}
+
 Tensor new_rows_op(const Tensor& like, const std::vector<int64_t>& sizes) { return empty(sizes, like); }
 
 }  // namespace
@@ -225,6 +360,8 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("layer_norm", TORCH_BOX(&layer_norm_op));
   library.impl("look_up", TORCH_BOX(&look_up_op));
   library.impl("new_rows", TORCH_BOX(&new_rows_op));
+  library.impl("route_tokens", TORCH_BOX(&route_tokens_op));
+  library.impl("weigh_experts", TORCH_BOX(&weigh_experts_op));
 }
 
 }  // namespace quire

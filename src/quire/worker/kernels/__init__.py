@@ -11,9 +11,11 @@ Shape suffixes used in `kernels`, innermost dimension last:
     D  head dimension (that of values may differ: E)            N  blocks of the cache, or pairs of blocks
     B  places in a block                                        I  width of the feed-forward layer
     R  rotary dimension                                         P  positions in a table
+    X  experts of a layer                                       K  experts of a token, where there are some
 """
 
 from quire.worker.kernels.attention import copy_blocks, move_blocks, paged_attention, write_kv
+from quire.worker.kernels.experts import grouped_linear, route_tokens, weigh_experts
 from quire.worker.kernels.fused import (
     activate,
     add,
@@ -44,6 +46,7 @@ __all__ = [
     "choose_tokens",
     "copy_blocks",
     "gather_logits",
+    "grouped_linear",
     "layer_norm",
     "look_up",
     "move_blocks",
@@ -56,8 +59,10 @@ __all__ = [
     "penalise",
     "rms_norm",
     "rotary_embedding",
+    "route_tokens",
     "silu_and_mul",
     "token_logprobs",
     "unpack_weight",
+    "weigh_experts",
     "write_kv",
 ]

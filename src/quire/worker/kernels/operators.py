@@ -37,6 +37,10 @@ _SCHEMAS = {
     "unpack_weight": "(Tensor packed) -> Tensor",
     "packed_linear": "(Tensor x, Tensor packed, Tensor? bias, SymInt num_rows) -> Tensor",
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
+    "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
+    "int top_groups, float scale) -> (Tensor, Tensor)",
+    "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor? bias, SymInt num_rows) -> Tensor",
+    "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
@@ -80,6 +84,12 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "layer_norm": lambda x, weight, bias, eps: _contiguous_like(x),
     "packed_linear": lambda x, packed, bias, num_rows: x.new_empty((*x.shape[:-1], num_rows)),
     "packed_rows": lambda packed, ids, dtype, num_columns: ids.new_empty((ids.shape[0], num_columns), dtype=dtype),
+    "route_tokens": lambda logits, bias, top_k, *_: (
+        logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
+        logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
+    ),
+    "grouped_linear": lambda x, ids, packed, bias, num_rows: x.new_empty((*ids.shape, num_rows)),
+    "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
     "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
     "best_tokens": _tokens,
@@ -133,6 +143,9 @@ pack_quantized = torch.ops.quire.pack_quantized.default
 unpack_weight = torch.ops.quire.unpack_weight.default
 packed_linear = torch.ops.quire.packed_linear.default
 packed_rows = torch.ops.quire.packed_rows.default
+route_tokens = torch.ops.quire.route_tokens.default
+grouped_linear = torch.ops.quire.grouped_linear.default
+weigh_experts = torch.ops.quire.weigh_experts.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default

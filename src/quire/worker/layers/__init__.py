@@ -2,6 +2,7 @@
 
 from quire.worker.layers.activation import GatedActivation, activation
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
+from quire.worker.layers.experts import Experts, Routing
 from quire.worker.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -16,6 +17,7 @@ from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_para
 
 __all__ = [
     "ColumnParallelLinear",
+    "Experts",
     "GatedActivation",
     "LMHead",
     "LayerNorm",
@@ -24,6 +26,7 @@ __all__ = [
     "RMSNorm",
     "ReplicatedLinear",
     "RotaryEmbedding",
+    "Routing",
     "RowParallelLinear",
     "TensorParallelGroup",
     "VocabEmbedding",

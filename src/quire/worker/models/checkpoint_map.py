@@ -43,6 +43,8 @@ class CheckpointMap:
 
     # module of the checkpoint -> (module of the model, part)
     merged: Mapping[str, tuple[str, Part]] = field(default_factory=dict)
+    # module of the checkpoint -> its name here, wherever it stands in a name
+    modules: Mapping[str, str] = field(default_factory=dict)
     # beginning of a name -> what stands there instead; the first that fits
     prefixes: Mapping[str, str] = field(default_factory=dict)
     # ends of names that are not weights: buffers that old versions wrote
@@ -63,6 +65,8 @@ class CheckpointMap:
             if name.startswith(prefix):
                 name = other + name.removeprefix(prefix)
                 break
+        if self.modules:
+            name = ".".join(self.modules.get(part, part) for part in name.split("."))
         for converted_name, converted in self.convert(name, weight):
             yield self._merge(converted_name, converted)
 

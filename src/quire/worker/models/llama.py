@@ -23,6 +23,8 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 
 # (config, index of the layer, name of the attention module, rotary embedding) -> attention module
 MakeAttention: TypeAlias = Callable[[Any, int, str, RotaryEmbedding], nn.Module]
+# (config, index of the layer) -> feed-forward module
+MakeMLP: TypeAlias = Callable[[Any, int], nn.Module]
 
 
 class LlamaAttention(nn.Module):
@@ -72,11 +74,15 @@ class LlamaMLP(nn.Module):
         return self.down_proj(self.act(self.gate_up_proj(x)))
 
 
+def make_mlp(config: Any, index: int) -> LlamaMLP:
+    return LlamaMLP(config, bias=getattr(config, "mlp_bias", False))
+
+
 class LlamaDecoderLayer(nn.Module):
-    def __init__(self, config: Any, attention: nn.Module) -> None:
+    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.self_attn = attention
-        self.mlp = LlamaMLP(config, bias=getattr(config, "mlp_bias", False))
+        self.mlp = mlp
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -92,12 +98,18 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, config: Any, max_model_len: int, make_attention: MakeAttention) -> None:
+    def __init__(
+        self, config: Any, max_model_len: int, make_attention: MakeAttention, make_mlp: MakeMLP = make_mlp
+    ) -> None:
         super().__init__()
         rotary = RotaryEmbedding.from_config(config, max_model_len)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            LlamaDecoderLayer(config, make_attention(config, index, f"model.layers.{index}.self_attn", rotary))
+            LlamaDecoderLayer(
+                config,
+                make_attention(config, index, f"model.layers.{index}.self_attn", rotary),
+                make_mlp(config, index),
+            )
             for index in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -111,8 +123,8 @@ class LlamaModel(nn.Module):
         return hidden
 
 
-def complete_heads(config: Any) -> None:
-    """Null heads of keys mean as many as of queries, a null head_dim what hidden_size leaves for each."""
+def complete_kv_heads(config: Any) -> None:
+    """Null heads of keys mean as many as of queries."""
     if config.num_key_value_heads is None:
         config.num_key_value_heads = config.num_attention_heads
     if config.num_attention_heads % config.num_key_value_heads:
@@ -120,6 +132,11 @@ def complete_heads(config: Any) -> None:
             f"config.json: num_attention_heads={config.num_attention_heads} is no multiple of "
             f"num_key_value_heads={config.num_key_value_heads}. Take the config.json that belongs to the weights."
         )
+
+
+def complete_heads(config: Any) -> None:
+    """The same, and a null head_dim is what hidden_size leaves for each."""
+    complete_kv_heads(config)
     if getattr(config, "head_dim", 0) is None:
         config.head_dim = config.hidden_size // config.num_attention_heads
 

@@ -15,8 +15,10 @@ from quire.worker.models.qwen2 import complete_windows, window_of_layer
 
 
 class Qwen3Attention(LlamaAttention):
-    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
-        bias, window = config.attention_bias, window_of_layer(config, index)
+    def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding, window: int | None = None) -> None:
+        """`window`: where not the kind of the layer decides it."""
+        bias = config.attention_bias
+        window = window_of_layer(config, index) if window is None else window
         super().__init__(config, name, rotary, qkv_bias=bias, output_bias=bias, sliding_window=window)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)

@@ -21,7 +21,7 @@ from quire.messages import DRAFT_PREFIX
 from quire.worker.attention import Attention, attention_layers
 from quire.worker.layers import LMHead, QKVParallelLinear, ReplicatedLinear, RMSNorm, RotaryEmbedding, VocabEmbedding
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP
+from quire.worker.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, make_mlp
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -46,7 +46,7 @@ class EagleHead(nn.Module):
         self.target_width = config.hidden_size
         self.fc = ReplicatedLinear(2 * config.hidden_size, config.hidden_size, bias="fc.bias" in names)
         self.layers = nn.ModuleList(
-            LlamaDecoderLayer(config, _attention(config, index, rotary, names))
+            LlamaDecoderLayer(config, _attention(config, index, rotary, names), make_mlp(config, index))
             for index in range(config.num_hidden_layers)
         )
         if "layers.0.input_layernorm.weight" not in names:

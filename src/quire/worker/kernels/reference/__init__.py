@@ -11,6 +11,7 @@ from quire.worker.kernels.reference.best_tokens import best_tokens
 from quire.worker.kernels.reference.choose_tokens import choose_tokens
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
 from quire.worker.kernels.reference.gather_logits import gather_logits
+from quire.worker.kernels.reference.grouped_linear import grouped_linear
 from quire.worker.kernels.reference.layer_norm import layer_norm
 from quire.worker.kernels.reference.look_up import look_up
 from quire.worker.kernels.reference.move_blocks import move_blocks
@@ -24,9 +25,11 @@ from quire.worker.kernels.reference.paged_attention import paged_attention
 from quire.worker.kernels.reference.penalise import penalise
 from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
+from quire.worker.kernels.reference.route_tokens import route_tokens
 from quire.worker.kernels.reference.silu_and_mul import silu_and_mul
 from quire.worker.kernels.reference.token_logprobs import token_logprobs
 from quire.worker.kernels.reference.unpack_weight import unpack_weight
+from quire.worker.kernels.reference.weigh_experts import weigh_experts
 from quire.worker.kernels.reference.write_kv import write_kv
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "choose_tokens",
     "copy_blocks",
     "gather_logits",
+    "grouped_linear",
     "layer_norm",
     "look_up",
     "move_blocks",
@@ -51,8 +55,10 @@ __all__ = [
     "penalise",
     "rms_norm",
     "rotary_embedding",
+    "route_tokens",
     "silu_and_mul",
     "token_logprobs",
     "unpack_weight",
+    "weigh_experts",
     "write_kv",
 ]

@@ -1,0 +1,35 @@
+"""Mixtures of experts: who computes a token, the products, and the sum. Specified in `reference/<name>.py`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.worker.kernels import operators
+
+
+def route_tokens(
+    logits_TX: Tensor,
+    bias_X: Tensor | None,
+    *,
+    top_k: int,
+    is_sigmoid: bool = False,
+    is_normalised: bool = True,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """(weights, ids), [T, top_k] in float32 and int32: the experts of each token, and how much each of them counts."""
+    return operators.route_tokens(logits_TX, bias_X, top_k, is_sigmoid, is_normalised, num_groups, top_groups, scale)
+
+
+def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int) -> Tensor:
+    """[T, K, num_rows]: rows of tokens, [T, C] or [T, K, C], times the packed weights of their experts.
+
+    A row gives the same bits whatever other rows there are, and whoever else is sent to its expert.
+    """
+    return operators.grouped_linear(x, ids_TK, packed, bias_XN, num_rows)
+
+
+def weigh_experts(x_TKN: Tensor, weights_TK: Tensor) -> Tensor:
+    """[T, N]: the sum over the experts of a token, each with its weight."""
+    return operators.weigh_experts(x_TKN, weights_TK)

@@ -1,0 +1,23 @@
+"""One product an expert: rows of tokens with the weights of the experts that they are sent to."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.worker.kernels.reference.packed_linear import packed_linear
+
+
+def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int) -> Tensor:
+    """[T, K, N]: row (t, k) is a row of x times the weight of expert ids[t, k], plus its bias.
+
+    x is [T, C], a row for all experts of a token, or [T, K, C], a row for each.
+    """
+    num_tokens, top_k = ids_TK.shape
+    rows = x.unsqueeze(1).expand(num_tokens, top_k, x.shape[-1]) if x.ndim == 2 else x
+    out_TKN = x.new_empty((num_tokens, top_k, num_rows))
+    for number, weight in enumerate(packed):
+        of_expert_TK = ids_TK == number
+        if of_expert_TK.any():
+            bias = None if bias_XN is None else bias_XN[number]
+            out_TKN[of_expert_TK] = packed_linear(rows[of_expert_TK], weight, bias, num_rows)
+    return out_TKN

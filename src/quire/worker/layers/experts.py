@@ -1,0 +1,123 @@
+"""A feed-forward layer of many experts, of which each token asks a few.
+
+    x [T, H] --- gate ---> logits [T, X] --- route ---> weights, ids [T, K]
+      |                                                       |
+      +-- gate_up of its K experts --> act --> down --> weighted sum [T, H]
+
+An expert is two linear layers with the names that checkpoints use, so that loading, quantising and packing treat it as
+any other. Owns the order of the operations; which rows meet which weight is a kernel's business (`grouped_linear`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.worker import kernels
+from quire.worker.layers.activation import GatedActivation
+from quire.worker.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from quire.worker.layers.parameter import make_parameter
+from quire.worker.layers.tensor_parallel import current_group
+
+# of a layer; a larger number comes from a config.json that is broken
+MOST_EXPERTS = 4096
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Who computes a token (`kernels/reference/route_tokens.py` says what each field means)."""
+
+    top_k: int
+    is_sigmoid: bool = False
+    is_normalised: bool = True
+    num_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+
+
+class Router(ReplicatedLinear):
+    """A score for each expert. Its weight is never quantised: it is small, and an error sends a token elsewhere."""
+
+    is_kept_as_float = True
+
+    def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, has_correction: bool = False) -> None:
+        """`has_correction`: a bias of the choice alone, which checkpoints call e_score_correction_bias."""
+        super().__init__(hidden_size, num_experts, bias=bias)
+        self.e_score_correction_bias = make_parameter(num_experts) if has_correction else None
+
+
+class Expert(nn.Module):
+    """One feed-forward layer. Computed by `Experts`, never by itself."""
+
+    def __init__(self, hidden_size: int, inner_size: int) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=False)
+        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=False)
+
+
+class Experts(nn.Module):
+    """The layer: `gate` and `experts`, as in checkpoints."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inner_size: int,
+        num_experts: int,
+        routing: Routing,
+        activation: str,
+        *,
+        has_correction: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 1 <= routing.top_k <= num_experts <= MOST_EXPERTS:
+            raise ModelError(
+                f"config.json: {routing.top_k} of {num_experts} experts for a token: must be 1 to all, and all "
+                f"at most {MOST_EXPERTS:,}. Take the config.json that belongs to the weights."
+            )
+        self.group = current_group()
+        self.routing = routing
+        self.gate = Router(hidden_size, num_experts, has_correction=has_correction)
+        self.experts = nn.ModuleList(Expert(hidden_size, inner_size) for _ in range(num_experts))
+        self.act = GatedActivation(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        routing = self.routing
+        weights, ids = kernels.route_tokens(
+            self.gate(x),
+            self.gate.e_score_correction_bias,
+            top_k=routing.top_k,
+            is_sigmoid=routing.is_sigmoid,
+            is_normalised=routing.is_normalised,
+            num_groups=routing.num_groups,
+            top_groups=routing.top_groups,
+            scale=routing.scale,
+        )
+        inner = self.act(_products(x, ids, [expert.gate_up_proj for expert in self._each()]))
+        out = kernels.weigh_experts(_products(inner, ids, [expert.down_proj for expert in self._each()]), weights)
+        return out if self.group.size == 1 else self.group.all_reduce(out)
+
+    def _each(self) -> Iterable[Expert]:
+        return self.experts
+
+    def extra_repr(self) -> str:
+        return f"{len(self.experts)} experts, {self.routing.top_k} for a token"
+
+
+def _products(x: Tensor, ids_TK: Tensor, layers: list[ReplicatedLinear]) -> Tensor:
+    """[T, K, outputs] of the layers that each token asks."""
+    num_rows = layers[0].out_features
+    packed = [layer.packed for layer in layers if layer.packed is not None]
+    if len(packed) == len(layers):
+        return kernels.grouped_linear(x, ids_TK, packed, None, num_rows)
+    # weights as they were loaded: a device without kernels of Quire's
+    num_tokens, top_k = ids_TK.shape
+    rows = x.unsqueeze(1).expand(num_tokens, top_k, x.shape[-1]) if x.ndim == 2 else x
+    out = x.new_empty((num_tokens, top_k, num_rows))
+    for number in ids_TK.unique().tolist():
+        of_expert = ids_TK == number
+        out[of_expert] = F.linear(rows[of_expert], layers[number].weight)
+    return out

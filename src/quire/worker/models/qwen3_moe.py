@@ -1,0 +1,72 @@
+"""Qwen 3 with experts: its attention, and a mixture of experts in place of most feed-forward layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quire.worker.layers import Experts, RotaryEmbedding, Routing
+from quire.worker.model_config import Nullable
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads
+from quire.worker.models.qwen3 import Qwen3Attention
+
+
+def complete_config(config: Any) -> None:
+    complete_kv_heads(config)
+    if config.num_experts is None:
+        config.num_experts = 128 if config.num_local_experts is None else config.num_local_experts
+    config.mlp_only_layers = config.mlp_only_layers or []
+    if not config.use_sliding_window:
+        config.sliding_window = None
+
+
+def make_mlp(config: Any, index: int) -> nn.Module:
+    is_dense = index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step
+    if is_dense or not config.num_experts:
+        return LlamaMLP(config, bias=False)
+    routing = Routing(config.num_experts_per_tok, is_normalised=config.norm_topk_prob)
+    return Experts(config.hidden_size, config.moe_intermediate_size, config.num_experts, routing, config.hidden_act)
+
+
+def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> Qwen3Attention:
+    # a window is one of all layers
+    return Qwen3Attention(config, index, name, rotary, config.sliding_window or 0)
+
+
+class Qwen3MoeForCausalLM(CausalLM):
+    architectures = ("Qwen3MoeForCausalLM",)
+    checkpoint_map = CheckpointMap(merged=MERGED)
+    config_defaults = {
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": Nullable(4096),
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": None,
+        # the same, as Transformers writes it since its fifth version
+        "num_local_experts": None,
+        "norm_topk_prob": False,
+        "mlp_only_layers": None,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_config)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, make_attention, make_mlp)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = Qwen3MoeForCausalLM

@@ -1,0 +1,130 @@
+"""The operators of a mixture of experts: C++ against the specification, and bits that do not depend on the batch."""
+
+import pytest
+import torch
+
+from quire.testing.linear_contracts import ROUNDING
+from quire.worker import kernels
+from quire.worker.kernels import cpu, operators, reference
+from quire.worker.layers.quantization import find_scheme
+from quire.worker.layers.quantization.quantized_weight import QuantizedWeight
+
+pytestmark = pytest.mark.skipif(not cpu.load(), reason="there are no kernels in C++ here")
+
+NUM_EXPERTS, TOP_K, WIDTH, NUM_ROWS = 12, 3, 128, 70
+NUM_TOKENS = (1, 2, 9, 65, 300)
+ROUTINGS = {
+    "softmax": {},
+    "not normalised": {"is_normalised": False},
+    "scaled": {"scale": 2.5},
+    "sigmoid": {"is_sigmoid": True},
+    "groups": {"num_groups": 4, "top_groups": 2},
+    "groups of sigmoids": {"is_sigmoid": True, "num_groups": 3, "top_groups": 1, "scale": 1.5},
+}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_route_tokens(name, has_bias, dtype):
+    logits = random(200, NUM_EXPERTS).to(dtype)
+    bias = random(NUM_EXPERTS, seed=1) / 5 if has_bias else None
+    options = {"is_sigmoid": False, "is_normalised": True, "num_groups": 1, "top_groups": 1, "scale": 1.0}
+    options |= ROUTINGS[name]
+    weights, ids = kernels.route_tokens(logits, bias, top_k=TOP_K, **options)
+    expected_weights, expected_ids = reference.route_tokens(logits, bias, TOP_K, *options.values())
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7)
+
+
+def test_equal_scores_go_to_the_lower_number():
+    _, ids = kernels.route_tokens(torch.zeros(2, NUM_EXPERTS), None, top_k=TOP_K)
+    assert ids.tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def packed_experts(form, dtype):
+    """(for the kernels, for the reference)"""
+    ours, theirs = [], []
+    for number in range(NUM_EXPERTS):
+        weight = (random(NUM_ROWS, WIDTH, seed=number) / 8).to(dtype)
+        if form is None:
+            ours.append(kernels.pack_weight(weight))
+            theirs.append(reference.pack_weight(weight))
+            continue
+        codes = find_scheme(form).quantize(weight, "linear")
+        assert isinstance(codes, QuantizedWeight)
+        parts = codes.values, codes.scales, codes.offsets
+        ours.append(kernels.pack_quantized(*parts, bits=codes.bits, weight_only=codes.weight_only))
+        theirs.append(reference.pack_quantized(*parts, codes.bits, codes.weight_only))
+    return ours, theirs
+
+
+@pytest.mark.parametrize("form", [None, "int8", "int4", "int8_weight_only", "int4_weight_only"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_row_per_pair", [False, True])
+def test_grouped_linear(form, dtype, has_row_per_pair):
+    ours, theirs = packed_experts(form, dtype)
+    bias = random(NUM_EXPERTS, NUM_ROWS, seed=5)
+    for num_tokens in NUM_TOKENS:
+        # most tokens go to few experts, and some experts get none
+        logits = random(num_tokens, NUM_EXPERTS, seed=num_tokens) * 3 - torch.arange(NUM_EXPERTS)
+        ids = logits.topk(TOP_K).indices.int()
+        x = random(num_tokens, *([TOP_K] if has_row_per_pair else []), WIDTH, seed=9).to(dtype)
+        found = kernels.grouped_linear(x, ids, ours, bias, NUM_ROWS)
+        expected = reference.grouped_linear(x, ids, theirs, bias, NUM_ROWS)
+        bound = 1e-5 if dtype == torch.float32 else 2 * ROUNDING[dtype]
+        # integers of 4 bits keep their scales in 11 bits
+        bound = max(bound, 2e-3) if form is not None else bound
+        torch.testing.assert_close(found, expected, rtol=bound, atol=bound * 8)
+        for token in {0, num_tokens // 2, num_tokens - 1}:
+            alone = kernels.grouped_linear(x[token : token + 1], ids[token : token + 1], ours, bias, NUM_ROWS)
+            assert torch.equal(alone[0], found[token]), "others change the bits of a token"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weigh_experts(dtype):
+    x, weights = random(40, TOP_K, 77).to(dtype), random(40, TOP_K).abs()
+    found = kernels.weigh_experts(x, weights)
+    expected = reference.weigh_experts(x, weights)
+    torch.testing.assert_close(found, expected, rtol=2 * ROUNDING[dtype], atol=1e-6)
+
+
+def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
+    """Numbers of experts are made within a program, where nobody can look at them before."""
+    ours, _ = packed_experts(None, torch.float32)
+    x = random(2, WIDTH)
+    found = kernels.grouped_linear(x, torch.tensor([[-7, 0, 1], [2, 99, 3]], dtype=torch.int32), ours, None, NUM_ROWS)
+    there = kernels.grouped_linear(x, torch.tensor([[0, 0, 1], [2, 11, 3]], dtype=torch.int32), ours, None, NUM_ROWS)
+    assert torch.equal(found, there)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ids": torch.zeros(2, TOP_K, dtype=torch.int64)}, "int32"),
+        ({"x": torch.zeros(3, WIDTH)}, "a row for each token"),
+        ({"x": torch.zeros(2, WIDTH - 1)}, "columns"),
+        ({"packed": []}, "at least one expert"),
+        ({"num_rows": NUM_ROWS + 1}, "rows"),
+        ({"bias": torch.zeros(NUM_ROWS)}, "bias"),
+    ],
+)
+def test_wrong_arguments_are_named(change, words):
+    ours, _ = packed_experts(None, torch.float32)
+    arguments = {"x": torch.zeros(2, WIDTH), "ids": torch.zeros(2, TOP_K, dtype=torch.int32), "packed": ours}
+    arguments |= {"bias": None, "num_rows": NUM_ROWS} | change
+    with pytest.raises(RuntimeError, match=words):
+        operators.grouped_linear(*arguments.values())
+
+
+def test_experts_that_are_packed_differently_are_refused():
+    ours, _ = packed_experts(None, torch.float32)
+    others, _ = packed_experts("int8", torch.float32)
+    with pytest.raises(RuntimeError, match="packed alike"):
+        kernels.grouped_linear(
+            torch.zeros(1, WIDTH), torch.zeros(1, 1, dtype=torch.int32), [ours[0], others[1]], None, NUM_ROWS
+        )
