@@ -17,7 +17,8 @@ def test_what_was_there_is_set_aside_and_what_comes_is_collected():
         later = weakref.ref(Ring())
         gc.collect()
         assert later() is None
-        assert gc.get_freeze_count() == num_aside > 10_000
+        # one that nobody needs any more goes, wherever it stands
+        assert num_aside >= gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() == 0
 
 
