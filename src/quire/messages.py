@@ -101,6 +101,40 @@ class Tenancy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     cache_scope: str = ""
 
 
+class ImageItem(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """An image, resized for the model, and where its placeholders stand: rows x columns tokens from `position` on.
+
+    `content_hash` is over everything that the model sees of it, shape and type included: images with equal hashes are
+    the same, and images with others never share a block of the cache.
+    """
+
+    position: int
+    num_rows: int
+    num_columns: int
+    pixels: bytes
+    # of the pixels: [height, width, colours]
+    shape: tuple[int, int, int]
+    dtype: str
+    # what the model gets is (pixels * scale - mean) / std
+    scale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    content_hash: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.num_columns
+
+    @property
+    def end(self) -> int:
+        """The first token behind it."""
+        return self.position + self.num_tokens
+
+
+# of ImageItem.content_hash: bytes
+CONTENT_HASH_SIZE = 32
+
+
 class EngineRequest(Message):
     """Tokens in. `seed` is always set by the client, so that the core draws no randomness of its own."""
 
@@ -114,7 +148,8 @@ class EngineRequest(Message):
     thought_marks: ThoughtMarks | None = None
     priority: int = 0
     cache_salt: str = ""
-    media: list[Any] = []
+    # in the order of their positions
+    media: list[ImageItem] = []
     adapter: str | None = None
     # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
     is_final: bool = True
@@ -271,6 +306,7 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     num_reported_positions: int = 0
     # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
+    media: list[ImageItem] = []
 
 
 class ForkedSequence(msgspec.Struct, kw_only=True):

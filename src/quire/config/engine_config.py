@@ -10,6 +10,11 @@ from quire.config.model_facts import ModelFacts
 from quire.config.speculation import SpeculationConfig
 
 
+# of a request
+MOST_IMAGES = 256
+DEFAULT_MM_PER_PROMPT: Mapping[str, int] = {"image": 4}
+
+
 @dataclass(frozen=True)
 class KVConnectorConfig:
     """Which connector, and what it is told."""
@@ -105,5 +110,7 @@ class EngineConfig:
     kv_connector: KVConnectorConfig | None = None
     # 0: nothing is recorded
     recorder_bytes: int = 16 * 2**20
+    # most images of a request
+    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_MM_PER_PROMPT))
     # of all blocks, for what one tenant has named; None: nobody asks whose they are
     tenant_cache_share: float | None = None

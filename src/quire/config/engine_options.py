@@ -76,6 +76,10 @@ class EngineOptions:
     seed: int = option(0, "seed of everything random that has no seed of its own", section="model", least=0)
     max_logprobs: int = option(20, "most log-probabilities that a request may ask for", section="model", least=0)
 
+    limit_mm_per_prompt: Mapping[str, Any] | None = option(
+        None, 'most images of a request: {"image": 4}; 0 serves text only (docs/images.md)', section="model"
+    )
+
     # memory
     block_size: int = option(16, "tokens in a block of the KV cache", section="memory", least=1, greatest=256)
     kv_cache_dtype: str = option(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_config import DEFAULT_MM_PER_PROMPT, MOST_IMAGES, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
@@ -103,6 +104,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         num_blocks_override=options.num_gpu_blocks_override,
         enable_prefix_caching=options.enable_prefix_caching,
         tenant_cache_share=options.tenant_cache_share,
+        limit_mm_per_prompt=_limit_mm_per_prompt(options),
         pinned_prefixes=options.pinned_prefixes,
         preemption_mode=options.preemption_mode,
         swap_space_bytes=swap_space,
@@ -244,6 +246,16 @@ def _check_pinned_prefixes(options: EngineOptions) -> None:
             f"pinned_prefixes={options.pinned_prefixes}: needs the prefix cache, because later prompts find a pinned "
             "prefix there. Leave out enable_prefix_caching=False or pinned_prefixes."
         )
+
+
+def _limit_mm_per_prompt(options: EngineOptions) -> Mapping[str, int]:
+    limits = {**DEFAULT_MM_PER_PROMPT, **(options.limit_mm_per_prompt or {})}
+    for name, most in limits.items():
+        if name not in DEFAULT_MM_PER_PROMPT or type(most) is not int or not 0 <= most <= MOST_IMAGES:
+            raise OptionError(
+                f"limit_mm_per_prompt: {name}={most!r}: only image can be limited, to between 0 and {MOST_IMAGES}."
+            )
+    return limits
 
 
 def _check_tenant_cache_share(options: EngineOptions) -> None:

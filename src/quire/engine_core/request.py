@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -155,6 +156,8 @@ class Request:
         self.tenant = 0
         # and its name, for what it leaves in the cache
         self.owner = message.tenant.name if message.tenant is not None else ""
+        # what images add to the names of blocks, by number of the block; None: nobody has asked (prefix_cache.py)
+        self.block_marks: Mapping[int, bytes] | None = None
         # Without a prefix cache only its own sequences find its blocks by content.
         self.content_key = self.user_key + (struct.pack("<q", message.request_id) if is_private else b"")
         # both need every position computed, so nothing may come from the cache

@@ -28,7 +28,7 @@ from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.output_stream import OutputObserver, OutputStream, Unobserved
 from quire.interfaces.pinned_prefixes import PinnedPrefix
-from quire.interfaces.prompts import Prompt, checked_cache_salt, render, salt_of, text_of
+from quire.interfaces.prompts import Prompt, checked_cache_salt, images_of, render, salt_of, text_of
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest
@@ -404,7 +404,7 @@ class AsyncLLM:
         """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
         text = text_of(prompt)
         length = parts.maker.limits.max_model_len
-        if text is not None and len(text) > LONG_TEXT:
+        if (text is not None and len(text) > LONG_TEXT) or images_of(prompt):
             return await self._text_threads.call(render, prompt, self.renderer, length)
         return render(prompt, self.renderer, length)
 

@@ -233,14 +233,6 @@ def _check_cache_salt(asked: Asked, limits: Limits) -> None:
     checked_cache_salt(asked.cache_salt)
 
 
-def _check_media(asked: Asked, limits: Limits) -> None:
-    if asked.media:
-        raise RequestError(
-            f"media: {len(asked.media)} given, but this version of Quire takes text only. Leave them out.",
-            param="media",
-        )
-
-
 def _check_adapter(asked: Asked, limits: Limits) -> None:
     if asked.adapter is not None:
         raise RequestError(
@@ -250,7 +242,6 @@ def _check_adapter(asked: Asked, limits: Limits) -> None:
 
 CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_head,
-    _check_media,
     _check_adapter,
     _check_prompt_not_empty,
     _check_prompt_ids,
@@ -351,6 +342,7 @@ class RequestMaker:
             is_final=is_final,
             pooling=pooling,
             tenant=tenant,
+            media=asked.media,
         )
 
     def checked_piece(self, token_ids: list[int], sampling: SamplingParams, num_before: int) -> list[int]:

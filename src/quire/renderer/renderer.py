@@ -14,8 +14,10 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
+from quire.messages import ImageItem
 from quire.renderer.chat_template import ChatTemplates, NotBriefError
 from quire.renderer.growing_text import GrowingText, PieceEncoder
+from quire.renderer.images import ImageRenderer, ImageSource
 from quire.renderer.output_formats import AUTO, OutputFormats
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.stop_strings import StopMatcher
@@ -35,7 +37,7 @@ class RenderedPrompt:
     """What goes to the engine; `text` is what was tokenised."""
 
     token_ids: list[int]
-    media: list[Any] = field(default_factory=list)
+    media: list[ImageItem] = field(default_factory=list)
     text: str | None = None
 
 
@@ -50,7 +52,9 @@ class Renderer:
         output_formats: OutputFormats | None = None,
         *,
         special_tokens_in_messages: bool = False,
+        images: ImageRenderer | None = None,
     ) -> None:
+        self._images = images
         self._marks_in_messages = special_tokens_in_messages
         self._tokenizer = tokenizer
         self._templates = templates
@@ -70,6 +74,7 @@ class Renderer:
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             special_tokens_in_messages=config.special_tokens_in_messages,
+            images=_images_of(config),
         )
         if renderer._templates is not None:
             renderer._templates.prepare()
@@ -87,6 +92,7 @@ class Renderer:
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
         special_tokens_in_messages: bool = False,
+        images: ImageRenderer | None = None,
     ) -> Renderer:
         """A renderer from files alone. Without a tokenizer it still serves prompts of token ids."""
         tokenizer = Tokenizer.from_folder(folder, trust_remote_code=trust_remote_code)
@@ -95,7 +101,14 @@ class Renderer:
         formats = OutputFormats.choose(
             templates.texts.values() if templates is not None else (), tool=tool_call_parser, reasoning=reasoning_parser
         )
-        return cls(tokenizer, templates, eos_token_ids, formats, special_tokens_in_messages=special_tokens_in_messages)
+        return cls(
+            tokenizer,
+            templates,
+            eos_token_ids,
+            formats,
+            special_tokens_in_messages=special_tokens_in_messages,
+            images=images,
+        )
 
     @property
     def has_tokenizer(self) -> bool:
@@ -123,12 +136,14 @@ class Renderer:
         template_kwargs: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         is_brief: bool = False,
+        images: Sequence[Any] = (),
     ) -> RenderedPrompt:
         """A text is tokenised as it is; a chat goes through the model's template first.
 
         add_special_tokens: by default yes for a text, no for a chat, whose template has already written them.
         max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
         is_brief: NotBriefError instead of what takes more than a few milliseconds.
+        images: those of a text, one for each placeholder in it; a chat holds its own.
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
@@ -137,7 +152,9 @@ class Renderer:
         if isinstance(chat, str):
             pieces = [chat]
             add_special_tokens = add_special_tokens is not False
+            sources = _sources(images)
         else:
+            sources = []
             pieces = self._needed_templates().render_pieces(
                 chat,
                 tools=tools,
@@ -146,13 +163,29 @@ class Renderer:
                 template_kwargs=template_kwargs,
                 marks=() if self._marks_in_messages else self.special_tokens,
                 is_brief=is_brief,
+                images=sources if self._images is not None else None,
             )
         text = "".join(pieces)
         if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
             raise NotBriefError
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
-        return RenderedPrompt(tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens)), text=text)
+        token_ids = tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens))
+        return self._with_images(token_ids, sources, max_tokens, text)
+
+    def place_images(self, token_ids: Sequence[int], images: Sequence[Any], max_tokens: int | None) -> RenderedPrompt:
+        """Tokens with one placeholder for each image, as they come from a chat template, and what they become."""
+        return self._with_images(list(token_ids), _sources(images), max_tokens, None)
+
+    def _with_images(
+        self, token_ids: list[int], sources: list[ImageSource], max_tokens: int | None, text: str | None
+    ) -> RenderedPrompt:
+        if not sources:
+            return RenderedPrompt(token_ids, text=text)
+        if self._images is None:
+            raise RequestError("images: this model is served with text only. Leave them out.", param="multi_modal_data")
+        token_ids, media = self._images.place(token_ids, sources, max_tokens)
+        return RenderedPrompt(token_ids, media, text)
 
     def render_continuation(self, text: str, *, max_tokens: int) -> list[int]:
         """The tokens of a text that follows other tokens: no special tokens around it, no space put before it."""
@@ -295,3 +328,14 @@ def _own_eos(tokenizer: Tokenizer | None) -> list[int]:
     token = tokenizer.special.by_name.get("eos_token") if tokenizer is not None else None
     token_id = tokenizer.id_of(token) if tokenizer is not None and token else None
     return [] if token_id is None else [token_id]
+
+
+def _sources(images: Sequence[Any]) -> list[ImageSource]:
+    return [ImageSource(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
+
+
+def _images_of(config: EngineConfig) -> ImageRenderer | None:
+    """Through the Transformers library a model is served with text only."""
+    if config.worker.model_impl == "transformers":
+        return None
+    return ImageRenderer.find(config.facts.path, config.facts.hf_config, config.limit_mm_per_prompt["image"])

@@ -8,7 +8,7 @@ greedy comparisons do not hang on rounding.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,27 @@ _LATENT = {
     "moe_intermediate_size": 32, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+# A picture of 56 x 84 pixels becomes 14 x 21 patches of 4, and these 7 x 10 tokens after a resize to even numbers.
+_VISION = {
+    "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "window_size": 16,
+    "fullatt_block_indexes": [1], "out_hidden_size": 64, "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+_MULTI_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+VISION_START_ID, VISION_END_ID, IMAGE_TOKEN_ID, VIDEO_TOKEN_ID = range(259, 263)
+_VISION_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_IMAGE_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
+    "min_pixels": 256, "max_pixels": 4096, "do_resize": True, "do_rescale": True, "do_normalize": True,
+    "do_convert_rgb": True, "rescale_factor": 1 / 255, "resample": 3,
+    "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28],
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -96,6 +117,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
+    # sees images
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {
+            "vision_config": _VISION,
+            "rope_parameters": _MULTI_ROPE,
+            "image_token_id": IMAGE_TOKEN_ID,
+            "video_token_id": VIDEO_TOKEN_ID,
+            "vision_start_token_id": VISION_START_ID,
+            "vision_end_token_id": VISION_END_ID,
+        },
+    ),  # fmt: skip
     # refused, each for a reason of its own
     "mamba": ("mamba", {}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
@@ -113,15 +146,21 @@ def make_checkpoint(
     model = make_model(name, seed=seed, dtype=dtype, **changes)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
-    write_tokenizer(path)
+    if hasattr(model.config, "vision_config"):
+        write_tokenizer(path, chat_template=_VISION_CHAT_TEMPLATE, special_tokens=(*SPECIAL_TOKENS, *VISION_TOKENS))
+        (path / "preprocessor_config.json").write_text(json.dumps(_IMAGE_PROCESSOR), encoding="utf-8")
+    else:
+        write_tokenizer(path)
     return path
 
 
 def make_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """The Transformers model itself, with wide random weights."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=dtype)
+    config = make_config(name, **changes)
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=dtype)
     _widen(model, seed)
     return model.eval()
 
@@ -144,7 +183,9 @@ def _widen(model: Any, seed: int) -> None:
             parameter.copy_(parameter.float() + noise * 0.5 if is_vector else noise)
 
 
-def write_tokenizer(path: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+def write_tokenizer(
+    path: Path, *, chat_template: str | None = CHAT_TEMPLATE, special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> None:
     """A tokenizer whose tokens are bytes: any text, any language, no training."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -153,7 +194,7 @@ def write_tokenizer(path: Path, *, chat_template: str | None = CHAT_TEMPLATE) ->
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL_TOKENS[0], bos_token=SPECIAL_TOKENS[0])
     if chat_template is not None:
         fast.chat_template = chat_template

@@ -24,6 +24,7 @@ from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
 from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
+from quire.worker.images import NO_IMAGES, Images, images_of
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
@@ -58,6 +59,7 @@ class Worker:
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
         self._runner: ModelRunner | None = None
+        self._images: Images = NO_IMAGES
         self._seconds_per_token = 0.0
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
@@ -121,10 +123,11 @@ class Worker:
         batches = BatchBuilder(table, config.block_size, device)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
-        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform)
+        self._images = images_of(model, config.max_num_seqs)
+        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._images)
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)
-        followers = (sampler, self._proposer)
+        followers = (sampler, self._proposer, self._images)
         self._runner = ModelRunner(table, cache, isolation, followers, members=(sampler, drafting, transfers))
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
@@ -148,6 +151,7 @@ class Worker:
         swap_bytes = self._runner.cache.swap_arena.num_bytes if self._runner else 0
         return {
             **self._counters,
+            **self._images.statistics(),
             "num_rows_used": used,
             "kv_cache_bytes": cache_bytes,
             "swap_space_bytes": swap_bytes,

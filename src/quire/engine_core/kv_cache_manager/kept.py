@@ -239,7 +239,8 @@ class KeptSequences:
 
     def extended(self, sequence: Sequence, hit: ComputedBlocks) -> ComputedBlocks:
         """A hit of whole blocks, with the rest of the pinned prefix that it reaches the end of."""
-        if not self._pinned or not looks_up(sequence):
+        # Tokens alone do not say that an image is the same; whole blocks are found by names, which do.
+        if not self._pinned or not looks_up(sequence) or sequence.request.message.media:
             return hit
         for kept in self._pinned:
             length = len(kept.tokens)

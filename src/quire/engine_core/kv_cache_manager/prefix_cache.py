@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,12 +25,13 @@ from quire.engine_core.block_table import NO_BLOCK, Blocks
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Sequence
-from quire.messages import int_array
+from quire.messages import ImageItem, int_array
 
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.kept import KeptSequence
 
 _DIGEST_SIZE = 16
+_NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass
@@ -64,7 +68,7 @@ class PrefixHasher:
         for end in (min(num_public, num_blocks), num_blocks):
             if len(known) < end:
                 tokens = sequence.token_ids(len(known) * self.block_size, end * self.block_size)
-                known += self.chain(self.parent(sequence), tokens)
+                known += self.chain(self.parent(sequence), tokens, self._marks(sequence.request), len(known))
         return known if len(known) == num_blocks else known[:num_blocks]
 
     def parent(self, sequence: Sequence) -> bytes:
@@ -82,15 +86,32 @@ class PrefixHasher:
         """What the first block's hash is chained to."""
         return self.digest(content_key)
 
-    def chain(self, parent: bytes, tokens: Iterable[int] | np.ndarray) -> list[bytes]:
-        """Hashes of the full blocks of these tokens, which follow `parent`."""
+    def next_name(self, sequence: Sequence, tokens: bytes) -> bytes:
+        """The hash of the block that follows those that have one."""
+        mark = self._marks(sequence.request).get(len(sequence.block_hashes), b"")
+        return self.digest(self.parent(sequence) + tokens + mark)
+
+    def chain(
+        self,
+        parent: bytes,
+        tokens: Iterable[int] | np.ndarray,
+        marks: Mapping[int, bytes] = _NO_MARKS,
+        first_block: int = 0,
+    ) -> list[bytes]:
+        """Hashes of the full blocks of these tokens, which follow `parent`; marks by number of the block."""
         content = np.asarray(tokens, dtype=np.int32).tobytes()
         size = self.block_size * 4
         hashes = []
-        for start in range(0, len(content) - size + 1, size):
-            parent = self.digest(parent + content[start : start + size])
+        for block, start in enumerate(range(0, len(content) - size + 1, size), first_block):
+            parent = self.digest(parent + content[start : start + size] + marks.get(block, b""))
             hashes.append(parent)
         return hashes
+
+    def _marks(self, request: Request) -> Mapping[int, bytes]:
+        """What images add to the content of blocks: the same placeholders stand for any image."""
+        if request.block_marks is None:
+            request.block_marks = _marks_of(request.message.media, self.block_size)
+        return request.block_marks
 
     def digest(self, content: bytes) -> bytes:
         hasher = self._keyed.copy()  # the key is absorbed once
@@ -154,7 +175,7 @@ class PrefixCache:
         """Names one block of each, whose tokens stand in `content` one block after the other."""
         size = self._block_size * 4
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
-            name = self.hasher.digest(self.hasher.parent(sequence) + content[start : start + size])
+            name = self.hasher.next_name(sequence, content[start : start + size])
             sequence.block_hashes.append(name)
             block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), sequence.request.owner):
@@ -211,6 +232,16 @@ class PrefixCache:
         """The first block of a prefix that this group still needs."""
         needed = self._groups[number].first_needed_block(num_blocks * self._block_size, self._block_size)
         return min(needed, num_blocks)
+
+
+def _marks_of(media: ListOf[ImageItem], block_size: int) -> Mapping[int, bytes]:
+    """For each block that an image touches: where the image begins, counted from the block, and what it is."""
+    marks: dict[int, bytes] = {}
+    for item in media:
+        for block in range(item.position // block_size, -(-item.end // block_size)):
+            mark = struct.pack("<q", item.position - block * block_size) + item.content_hash
+            marks[block] = marks.get(block, b"") + mark
+    return marks
 
 
 def looks_up(sequence: Sequence) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.constraints import Constraint
-from quire.messages import AdmittedSequence, EngineRequest, SequenceStart
+from quire.messages import CONTENT_HASH_SIZE, AdmittedSequence, EngineRequest, SequenceStart
 from quire.pooling_params import MEAN, POOLINGS
 
 
@@ -46,8 +46,8 @@ class Admission:
         """A request that could never run, even alone, must not wait for ever in front of the others. Asked before
         its tokens are written anywhere."""
         message = request.message
-        if message.media or message.adapter:
-            return "media and adapters are not supported by this engine yet."
+        if message.adapter:
+            return "adapters are not supported by this engine yet."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
         reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
@@ -104,6 +104,25 @@ class Admission:
             return f"keep={message.keep!r}: a pinned prefix is there. Release it first, or choose another handle."
         return None
 
+    def bad_media(self, message: EngineRequest) -> str | None:
+        """Images lie side by side in a prompt that came whole; nothing in them may reach beyond it."""
+        if not message.media:
+            return None
+        if message.keep is not None or message.continues is not None or not message.is_final:
+            return "images: not in sessions or in prompts that arrive in pieces. Send the whole prompt at once."
+        if message.transfer is not None:
+            return "images: not together with transfer; a connector knows prompts by their tokens alone."
+        end = 0
+        for number, item in enumerate(message.media):
+            height, width, colours = item.shape
+            is_whole = item.dtype == "uint8" and colours == 3 and len(item.pixels) == height * width * colours > 0
+            if item.num_rows < 1 or item.num_columns < 1 or not is_whole or len(item.content_hash) != CONTENT_HASH_SIZE:
+                return f"images: number {number} is not whole: {len(item.pixels)} bytes of shape {item.shape}."
+            if item.position < end or item.end > len(message.prompt_token_ids):
+                return f"images: number {number} stands at tokens {item.position} to {item.end}, which are not its own."
+            end = item.end
+        return None
+
     def bad_pooling(self, message: EngineRequest) -> str | None:
         """One sequence becomes one vector; a mean needs the hidden states of all its tokens, and a cache has none."""
         if not message.pooling:
@@ -150,6 +169,7 @@ class Admission:
             # the first sequence reports the prompt for all of them
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
             pooling=request.message.pooling,
+            media=request.message.media,
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:

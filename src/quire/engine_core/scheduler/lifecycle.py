@@ -79,7 +79,12 @@ class Lifecycle:
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
         can = self._admission
-        refusal = can.bad_ids(all_ids(message)) or can.bad_handle(message) or can.bad_pooling(message)
+        refusal = (
+            can.bad_ids(all_ids(message))
+            or can.bad_handle(message)
+            or can.bad_pooling(message)
+            or can.bad_media(message)
+        )
         if refusal is not None:
             self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return

@@ -99,10 +99,15 @@ class LlamaDecoderLayer(nn.Module):
 
 class LlamaModel(nn.Module):
     def __init__(
-        self, config: Any, max_model_len: int, make_attention: MakeAttention, make_mlp: MakeMLP = make_mlp
+        self,
+        config: Any,
+        max_model_len: int,
+        make_attention: MakeAttention,
+        make_mlp: MakeMLP = make_mlp,
+        rotary_class: type[RotaryEmbedding] = RotaryEmbedding,
     ) -> None:
         super().__init__()
-        rotary = RotaryEmbedding.from_config(config, max_model_len)
+        rotary = rotary_class.from_config(config, max_model_len)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(
