@@ -50,7 +50,7 @@ def test_what_has_no_room_is_said_by_its_own_name() -> None:
     assert "Lower max_tokens or beam_width, or" in errors[1]
 
 
-def test_adapters_and_media_are_refused_until_they_are_built() -> None:
+def test_adapters_are_refused_until_they_are_built() -> None:
     core = CoreUnderTest()
     core.core.add(EngineRequest(request_id=1, prompt_token_ids=PROMPT, sampling=SamplingParams(), adapter="a"))
     core.run()

@@ -9,7 +9,6 @@ from typing import Any
 from quire.config.model_facts import ModelFacts
 from quire.config.speculation import SpeculationConfig
 
-
 # of a request
 MOST_IMAGES = 256
 DEFAULT_MM_PER_PROMPT: Mapping[str, int] = {"image": 4}

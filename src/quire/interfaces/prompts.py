@@ -66,8 +66,8 @@ def images_of(prompt: object) -> list[Any]:
         return []
     if not isinstance(given, Mapping) or set(given) - {"image"}:
         raise RequestError(
-            f'{_MEDIA}={_short(given)}: must be {{"image": image}} or {{"image": [images]}}; an image is one of Pillow, '
-            "its bytes, or a data URL.",
+            f'{_MEDIA}={_short(given)}: must be {{"image": image}} or {{"image": [images]}}; an image is one of '
+            "Pillow, its bytes, or a data URL.",
             param=_MEDIA,
         )
     images = given.get("image", [])
@@ -145,7 +145,7 @@ def _ids(value: object) -> list[int]:
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:
-    known = (*_KEYS, _SALT, _MEDIA)
+    known = (*_KEYS, _MEDIA, _SALT)
     for key in prompt:
         if key not in known:
             hint = _CHAT_HINT if key in ("role", "content") else suggestion(str(key), known)

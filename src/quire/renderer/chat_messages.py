@@ -45,8 +45,8 @@ class Dialect:
 def prepare_messages(
     chat: Sequence[Mapping[str, Any]], dialect: Dialect, images: list[ImageSource] | None = None
 ) -> list[Message]:
-    """Messages for the template, or RequestError that names the place. Images are collected in `images`, in their order;
-    None: the model sees none."""
+    """Messages for the template, or RequestError that names the place. `images` takes their images, in order; None: the
+    model sees none."""
     if isinstance(chat, (str, bytes, Mapping)) or not isinstance(chat, Sequence) or not chat:
         raise RequestError(
             'messages: must be a list of at least one message such as {"role": "user", "content": "Hello"}.',

@@ -185,14 +185,14 @@ _PLACEHOLDERS = {"qwen2_5_vl": ("image_token_id", 151_655)}
 def _opened(source: ImageSource) -> Image:
     """Its header is read, its pixels are not. Bytes that no format of ours fits are refused without more words: what
     a decoder says of hostile bytes is not for whoever sent them."""
-    from PIL import Image as images
+    import PIL.Image
 
-    if isinstance(source.content, images.Image):
+    if isinstance(source.content, PIL.Image.Image):
         # a user of the library brings his own; a copy, because closing it would close his
         image = source.content.copy()
     else:
         try:
-            image = images.open(io.BytesIO(_bytes_of(source)), formats=FORMATS)
+            image = PIL.Image.open(io.BytesIO(_bytes_of(source)), formats=FORMATS)
         except RequestError:
             raise
         except Exception:
@@ -243,21 +243,21 @@ def _orientation(image: Image) -> int:
 
 def _pixels(image: Image, size: tuple[int, int], resample: int, where: str) -> bytes:
     """Red, green and blue as somebody sees them who looks at the image: upright, and transparent parts white."""
-    from PIL import Image as images
-    from PIL import ImageOps
+    import PIL.Image
+    import PIL.ImageOps
 
     try:
         is_turned = _orientation(image) > 1
         image.load()
         if is_turned:
-            image = ImageOps.exif_transpose(image)
+            image = PIL.ImageOps.exif_transpose(image)
         if image.mode.startswith("I;16") or image.mode == "I":
             image = image.point(lambda value: value / 256).convert("L")
         if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
             seen = image.convert("RGBA")
-            image = images.new("RGB", image.size, (255, 255, 255))
+            image = PIL.Image.new("RGB", image.size, (255, 255, 255))
             image.paste(seen, mask=seen.getchannel("A"))
-        return image.convert("RGB").resize(size, images.Resampling(resample)).tobytes()
+        return image.convert("RGB").resize(size, PIL.Image.Resampling(resample)).tobytes()
     except Exception:
         raise _refused(where, "its pixels cannot be read; the file is damaged or ends too early") from None
 

@@ -128,7 +128,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_start_token_id": VISION_START_ID,
             "vision_end_token_id": VISION_END_ID,
         },
-    ),  # fmt: skip
+    ),
     # refused, each for a reason of its own
     "mamba": ("mamba", {}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),

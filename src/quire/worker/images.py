@@ -8,16 +8,16 @@ computed again, with the same bits. Called by StepComputation, and told of rows 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.errors import RequestError
-from quire.messages import AdmittedSequence, ForkedSequence, ImageItem
+from quire.messages import AdmittedSequence, ForkedSequence, ImageItem, SchedulerOutput, StepOutput
 from quire.worker.input_batch import InputBatch
-from quire.worker.sampler.processors import RowFollower
+from quire.worker.step_member import StepMember
 
 # of outputs of the encoder
 DEFAULT_CACHE_BYTES = 256 * 2**20
@@ -26,13 +26,9 @@ DEFAULT_CACHE_BYTES = 256 * 2**20
 class ModelInputs(Protocol):
     """What a model gets beside token ids."""
 
-    def inputs(self, batch: InputBatch) -> tuple[Tensor, Tensor | None]:
-        """Positions, [T] or [3, T], and embeddings in the place of token ids where some are those of images."""
+    def inputs(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        """Positions, [T] or [3, T], and behind them embeddings in the place of token ids if some are those of images."""
         ...
-
-
-class Images(RowFollower, ModelInputs, Protocol):
-    def statistics(self) -> dict[str, float]: ...
 
 
 class ImageModel(Protocol):
@@ -51,7 +47,7 @@ class ImageModel(Protocol):
         ...
 
 
-class NoImages:
+class NoImages(StepMember):
     """Of a model that reads text only."""
 
     def admit(self, sequence: AdmittedSequence) -> None:
@@ -64,8 +60,8 @@ class NoImages:
     def release(self, row: int) -> None:
         pass
 
-    def inputs(self, batch: InputBatch) -> tuple[Tensor, Tensor | None]:
-        return batch.positions_T, None
+    def inputs(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        return (batch.positions_T,)
 
     def statistics(self) -> dict[str, float]:
         return {}
@@ -83,12 +79,13 @@ class _Piece(NamedTuple):
     first: int
 
 
-class RowImages:
+class RowImages(StepMember):
     """Of a model that sees images."""
 
     def __init__(self, model: ImageModel, num_rows: int, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self._model = model
         self._encoder = ImageEncoder(model, cache_bytes)
+        self._num_reported_runs = 0
         self._by_row: dict[int, list[ImageItem]] = {}
         self._has_images = np.zeros(num_rows, dtype=np.bool_)
 
@@ -108,9 +105,9 @@ class RowImages:
         else:
             self._by_row.pop(row, None)
 
-    def inputs(self, batch: InputBatch) -> tuple[Tensor, Tensor | None]:
+    def inputs(self, batch: InputBatch) -> tuple[Tensor, ...]:
         if not self._by_row or not self._has_images[batch.rows_S].any():
-            return batch.positions_T, None
+            return (batch.positions_T,)
         device = batch.positions_T.device
         positions_3T = np.tile(batch.positions_T.cpu().numpy(), (3, 1))
         pieces: list[_Piece] = []
@@ -122,7 +119,7 @@ class RowImages:
             pieces += self._place(items, positions_3T[:, start:stop], first, start)
         if not pieces:
             # Behind images all dimensions agree: a plain position, which is smaller than the number of tokens.
-            return torch.from_numpy(positions_3T[0].copy()).to(device), None
+            return (torch.from_numpy(positions_3T[0].copy()).to(device),)
         embeds_TE = self._model.embed_tokens(batch.input_ids_T)
         for piece in pieces:
             encoded = self._encoder.encode(piece.item)
@@ -148,6 +145,11 @@ class RowImages:
             lag += lag_of_item
         return pieces
 
+    def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
+        if num_runs := self._encoder.num_runs - self._num_reported_runs:
+            output.counts["num_encoder_runs"] = num_runs
+            self._num_reported_runs += num_runs
+
     def statistics(self) -> dict[str, float]:
         return self._encoder.statistics()
 
@@ -161,7 +163,7 @@ class ImageEncoder:
         # by content, least recently used first
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self._num_bytes = 0
-        self._num_runs = 0
+        self.num_runs = 0
         self._num_hits = 0
 
     def encode(self, item: ImageItem) -> Tensor:
@@ -182,11 +184,10 @@ class ImageEncoder:
         encoded = self._model.encode_image(scaled.to(parameter.device, parameter.dtype))
         if len(encoded) != item.num_tokens:
             raise RequestError(
-                f"images: {item.shape[1]} x {item.shape[0]} pixels became {len(encoded)} tokens, {item.num_tokens} were "
-                "expected.",
+                f"images: {item.shape[1]} x {item.shape[0]} pixels are {len(encoded)} tokens, not {item.num_tokens}.",
                 param="media",
             )
-        self._num_runs += 1
+        self.num_runs += 1
         return encoded
 
     def _keep(self, name: bytes, encoded: Tensor) -> None:
@@ -199,10 +200,13 @@ class ImageEncoder:
 
     def statistics(self) -> dict[str, float]:
         return {
-            "num_encoder_runs": self._num_runs,
+            "num_encoder_runs": self.num_runs,
             "num_encoder_hits": self._num_hits,
             "encoder_cache_bytes": self._num_bytes,
         }
+
+
+Images: TypeAlias = NoImages | RowImages
 
 
 def images_of(model: Any, num_rows: int) -> Images:

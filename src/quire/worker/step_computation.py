@@ -65,9 +65,9 @@ class StepComputation:
         """These tokens of these rows, and what follows them. Changes nothing but the cache."""
         batch = self.batches.build(rows, num_tokens)
         failpoint("in_forward", batch.input_ids_T)
-        positions, input_embeds = self._images.inputs(batch)
+        inputs = self._images.inputs(batch)
         with attention_context(batch, self.backend):
-            hidden_TE = self.model(batch.input_ids_T, positions, input_embeds)
+            hidden_TE = self.model(batch.input_ids_T, *inputs)
         try:
             failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in rows]))
             return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))

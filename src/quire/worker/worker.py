@@ -128,7 +128,9 @@ class Worker:
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)
         followers = (sampler, self._proposer, self._images)
-        self._runner = ModelRunner(table, cache, isolation, followers, members=(sampler, drafting, transfers))
+        self._runner = ModelRunner(
+            table, cache, isolation, followers, members=(sampler, drafting, transfers, self._images)
+        )
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)
