@@ -106,6 +106,12 @@ def check_unsalted(prompt: object, why: str) -> None:
         raise RequestError(f"{_SALT}={_short(prompt[_SALT])}: {why}", param=_SALT)
 
 
+def check_no_images(prompt: object, why: str) -> None:
+    """For what keeps tokens alone: an image would be lost, and its placeholders would stand for nothing."""
+    if images_of(prompt) or getattr(prompt, "media", None):
+        raise RequestError(f"images: {why} Send them in a request of their own.", param=_MEDIA)
+
+
 def as_list(prompts: object) -> list[object]:
     """Many prompts, or the one that was given, as a list."""
     prompts = _as_plain(prompts)

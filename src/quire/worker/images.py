@@ -27,7 +27,7 @@ class ModelInputs(Protocol):
     """What a model gets beside token ids."""
 
     def inputs(self, batch: InputBatch) -> tuple[Tensor, ...]:
-        """Positions, [T] or [3, T], and behind them embeddings in the place of token ids if some are those of images."""
+        """Positions, [T] or [3, T], and then embeddings in the place of token ids if some are those of images."""
         ...
 
 
