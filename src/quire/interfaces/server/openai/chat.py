@@ -96,6 +96,7 @@ async def prepare_chat(
         params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        media=prompt.media,
         names={"prompt": conversation, **({"structured_outputs": "tools"} if choice.must_call else form_names(body))},
     )
     return work, answers

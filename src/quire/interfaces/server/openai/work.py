@@ -15,6 +15,8 @@ from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.responses import Usage, usage_of
 from quire.interfaces.server.wire.errors import renamed
+from quire.messages import ImageItem
+from quire.renderer import RenderedPrompt
 
 
 @dataclass(slots=True)
@@ -42,16 +44,18 @@ class Work:
         cache_salt: str,
         names: Mapping[str, str] | None = None,
         prompt_names: Sequence[str] = (),
+        media: list[ImageItem] | None = None,
     ) -> Work:
         """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's, and
-        so are `prompt_names`, of each prompt where there are several."""
+        so are `prompt_names`, of each prompt where there are several. `media`: the images of a single prompt."""
         caller = current_caller()
         caller.check_priority(priority)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": caller.tenancy}
         prepared: list[Any] = []
         try:
             for prompt in prompts:
-                prepared.append(await engine.prepare(prompt, params, **whose))
+                given = RenderedPrompt(prompt, media) if media else prompt
+                prepared.append(await engine.prepare(given, params, **whose))
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**(names or {}), **its}) from None

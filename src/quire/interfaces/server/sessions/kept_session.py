@@ -15,11 +15,13 @@ from typing import Any, cast
 
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.output_stream import OutputObserver
+from quire.interfaces.prompts import check_no_images
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.generation import Choice
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.pumped import Pumped
 from quire.interfaces.session import AsyncSession
+from quire.renderer import RenderedPrompt
 from quire.sampling_params import SamplingParams
 
 
@@ -144,8 +146,10 @@ class TurnEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def prepare(self, prompt: list[int], sampling_params: Any, **settings: Any) -> WholePrompt:
+    async def prepare(self, prompt: list[int] | RenderedPrompt, sampling_params: Any, **settings: Any) -> WholePrompt:
         """Checked as a request of its own would be: length, parameters, form."""
+        check_no_images(prompt, "a session keeps text only.")
+        assert isinstance(prompt, list)
         await self._engine.prepare(prompt, sampling_params, **settings)
         return WholePrompt(prompt, sampling_params)
 
