@@ -73,6 +73,43 @@ def test_a_chat_with_images(client: openai.OpenAI, url: str) -> None:
     assert encoder_runs(url) == before + 2
 
 
+def test_responses_and_messages_see_what_a_chat_sees(client: openai.OpenAI, url: str) -> None:
+    expected = answer(client, part(png(0))).choices[0].message.content
+    other = answer(client, part(png(1))).choices[0].message.content
+    texts = []
+    for seed in (0, 1):
+        image = {"type": "input_image", "image_url": f"data:image/png;base64,{png(seed)}", "detail": "auto"}
+        content = [{"type": "input_text", "text": "What is "}, image]
+        given = client.responses.create(
+            model="vl", input=[{"role": "user", "content": content}], temperature=0, max_output_tokens=12, store=False,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        texts.append(given.output_text)
+        source = {"type": "base64", "media_type": "image/png", "data": png(seed)}
+        content = [{"type": "text", "text": "What is "}, {"type": "image", "source": source}]
+        body = {"model": "vl", "max_tokens": 12, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+        reply = httpx.post(url + "/v1/messages", json={**body, "ignore_eos": True}, timeout=60)
+        assert reply.status_code == 200, reply.text
+        texts.append("".join(block["text"] for block in reply.json()["content"]))
+    assert texts == [expected, expected, other, other]
+
+
+def test_an_image_alone(client: openai.OpenAI, url: str) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": png()}
+    body = {
+        "model": "vl",
+        "max_tokens": 2,
+        "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
+    }
+    assert httpx.post(url + "/v1/messages", json=body, timeout=60).status_code == 200
+    source["type"] = "url"
+    reply = httpx.post(url + "/v1/messages", json=body, timeout=60)
+    assert (reply.status_code, "not fetched" in reply.text) == (400, True)
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{png()}"}
+    given = client.responses.create(model="vl", input=[{"role": "user", "content": [image]}], max_output_tokens=2)
+    assert given.usage.output_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

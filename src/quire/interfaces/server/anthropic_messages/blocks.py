@@ -65,8 +65,8 @@ def _of_user(blocks: list[Block], where: str) -> list[dict[str, Any]]:
     for number, block in enumerate(blocks):
         place = f"{where}[{number}]"
         match block.get("type"):
-            case "text":
-                part = {"type": "text", "text": text_in(block, "text", place)}
+            case "text" | "image":
+                part = _image(block, place) if block["type"] == "image" else _text(block, place)
                 if found and found[-1]["role"] == "user":
                     found[-1]["content"].append(part)
                 else:
@@ -77,8 +77,24 @@ def _of_user(blocks: list[Block], where: str) -> list[dict[str, Any]]:
                 raise _unsupported(block, place, _OF_USER)
     for message in found:
         if message["role"] == "user" and len(message["content"]) == 1:
-            message["content"] = message["content"][0]["text"]
+            (part,) = message["content"]
+            message["content"] = part["text"] if part["type"] == "text" else [part]
     return found or [{"role": "user", "content": ""}]
+
+
+def _text(block: Block, where: str) -> dict[str, Any]:
+    return {"type": "text", "text": text_in(block, "text", where)}
+
+
+def _image(block: Block, where: str) -> dict[str, Any]:
+    """As a chat has it. Whether the model sees images is said when the chat is rendered."""
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        text = 'must be {"type": "base64", "media_type": ..., "data": ...}; images are not fetched'
+        raise invalid(f"{where}.source: {text}.", f"{where}.source")
+    kind = text_in(source, "media_type", f"{where}.source")
+    data = text_in(source, "data", f"{where}.source")
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
 def _of_result(block: Block, where: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _message(item: Item, where: str) -> Item:
     if role not in _ROLES:
         raise invalid(f"{where}.role: must be one of {', '.join(_ROLES)}, not {str(role)[:60]!r}.", f"{where}.role")
     kind = "output_text" if role == "assistant" else "input_text"
-    content = [_text_part(kind, text) for text in _texts(item.get("content"), f"{where}.content")]
+    content = _parts(kind, item.get("content"), f"{where}.content")
     return {
         "id": _given_id(item, where) or item_id("msg"),
         "type": "message",
@@ -70,6 +70,30 @@ def _message(item: Item, where: str) -> Item:
         "status": "completed",
         "content": content,
     }
+
+
+def _parts(kind: str, content: Any, where: str) -> list[Item]:
+    """Images are for those who ask; whether the model sees them is said when the chat is rendered."""
+    parts = content if isinstance(content, list) else [content]
+    if kind == "output_text" or not any(_is_image(part) for part in parts):
+        return [_text_part(kind, text) for text in _texts(content, where)]
+    return [
+        _image_part(part, f"{where}[{number}]")
+        if _is_image(part)
+        else _text_part(kind, _text(part, f"{where}[{number}]"))
+        for number, part in enumerate(parts)
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image_part(part: Item, where: str) -> Item:
+    if part.get("file_id") is not None:
+        raise invalid(f"{where}.file_id: images are not read from files. Send a data URL.", f"{where}.file_id")
+    url = text_in(part, "image_url", where)
+    return {"type": "input_image", "image_url": url, "detail": str(part.get("detail") or "auto")[:16]}
 
 
 def _text_part(kind: str, text: str) -> Item:
@@ -172,8 +196,10 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
 
 
 def _content(item: Item) -> Any:
-    texts = [part["text"] for part in item["content"]]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    parts = [
+        part if part["type"] == "input_image" else {"type": "text", "text": part["text"]} for part in item["content"]
+    ]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def _turn(messages: list[dict[str, Any]], *, has_content: bool = False, has_reasoning: bool = False) -> dict[str, Any]:
@@ -199,7 +225,7 @@ def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 
 def _no_input() -> ApiError:
