@@ -41,6 +41,12 @@ _SCHEMAS = {
     "int top_groups, float scale) -> (Tensor, Tensor)",
     "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor? bias, SymInt num_rows) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
+    "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) window, Tensor query_starts, Tensor num_kept, "
+    "Tensor num_read, Tensor(b!) out, bool has_silu) -> ()",
+    "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor(a!) state, "
+    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "ssd_scan": "(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor(a!) state, Tensor query_starts, "
+    "Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
@@ -146,6 +152,9 @@ packed_rows = torch.ops.quire.packed_rows.default
 route_tokens = torch.ops.quire.route_tokens.default
 grouped_linear = torch.ops.quire.grouped_linear.default
 weigh_experts = torch.ops.quire.weigh_experts.default
+causal_conv = torch.ops.quire.causal_conv.default
+gated_delta_rule = torch.ops.quire.gated_delta_rule.default
+ssd_scan = torch.ops.quire.ssd_scan.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default

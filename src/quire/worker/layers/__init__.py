@@ -12,13 +12,16 @@ from quire.worker.layers.linear import (
 )
 from quire.worker.layers.norm import LayerNorm, RMSNorm
 from quire.worker.layers.parameter import load_weight, make_parameter
+from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, StateSpaceScan
 from quire.worker.layers.rotary import RotaryEmbedding
 from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
 
 __all__ = [
+    "CausalConv",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",
+    "GatedDeltaRule",
     "LMHead",
     "LayerNorm",
     "MergedColumnParallelLinear",
@@ -28,6 +31,7 @@ __all__ = [
     "RotaryEmbedding",
     "Routing",
     "RowParallelLinear",
+    "StateSpaceScan",
     "TensorParallelGroup",
     "VocabEmbedding",
     "activation",
