@@ -119,7 +119,7 @@ def _first_call(name: str) -> Callable[..., Any]:
             # Imported here: building and loading is nothing that `import quire.worker.kernels` should pay for.
             from quire.worker.kernels import cpu
 
-            if cpu.load():
+            if cpu.load() and torch._C._dispatch_has_kernel_for_dispatch_key(f"quire::{name}", "CPU"):
                 return globals()[name](*arguments)
         return specification(*arguments)
 
