@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -128,7 +129,6 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
   STD_TORCH_CHECK(values.dim() == 2 && values.is_contiguous() && values.is_cpu() &&
                       (are_signed || values.scalar_type() == ScalarType::Byte),
                   "values must be a contiguous matrix of int8 or uint8 on the CPU");
-  STD_TORCH_CHECK(bits == 8 || !are_signed, "values of 4 bits are codes 0 to 15 in uint8");
   const int64_t rows = values.size(0), columns = values.size(1);
   STD_TORCH_CHECK(columns > 0, "a quantised weight needs at least one input");
   STD_TORCH_CHECK(scales.dim() == 2 && scales.size(0) == rows && scales.size(1) >= 1, "scales must be [N, groups]");
@@ -148,7 +148,11 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
   STD_TORCH_CHECK(fault == nullptr, fault);
   Tensor packed = packed_tensor(quantized_header(from, static_cast<int>(bits), weight_only));
   const PackedView view = view_of(packed);
-  over_panels(view, [&](int64_t begin, int64_t end) { pack_panels(from, view, begin, end); });
+  std::atomic<bool> are_codes = true;
+  over_panels(view, [&](int64_t begin, int64_t end) {
+    if (!pack_panels(from, view, begin, end)) are_codes = false;
+  });
+  STD_TORCH_CHECK(are_codes, "values of 4 bits in int8 must be 0, 1, 2, 3, 4, 6, 8, 12 or their negatives");
   return packed;
 }
 
@@ -384,6 +388,12 @@ bool are_rows(const Tensor& x) {
   return true;
 }
 
+void take_bias(const Tensor& bias, int64_t num_rows, MatmulArgs& args) {
+  STD_TORCH_CHECK(bias.is_cpu() && bias.dim() == 1 && bias.size(0) == num_rows && bias.is_contiguous(),
+                  "bias must be a contiguous vector on the CPU, a value for each row of the weight");
+  args.bias = bias.const_data_ptr(), args.bias_dtype = dtype_of(bias);
+}
+
 Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias, int64_t num_rows) {
   STD_TORCH_CHECK(input.is_cpu() && input.dim() >= 1, "x must be on the CPU, with at least one dimension");
   STD_TORCH_CHECK(are_rows(input) || !is_recording(), "x: strides are not supported");
@@ -404,11 +414,7 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
   args.dtype = dtype_of(x);
   args.arithmetic = arithmetic_of(args.weight, args.dtype);
   args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr(), args.out_stride = num_rows;
-  if (bias.has_value()) {
-    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == num_rows && bias->is_contiguous(),
-                    "bias must be a contiguous vector, a value for each row of the weight");
-    args.bias = bias->const_data_ptr(), args.bias_dtype = dtype_of(*bias);
-  }
+  if (bias.has_value()) take_bias(*bias, num_rows, args);
   const int64_t tokens = sizes.size() == 1 ? 1 : sizes[0];
   if (rows > 0 || is_recording()) {
     perform(std::make_unique<LinearStep>(args, tokens > 0 ? rows / tokens : 1), {tokens, 0});
@@ -417,7 +423,7 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
 }
 
 Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<Tensor>& packed,
-                         std::optional<Tensor> bias, int64_t num_rows) {
+                         const std::vector<Tensor>& biases, int64_t num_rows) {
   STD_TORCH_CHECK(!packed.empty(), "there must be at least one expert");
   STD_TORCH_CHECK(ids.is_cpu() && ids.dim() == 2 && ids.scalar_type() == ScalarType::Int && ids.is_contiguous(),
                   "ids must be a contiguous int32 tensor [tokens, experts of a token] on the CPU");
@@ -426,9 +432,7 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<T
   STD_TORCH_CHECK(x.is_cpu() && (x.dim() == 2 || x.dim() == 3) && x.is_contiguous() && x.size(0) == tokens &&
                       (!has_row_per_pair || x.size(1) == top_k),
                   "x must be contiguous, a row for each token or for each pair of a token and an expert");
-  STD_TORCH_CHECK(!bias.has_value() || (bias->dim() == 2 && bias->size(0) == num_experts && bias->size(1) == num_rows &&
-                                        bias->is_contiguous()),
-                  "bias must be contiguous, a row for each expert");
+  STD_TORCH_CHECK(biases.empty() || biases.size() == packed.size(), "there must be a bias for each expert, or none");
   Tensor out = empty({tokens, top_k, num_rows}, x);
   std::vector<MatmulArgs> experts;
   for (int64_t e = 0; e < num_experts; ++e) {
@@ -444,11 +448,7 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<T
     args.arithmetic = arithmetic_of(own, args.dtype);
     args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr();
     args.x_stride = own.columns, args.out_stride = num_rows;
-    if (bias.has_value()) {
-      args.bias_dtype = dtype_of(*bias);
-      const int64_t size = static_cast<int64_t>(bias->element_size());
-      args.bias = static_cast<const char*>(bias->const_data_ptr()) + e * num_rows * size;
-    }
+    if (!biases.empty()) take_bias(biases[e], num_rows, args);
     experts.push_back(args);
   }
   if (tokens > 0 || is_recording()) {

@@ -59,10 +59,10 @@ class Router(Gate):
 class Expert(nn.Module):
     """One feed-forward layer. Computed by `Experts`, never by itself."""
 
-    def __init__(self, hidden_size: int, inner_size: int) -> None:
+    def __init__(self, hidden_size: int, inner_size: int, *, bias: bool) -> None:
         super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=False)
-        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=False)
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=bias)
+        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=bias)
 
 
 class Experts(nn.Module):
@@ -74,14 +74,16 @@ class Experts(nn.Module):
         inner_size: int,
         num_experts: int,
         routing: Routing,
-        activation: str,
+        activation: str | nn.Module,
         *,
+        bias: bool = False,
         has_correction: bool = False,
         shared: nn.Module | None = None,
         has_shared_gate: bool = False,
     ) -> None:
-        """`shared`: a feed-forward layer that computes every token, weighed by the sigmoid of a score of its own if
-        `has_shared_gate`."""
+        """`activation`: the name of that of the gate, or a module from [gate | up] to their product. `bias`: of the
+        router and of all experts. `shared`: a feed-forward layer that computes every token, weighed by the sigmoid of a
+        score of its own if `has_shared_gate`."""
         super().__init__()
         if not 1 <= routing.top_k <= num_experts <= MOST_EXPERTS:
             raise ModelError(
@@ -90,9 +92,9 @@ class Experts(nn.Module):
             )
         self.group = current_group()
         self.routing = routing
-        self.gate = Router(hidden_size, num_experts, has_correction=has_correction)
-        self.experts = nn.ModuleList(Expert(hidden_size, inner_size) for _ in range(num_experts))
-        self.act = GatedActivation(activation)
+        self.gate = Router(hidden_size, num_experts, bias=bias, has_correction=has_correction)
+        self.experts = nn.ModuleList(Expert(hidden_size, inner_size, bias=bias) for _ in range(num_experts))
+        self.act = GatedActivation(activation) if isinstance(activation, str) else activation
         self.shared_expert = shared
         self.shared_expert_gate = Gate(hidden_size, 1, bias=False) if has_shared_gate else None
 
@@ -122,7 +124,10 @@ class Experts(nn.Module):
             scale=routing.scale,
         )
         inner = self.act(_products(x, ids, [expert.gate_up_proj for expert in self._each()]))
-        out = kernels.weigh_experts(_products(inner, ids, [expert.down_proj for expert in self._each()]), weights)
+        # what all ranks sum gets its bias from one of them
+        has_bias = self.group.rank == 0
+        outer = _products(inner, ids, [expert.down_proj for expert in self._each()], has_bias=has_bias)
+        out = kernels.weigh_experts(outer, weights)
         return out if self.group.size == 1 else self.group.all_reduce(out)
 
     def _each(self) -> Iterable[Expert]:
@@ -132,17 +137,18 @@ class Experts(nn.Module):
         return f"{len(self.experts)} experts, {self.routing.top_k} for a token"
 
 
-def _products(x: Tensor, ids_TK: Tensor, layers: list[ReplicatedLinear]) -> Tensor:
+def _products(x: Tensor, ids_TK: Tensor, layers: list[ReplicatedLinear], *, has_bias: bool = True) -> Tensor:
     """[T, K, outputs] of the layers that each token asks."""
     num_rows = layers[0].out_features
+    biases = [layer.bias for layer in layers if has_bias and layer.bias is not None]
     packed = [layer.packed for layer in layers if layer.packed is not None]
     if len(packed) == len(layers):
-        return kernels.grouped_linear(x, ids_TK, packed, None, num_rows)
+        return kernels.grouped_linear(x, ids_TK, packed, biases, num_rows)
     # weights as they were loaded: a device without kernels of Quire's
     num_tokens, top_k = ids_TK.shape
     rows = x.unsqueeze(1).expand(num_tokens, top_k, x.shape[-1]) if x.ndim == 2 else x
     out = x.new_empty((num_tokens, top_k, num_rows))
     for number in ids_TK.unique().tolist():
         of_expert = ids_TK == number
-        out[of_expert] = F.linear(rows[of_expert], layers[number].weight)
+        out[of_expert] = F.linear(rows[of_expert], layers[number].weight, biases[number] if biases else None)
     return out

@@ -7,8 +7,8 @@ from torch import Tensor
 from quire.worker.kernels.reference.packed_linear import packed_linear
 
 
-def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int) -> Tensor:
-    """[T, K, N]: row (t, k) is a row of x times the weight of expert ids[t, k], plus its bias.
+def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], biases: list[Tensor], num_rows: int) -> Tensor:
+    """[T, K, N]: row (t, k) is a row of x times the weight of expert ids[t, k], plus its bias if there are any.
 
     x is [T, C], a row for all experts of a token, or [T, K, C], a row for each.
     """
@@ -18,6 +18,6 @@ def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], bias_XN: Ten
     for number, weight in enumerate(packed):
         of_expert_TK = ids_TK == number
         if of_expert_TK.any():
-            bias = None if bias_XN is None else bias_XN[number]
+            bias = biases[number] if biases else None
             out_TKN[of_expert_TK] = packed_linear(rows[of_expert_TK], weight, bias, num_rows)
     return out_TKN
