@@ -83,8 +83,11 @@ def test_grouped_linear(form, dtype, has_row_per_pair):
         logits = random(num_tokens, NUM_EXPERTS, seed=num_tokens) * 3 - torch.arange(NUM_EXPERTS)
         ids = logits.topk(TOP_K).indices.int()
         x = random(num_tokens, *([TOP_K] if has_row_per_pair else []), WIDTH, seed=9).to(dtype)
-        found = kernels.grouped_linear(x, ids, ours, biases, NUM_ROWS)
-        expected = reference.grouped_linear(x, ids, theirs, biases, NUM_ROWS)
+        counts, expected_counts = torch.ones(NUM_EXPERTS, dtype=torch.int64), torch.ones(NUM_EXPERTS, dtype=torch.int64)
+        found = kernels.grouped_linear(x, ids, ours, biases, NUM_ROWS, counts)
+        expected = reference.grouped_linear(x, ids, theirs, biases, NUM_ROWS, expected_counts)
+        assert counts.tolist() == expected_counts.tolist()
+        assert counts.sum() == NUM_EXPERTS + ids.numel()
         bound = 1e-5 if dtype == torch.float32 else 2 * ROUNDING[dtype]
         # integers of 4 bits keep their scales in 11 bits
         bound = max(bound, 2e-3) if form is not None else bound
@@ -119,6 +122,7 @@ def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
         ({"x": torch.zeros(2, WIDTH - 1)}, "columns"),
         ({"packed": []}, "at least one expert"),
         ({"num_rows": NUM_ROWS + 1}, "rows"),
+        ({"counts": torch.zeros(NUM_EXPERTS - 1, dtype=torch.int64)}, "counts"),
         ({"biases": [torch.zeros(NUM_ROWS)]}, "a bias for each expert"),
         ({"biases": [torch.zeros(NUM_ROWS + 1)] * NUM_EXPERTS}, "bias must be"),
     ],
@@ -126,7 +130,7 @@ def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
 def test_wrong_arguments_are_named(change, words):
     ours, _ = packed_experts(None, torch.float32)
     arguments = {"x": torch.zeros(2, WIDTH), "ids": torch.zeros(2, TOP_K, dtype=torch.int32), "packed": ours}
-    arguments |= {"biases": [], "num_rows": NUM_ROWS} | change
+    arguments |= {"biases": [], "num_rows": NUM_ROWS, "counts": None} | change
     with pytest.raises(RuntimeError, match=words):
         operators.grouped_linear(*arguments.values())
 

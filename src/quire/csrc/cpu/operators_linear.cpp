@@ -245,8 +245,10 @@ class LinearStep final : public Step {
 class GroupedStep final : public Step {
  public:
   // `experts` have everything but the rows; `ids` are [tokens, top_k], and a row of x belongs to a token or to a pair.
-  GroupedStep(std::vector<MatmulArgs> experts, const int32_t* ids, int64_t top_k, bool has_row_per_pair)
-      : experts_(std::move(experts)), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair),
+  // `counts` (or null) grow by the rows of each expert.
+  GroupedStep(std::vector<MatmulArgs> experts, const int32_t* ids, int64_t top_k, bool has_row_per_pair,
+              int64_t* counts)
+      : experts_(std::move(experts)), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair), counts_(counts),
         kernels_(kernels_for(experts_[0])),
         row_bytes_(max64(4, round_up(kernels_->prepared_row_bytes(experts_[0]), 4))) {}
 
@@ -260,6 +262,9 @@ class GroupedStep final : public Step {
     // cheaper than to wait until one thread has done it for all
     static thread_local Order order;
     sort(num_pairs, order);
+    if (counts_ != nullptr && crew.rank == 0) {
+      for (size_t e = 0; e < experts_.size(); ++e) counts_[e] += order.starts[e + 1] - order.starts[e];
+    }
     const int64_t at_once = max64(PREPARED_AT_ONCE / row_bytes_, 4 * kernels_->tile_rows);
     char* prepared = static_cast<char*>(crew.shared_scratch(min64(num_pairs, 2 * at_once) * row_bytes_ + 64));
     std::vector<Run>& runs = order.runs;
@@ -364,6 +369,7 @@ class GroupedStep final : public Step {
   const int32_t* ids_;
   int64_t top_k_;
   bool has_row_per_pair_;
+  int64_t* counts_;
   const MatmulKernels* kernels_;
   int64_t row_bytes_;
 };
@@ -423,7 +429,7 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
 }
 
 Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<Tensor>& packed,
-                         const std::vector<Tensor>& biases, int64_t num_rows) {
+                         const std::vector<Tensor>& biases, int64_t num_rows, std::optional<Tensor> counts) {
   STD_TORCH_CHECK(!packed.empty(), "there must be at least one expert");
   STD_TORCH_CHECK(ids.is_cpu() && ids.dim() == 2 && ids.scalar_type() == ScalarType::Int && ids.is_contiguous(),
                   "ids must be a contiguous int32 tensor [tokens, experts of a token] on the CPU");
@@ -433,6 +439,9 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<T
                       (!has_row_per_pair || x.size(1) == top_k),
                   "x must be contiguous, a row for each token or for each pair of a token and an expert");
   STD_TORCH_CHECK(biases.empty() || biases.size() == packed.size(), "there must be a bias for each expert, or none");
+  STD_TORCH_CHECK(!counts.has_value() || (counts->is_cpu() && counts->scalar_type() == ScalarType::Long &&
+                                          counts->dim() == 1 && counts->size(0) == num_experts && counts->is_contiguous()),
+                  "counts must be a contiguous int64 vector on the CPU, a number for each expert");
   Tensor out = empty({tokens, top_k, num_rows}, x);
   std::vector<MatmulArgs> experts;
   for (int64_t e = 0; e < num_experts; ++e) {
@@ -453,7 +462,9 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<T
   }
   if (tokens > 0 || is_recording()) {
     const int32_t* numbers = static_cast<const int32_t*>(ids.const_data_ptr());
-    perform(std::make_unique<GroupedStep>(std::move(experts), numbers, top_k, has_row_per_pair), {tokens, 0});
+    int64_t* numbers_of_rows = counts.has_value() ? static_cast<int64_t*>(counts->mutable_data_ptr()) : nullptr;
+    perform(std::make_unique<GroupedStep>(std::move(experts), numbers, top_k, has_row_per_pair, numbers_of_rows),
+            {tokens, 0});
   }
   return out;
 }

@@ -40,7 +40,8 @@ _SCHEMAS = {
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
-    "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor[] biases, SymInt num_rows) -> Tensor",
+    "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
+    "Tensor(a!)? counts) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
@@ -90,7 +91,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
-    "grouped_linear": lambda x, ids, packed, biases, num_rows: x.new_empty((*ids.shape, num_rows)),
+    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty((*ids.shape, num_rows)),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
     "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
