@@ -67,7 +67,7 @@ def convert(name: str, weight: Any) -> list[tuple[str, Any]]:
     Weights that come quantised are one expert each, [outputs, inputs].
     """
     if found := _EXPERT.fullmatch(name):
-        return _parts(*found.groups(), "weight", weight)
+        return _parts(found[1], found[2], "weight", weight)
     found = _EXPERTS.fullmatch(name)
     if found is None:
         return [(name, weight)]
