@@ -1,6 +1,6 @@
 """Layers that models are written with."""
 
-from quire.worker.layers.activation import GatedActivation, activation
+from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activation
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
 from quire.worker.layers.linear import (
@@ -18,6 +18,7 @@ from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_para
 
 __all__ = [
     "CausalConv",
+    "ClampedSwiGLU",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",

@@ -10,6 +10,7 @@ from quire.worker.kernels.reference.apply_bitmask import apply_bitmask
 from quire.worker.kernels.reference.best_tokens import best_tokens
 from quire.worker.kernels.reference.causal_conv import causal_conv
 from quire.worker.kernels.reference.choose_tokens import choose_tokens
+from quire.worker.kernels.reference.clamped_swiglu import clamped_swiglu
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
 from quire.worker.kernels.reference.gated_delta_rule import gated_delta_rule
 from quire.worker.kernels.reference.gather_logits import gather_logits
@@ -43,6 +44,7 @@ __all__ = [
     "best_tokens",
     "causal_conv",
     "choose_tokens",
+    "clamped_swiglu",
     "copy_blocks",
     "gated_delta_rule",
     "gather_logits",
