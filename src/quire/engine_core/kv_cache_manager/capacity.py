@@ -64,8 +64,9 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
         if not options.may_lower_max_model_len or longest < 2:
             raise CapacityError(_too_small(options, block_bytes, per_request, num_blocks, longest, reason))
         length, reason = longest, f"{reason}; max_model_len lowered from {length} to {longest} to fit"
+    held = _what_they_hold(groups, options, num_blocks)
     explanation = (
-        f"KV cache: {num_blocks:,} blocks of {options.block_size} tokens{_what_they_hold(groups, options, num_blocks)}, "
+        f"KV cache: {num_blocks:,} blocks of {options.block_size} tokens{held}, "
         f"{_size(num_blocks * block_bytes)} ({reason}); "
         f"{num_blocks / _blocks_per_request(groups, options, length):.1f} requests of {length:,} tokens at once"
     )

@@ -4,8 +4,8 @@ A state is overwritten with every token, so of a prefix that others may continue
 blocks themselves: a sequence that stands at a boundary that is wanted names its blocks, goes on in copies of them, and
 lets go of the old ones, which are found and evicted like any cached block. Nobody gives way for a checkpoint.
 
-    prompt        |--------|--------|-----        every `interval` tokens, and at the last boundary before its end
-    output                            ---|--      the last multiple of `interval` that it has passed; the one before goes
+    prompt        |--------|--------|-----        every `interval` tokens, at the last boundary
+    output                            ---|--      the last multiple of `interval`; the one before goes
 
 Called by the KV cache manager.
 """
@@ -28,6 +28,10 @@ Entry = tuple[int, int]
 class Checkpoints(Protocol):
     """What the manager asks when blocks are about to be written."""
 
+    @property
+    def interval(self) -> int:
+        """Tokens between two that are wanted; 0: none are."""
+
     def worth_a_copy(
         self, sequence: Sequence, start: int, table: list[int] | BlockTable, num_holders: int
     ) -> list[Entry]:
@@ -45,6 +49,8 @@ class Checkpoints(Protocol):
 
 class NoCheckpoints:
     """The model has no states."""
+
+    interval = 0
 
     def worth_a_copy(
         self, sequence: Sequence, start: int, table: list[int] | BlockTable, num_holders: int
@@ -69,7 +75,7 @@ class StateCheckpoints:
         self._cache = cache
         self._rows = rows
         self._block_size = cache.hasher.block_size
-        self._interval = -(-interval // self._block_size) * self._block_size
+        self.interval = -(-interval // self._block_size) * self._block_size
         self._most = int(share * pool.num_blocks) // max(1, cache.num_state_blocks)
         # by name, oldest first; some may have been evicted since
         self._names: OrderedDict[bytes, None] = OrderedDict()
@@ -92,7 +98,7 @@ class StateCheckpoints:
         if position > sequence.num_known_tokens or self._rows.doubtful_at[sequence.row] == position:
             return False
         last_of_prompt = (sequence.request.num_prompt_tokens - 1) // self._block_size * self._block_size
-        return position % self._interval == 0 or position == last_of_prompt
+        return position % self.interval == 0 or position == last_of_prompt
 
     def leave(self, sequence: Sequence, start: int, entries: list[Entry]) -> None:
         name = self._cache.name_state(sequence, start)
