@@ -21,7 +21,7 @@ from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account
 from quire.engine_core.kv_cache_manager.block_map import BlockMap, map_of
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves, TakenMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
-from quire.engine_core.kv_cache_manager.checkpoints import Checkpoints, NoCheckpoints, StateCheckpoints
+from quire.engine_core.kv_cache_manager.checkpoints import Checkpoints, Entry, NoCheckpoints, StateCheckpoints
 from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
@@ -68,6 +68,8 @@ class KVCacheManager:
         self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks), pool, self.moves)
         # by sequence, while those of one request begin
         self._found: dict[int, ComputedBlocks] = {}
+        # whose state is copied in the step that is being decided, so that it can be found again
+        self._left: list[tuple[Sequence, list[Entry]]] = []
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_copied_blocks = 0
@@ -129,6 +131,7 @@ class KVCacheManager:
             self._attach(sequence, computed)
         if spare and self.pool.num_available >= num_new + len(spare):
             self.checkpoints.leave(sequence, start, spare)
+            self._left.append((sequence, spare))
             shared += spare
         elif spare and computed:
             self.checkpoints.take_over(sequence, spare)
@@ -185,10 +188,27 @@ class KVCacheManager:
         return self.kept.give_up_blocks_of(handle)
 
     def _make_available(self, num_blocks: int) -> bool:
-        """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
+        """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences
+        gave up theirs."""
+        if self.pool.num_available < num_blocks:
+            self._take_checkpoints_back()
         if self.pool.num_available < num_blocks <= self.num_within_reach:
             self.kept.give_up_blocks(num_blocks)
         return self.pool.num_available >= num_blocks
+
+    def _take_checkpoints_back(self) -> None:
+        """Those of this step cost blocks that others need now: their sequences write on where they are."""
+        left, self._left = self._left, []
+        for sequence, entries in left:
+            for number, index in entries:
+                table = sequence.block_tables[number]
+                target = table[index] if index < len(table) else NO_BLOCK
+                source = self.moves.take_back(target)
+                if source is not None:
+                    self.pool.forget(source)
+                    table[index] = source
+                    self.moves.write(number, sequence.row, index, [source])
+                    self.pool.release(int_array([target]))
 
     def _shared_at(self, tables: Tables, position: int, *, is_taken: bool) -> list[tuple[int, int]]:
         """(group, index) of the blocks that the next token would be written into and that others hold as well."""
@@ -369,6 +389,7 @@ class KVCacheManager:
 
     def take_moves(self) -> TakenMoves:
         """What changed since the last call; it belongs to one step."""
+        self._left = []
         taken = self.moves.take()
         self.swap.settle()
         self.cache.step_decided()

@@ -337,7 +337,7 @@ class SimulatedExecutor:
         assert self.drafts is not None
         starts = state.num_computed[rows]
         self.work.num_drafted_tokens += int(propose(state, rows, wanted, self.drafts, self.vocab_size).sum())
-        if self.drafts.has_cache:
+        if self.drafts.has_cache and len(state.slots):
             # each token but the last one that is proposed is an input of the draft model, the sampled one included
             which, positions = _spans(rows, starts, wanted)
             assert max(positions.tolist()) < state.slots.shape[2], "a draft has no block"

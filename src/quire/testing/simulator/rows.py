@@ -57,8 +57,8 @@ class SimulatedRows:
     @property
     def slots(self) -> IntArray:
         """[group, row, position]: the block tables, unrolled."""
-        num_groups, num_rows, _, _ = self._tables.shape
-        return self._tables.reshape(num_groups, num_rows, -1)
+        num_groups, num_rows, width, _ = self._tables.shape
+        return self._tables.reshape(num_groups, num_rows, width * self._block_size)
 
     # ------------------------------------------------------------------------------------------ who is there
 
