@@ -15,9 +15,7 @@ from quire.worker.model_loader import load_model
 ATOL = 1e-4
 
 
-def check_against_transformers(
-    path: Path, prompt: Sequence[int], atol: float = ATOL, **options: Any
-) -> nn.Module:
+def check_against_transformers(path: Path, prompt: Sequence[int], atol: float = ATOL, **options: Any) -> nn.Module:
     """Load the checkpoint in float32, compare its logits, and return the model. `options` are those of a worker."""
     expected = transformers_logits(path, prompt)
     assert expected.std() > 0.05, "the reference says nothing: all logits are alike"
@@ -27,9 +25,7 @@ def check_against_transformers(
     return model
 
 
-def check_cuts_and_mixtures(
-    model: nn.Module, prompt: Sequence[int], expected: Tensor, atol: float = ATOL
-) -> None:
+def check_cuts_and_mixtures(model: nn.Module, prompt: Sequence[int], expected: Tensor, atol: float = ATOL) -> None:
     """The logits of a prompt of some 60 tokens do not depend on chunks, block size or who else is in a step."""
     chunked = ModelHarness(model, block_size=8, seed=1).run(0, prompt, chunk_size=7)
     torch.testing.assert_close(chunked, expected, atol=atol, rtol=0)

@@ -103,7 +103,9 @@ class KVCache:
             shape = next(iter(by_place))[0]
             tensors = [tensor for (other, _), (tensor, _, _) in by_place.items() if other == shape]
         else:
-            tensors = [_zeros_of((num_blocks, layout.chunk_bytes), torch.uint8, device) for _ in range(layout.num_places)]
+            tensors = [
+                _zeros_of((num_blocks, layout.chunk_bytes), torch.uint8, device) for _ in range(layout.num_places)
+            ]
             self.tensors += tensors
         places = [tensor.view(num_blocks, -1).view(torch.uint8) for tensor in tensors[: layout.num_places]]
         if len(places) < layout.num_places or places[0].shape[1] != layout.chunk_bytes:

@@ -199,7 +199,7 @@ class RecurrentLayer(nn.Module):
 
     @abstractmethod
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
-        """Fill `out`, and change `states` ([S, *shape] by name) in place."""
+        """Fill `out`, and change `states` ([S, *shape] by name) in place. Inputs and `out` are contiguous and float32."""
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The declared tensors inside of gathered states."""
@@ -239,7 +239,11 @@ def _recurrent(inputs: list[Tensor], out: Tensor, layer_index: int) -> None:
     if not layer.chunks or not isinstance(context.states, StateBatch):
         raise RuntimeError(f"{layer.name}: a recurrent layer was called before its states were bound")
     buffer, spans = context.states.gather(layer)
-    layer.compute(layer.views(buffer), inputs, out, spans)
+    inputs = [tensor.float().contiguous() for tensor in inputs]
+    out_float = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
+    layer.compute(layer.views(buffer), inputs, out_float, spans)
+    if out_float is not out:
+        out.copy_(out_float)
     context.states.scatter(layer, buffer)
 
 

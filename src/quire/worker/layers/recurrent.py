@@ -1,6 +1,7 @@
 """Layers that keep a state of each sequence: a short convolution, the gated delta rule, the scan of Mamba 2.
 
-Each is a RecurrentLayer (`state_cache.py`): the tensors that it keeps, and one kernel.
+Each is a RecurrentLayer (`state_cache.py`): the tensors that it keeps, and one kernel. What is kept, and what a kernel
+computes, is float32, whatever the model's type is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class CausalConv(RecurrentLayer):
     """
 
     def __init__(self, channels: int, width: int, *, name: str, bias: bool, activation: str | None = None) -> None:
-        super().__init__(name, {"window": StateTensor((channels, width), torch.get_default_dtype())})
+        super().__init__(name, {"window": StateTensor((channels, width), torch.float32)})
         if activation not in (None, "silu"):
             raise ValueError(f"{name}: activation={activation!r}: must be None or 'silu'")
         self.has_silu = activation is not None
@@ -33,8 +34,8 @@ class CausalConv(RecurrentLayer):
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
         kernels.causal_conv(
             *inputs,
-            self.weight.squeeze(1),
-            self.bias,
+            self.weight.squeeze(1).float(),
+            None if self.bias is None else self.bias.float(),
             states["window"],
             spans.query_starts_S1,
             spans.num_kept_S,

@@ -1,6 +1,6 @@
 """LFM 2: short convolutions with two gates, and attention in between.
 
-    b, c, x = in_proj(hidden)        out_proj(c * conv(b * x))
+b, c, x = in_proj(hidden)        out_proj(c * conv(b * x))
 """
 
 from __future__ import annotations

@@ -30,11 +30,9 @@ def causal_conv(
         x_tC = x_TC[starts[s] : starts[s + 1]]
         # Whether the first token is in the window already or follows it: its window begins at the first column.
         inputs_Cu = torch.cat([window_SCW[s, :, 1 - num_read :], x_tC[num_read:].T], dim=1)
-        num_tokens = len(x_tC)
-        sum_Ct = torch.zeros_like(inputs_Cu[:, :num_tokens], dtype=torch.float32)
-        if bias_C is not None:
-            sum_Ct += bias_C.float().unsqueeze(1)
-        for w in range(width):
-            sum_Ct = sum_Ct + inputs_Cu[:, w : w + num_tokens].float() * weight_CW[:, w : w + 1].float()
-        out_TC[starts[s] : starts[s + 1]] = (F.silu(sum_Ct) if has_silu else sum_Ct).T.to(out_TC.dtype)
+        for i in range(len(x_tC)):  # token by token: how many are computed at once must not change how it is done
+            sum_C = torch.zeros_like(inputs_Cu[:, 0], dtype=torch.float32) if bias_C is None else bias_C.float()
+            for w in range(width):
+                sum_C = sum_C + inputs_Cu[:, i + w].float() * weight_CW[:, w].float()
+            out_TC[starts[s] + i] = F.silu(sum_C) if has_silu else sum_C
         window_SCW[s] = inputs_Cu[:, num_kept - 1 : num_kept - 1 + width].clone()
