@@ -110,6 +110,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     # hybrids: recurrent layers beside attention
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),
+    "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     # refused, each for a reason of its own

@@ -73,8 +73,7 @@ class GatedDeltaNet(nn.Module):
         keys, values = self.num_heads * self.key_dim, self.num_value_heads * self.value_dim
         self.sizes = [keys, keys, values]
         channels = sum(self.sizes)
-        self.in_proj_qkvz = ReplicatedLinear(config.hidden_size, channels + values, bias=False)
-        self.in_proj_ba = ReplicatedLinear(config.hidden_size, 2 * self.num_value_heads, bias=False)
+        self.make_projections(config.hidden_size, channels, values)
         self.conv1d = CausalConv(
             channels, config.linear_conv_kernel_dim, name=f"{name}.conv", bias=False, activation="silu"
         )
@@ -85,7 +84,7 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = ReplicatedLinear(values, config.hidden_size, bias=False)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        mixed, z_TVE, b_TV, a_TV = self._projected(hidden)
+        mixed, z_TVE, b_TV, a_TV = self.projected(hidden)
         query, key, value = self.conv1d(mixed).split(self.sizes, dim=-1)
         decay_TV = -self.A_log.float().exp() * F.softplus(a_TV.float() + self.dt_bias.float())
         out_TVE = self.rule(
@@ -98,7 +97,11 @@ class GatedDeltaNet(nn.Module):
         gated_TVE = self.norm(out_TVE) * F.silu(z_TVE.float())
         return self.out_proj(gated_TVE.to(hidden.dtype).flatten(1))
 
-    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def make_projections(self, hidden_size: int, channels: int, values: int) -> None:
+        self.in_proj_qkvz = ReplicatedLinear(hidden_size, channels + values, bias=False)
+        self.in_proj_ba = ReplicatedLinear(hidden_size, 2 * self.num_value_heads, bias=False)
+
+    def projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[q | k | v] for the convolution, the gate z, and the numbers b and a of each head of values."""
         values = self.num_shared * self.value_dim
         qkvz_THF = self.in_proj_qkvz(hidden).unflatten(-1, (self.num_heads, -1))
