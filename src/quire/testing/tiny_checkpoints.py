@@ -110,6 +110,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     # hybrids: recurrent layers beside attention
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}),
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
