@@ -23,7 +23,6 @@ from quire.engine_core.kv_cache_manager.kept import KeptSequences
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixCache, PrefixHasher
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
-from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.scheduler import Scheduler
@@ -264,10 +263,6 @@ def a_part_of_a_state(num_blocks: Method) -> Method:
     return lambda self, *args: max(1, num_blocks(self, *args) - 1) if self.num_state_blocks else num_blocks(self, *args)
 
 
-def found_before_it_is_written(_: Method) -> Method:
-    return lambda self, group, content: self._pool.find((group, content))
-
-
 def named_for_fewer_tokens(name_state: Method) -> Method:
     return lambda self, sequence, num_tokens: name_state(self, sequence, max(self._block_size, num_tokens - 4))
 
@@ -294,36 +289,27 @@ def kept_state_serves_all(tables_at: Method) -> Method:
     return broken
 
 
-def taken_from_who_reads_it(_: Method) -> Method:
-    def broken(self: BlockMoves, target: int) -> int | None:
-        source = self._source_by_copy.pop(target, None)
-        if source is None:
-            return None
-        if source in self.late_releases:
-            self.late_releases.remove(source)
-        self._num_reads[source] -= 1
-        return source
+def no_doubt(is_wanted: Method) -> Method:
+    def broken(self: StateCheckpoints, sequence: Any, position: int) -> Any:
+        self._rows.doubtful_at[sequence.row] = -1
+        return is_wanted(self, sequence, position)
 
     return broken
+
+
+def others_give_way(_: Method) -> Method:
+    return lambda self, target: None
 
 
 STATES: dict[str, Breakage] = {
     "state written while shared": ("a fork writes its parent's state", KVGroup, "written_at", state_is_not_copied),
     "a part of a state": ("a table has not all blocks", KVGroup, "num_blocks", a_part_of_a_state),
-    "checkpoint before write": (
-        "a checkpoint is found in the step that writes it",
-        PrefixCache,
-        "find_computed",
-        found_before_it_is_written,
-    ),
     "checkpoint of other tokens": ("its name is that of fewer", PrefixCache, "name_state", named_for_fewer_tokens),
     "checkpoint written": ("its sequence goes on in it", StateCheckpoints, "worth_a_copy", left_and_written),
-    "taken over and found": ("who takes a checkpoint over leaves its name", StateCheckpoints, "take_over", nothing),
     "too many checkpoints": ("their share is not kept", StateCheckpoints, "_keep_share", nothing),
-    "checkpoint in doubt": ("a row that stepped back leaves one", Rows, "doubt", nothing),
+    "checkpoint in doubt": ("a row that stepped back leaves one", StateCheckpoints, "_is_wanted", no_doubt),
     "kept state elsewhere": ("a rewound handle serves its state", KeptSequences, "_tables_at", kept_state_serves_all),
-    "copy taken back": ("its source is still read, or held", BlockMoves, "take_back", taken_from_who_reads_it),
-    "state copies not counted": ("estimates forget them", Estimates, "_num_state_copies", lambda _: lambda *_: 0),
+    "preempted for a checkpoint": ("its copies are not taken back", BlockMoves, "take_back", others_give_way),
     "no room for a state": ("it counts as there", Estimates, "_num_missing", lambda _: lambda *_: 0),
 }
 
@@ -400,7 +386,8 @@ def first_seed_that_catches(first: int) -> int | None:
 def test_a_broken_rule_of_states_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence, owner, method, breaking = STATES[name]
     monkeypatch.setattr(owner, method, breaking(getattr(owner, method)))
-    seed = first_seed_that_catches(FIRST_SEED)
+    # what needs a pool that is nearly dry has its own
+    seed = first_seed_that_catches(FIRST_SEED + 90 * (owner is BlockMoves))
     assert seed is not None, f"{name} ({sentence}) passed {MOST_SEEDS} workloads"
     monkeypatch.undo()
     run_seed(seed)

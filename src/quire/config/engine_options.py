@@ -100,8 +100,8 @@ class EngineOptions:
         "default the least recently used go first, whose ever they are", section="memory", least=0.0, greatest=1.0,
     )  # fmt: skip
     state_checkpoint_interval: int = option(
-        256, "of models with recurrent layers: how many tokens lie between copies of a prompt's state that are kept for "
-        "prompts that begin alike; it is rounded up to whole blocks", section="memory", least=1, unit="tokens",
+        256, "of models with recurrent layers: how many tokens lie between copies of a prompt's state that are kept "
+        "for prompts that begin alike; it is rounded up to whole blocks", section="memory", least=1, unit="tokens",
     )  # fmt: skip
     state_checkpoint_share: float = option(
         0.25, "of models with recurrent layers: part of the KV cache that copies of states may take, 0 for none",

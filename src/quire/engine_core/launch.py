@@ -114,7 +114,7 @@ def make_scheduler(
 
 
 def _tokens_worth_a_copy(plan: CachePlan, costs: RecoveryCosts) -> int:
-    """Where computing so many tokens takes as long as copying the state behind them, for whoever finds it copies too."""
+    """Computing so many takes as long as copying the state behind them, once to leave it and once to go on from it."""
     copying = 2 * plan.groups[-1].num_state_blocks * costs.seconds_per_block
     return int(copying / costs.seconds_per_token) if costs.seconds_per_token else 0
 
