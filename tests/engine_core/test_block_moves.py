@@ -12,8 +12,8 @@ from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Sequence
-from quire.testing.core import FULL
 from quire.messages import int_array
+from quire.testing.core import FULL
 
 
 @pytest.fixture

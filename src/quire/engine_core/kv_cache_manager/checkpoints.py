@@ -17,7 +17,7 @@ from typing import Protocol
 
 from quire.engine_core.block_table import BlockTable
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
-from quire.engine_core.kv_cache_manager.prefix_cache import PrefixCache
+from quire.engine_core.kv_cache_manager.prefix_cache import ComputedBlocks, PrefixCache
 from quire.engine_core.request import Sequence
 from quire.engine_core.rows import Rows
 
@@ -44,7 +44,12 @@ class Checkpoints(Protocol):
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
         """There is no room for copies: they are written, and found no more."""
 
+    def count_hit(self, computed: ComputedBlocks) -> None:
+        """A new sequence begins behind these."""
+
     def statistics(self) -> dict[str, float]: ...
+
+    def check_invariants(self) -> None: ...
 
 
 class NoCheckpoints:
@@ -63,23 +68,34 @@ class NoCheckpoints:
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
         """There is nothing to take."""
 
+    def count_hit(self, computed: ComputedBlocks) -> None:
+        """None was found."""
+
     def statistics(self) -> dict[str, float]:
         return {}
+
+    def check_invariants(self) -> None:
+        """There is nothing to be wrong."""
 
 
 class StateCheckpoints:
     """At most `share` of the pool; of those, the ones that were found or made last."""
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache, rows: Rows, interval: int, share: float) -> None:
+    def __init__(
+        self, pool: BlockPool, cache: PrefixCache, rows: Rows, interval: int, share: float, least: int
+    ) -> None:
+        """Fewer than `least` tokens are computed again sooner than a state is copied."""
         self._pool = pool
         self._cache = cache
         self._rows = rows
         self._block_size = cache.hasher.block_size
-        self.interval = -(-interval // self._block_size) * self._block_size
+        self.interval = -(-max(interval, least) // self._block_size) * self._block_size
+        self._least = least
         self._most = int(share * pool.num_blocks) // max(1, cache.num_state_blocks)
         # by name, oldest first; some may have been evicted since
         self._names: OrderedDict[bytes, None] = OrderedDict()
         self.num_made = 0
+        self.num_hit_tokens = 0
 
     def worth_a_copy(
         self, sequence: Sequence, start: int, table: list[int] | BlockTable, num_holders: int
@@ -92,7 +108,7 @@ class StateCheckpoints:
 
     def _is_wanted(self, sequence: Sequence, position: int) -> bool:
         """The state must be exactly the one of so many known tokens, and a prompt that begins so must look there."""
-        is_boundary = position > 0 and position % self._block_size == 0
+        is_boundary = position >= max(1, self._least) and position % self._block_size == 0
         if not (is_boundary and self._most and self._pool.keeps_contents):
             return False
         if position > sequence.num_known_tokens or self._rows.doubtful_at[sequence.row] == position:
@@ -129,10 +145,17 @@ class StateCheckpoints:
         if self._names.pop(name, b"") is None:
             self._cache.forget_state(name)
 
+    def count_hit(self, computed: ComputedBlocks) -> None:
+        self.num_hit_tokens += computed.num_tokens if computed.source is None else 0
+
+    def check_invariants(self) -> None:
+        assert len(self._names) <= self._most, "checkpoints take more of the pool than their share"
+
     def statistics(self) -> dict[str, float]:
         num_there = sum(map(self._cache.names_state, self._names))
         return {
             "num_state_checkpoints": num_there,
             "num_state_checkpoint_blocks": num_there * self._cache.num_state_blocks,
             "num_state_checkpoints_made_total": self.num_made,
+            "num_state_checkpoint_hit_tokens_total": self.num_hit_tokens,
         }

@@ -52,8 +52,9 @@ class KVCacheManager:
         num_host_blocks: int = 0,
         lookahead: int = 0,
         num_uncertain: int = 0,
-        checkpoint_interval: int = 256,
-        checkpoint_share: float = 0.25,
+        checkpoint_interval: int = 1,
+        checkpoint_share: float = 0.0,
+        least_checkpoint: int = 0,
     ) -> None:
         self.pool = pool
         self.groups = groups
@@ -80,7 +81,7 @@ class KVCacheManager:
         # what one sequence has computed, a sibling may not find
         self.may_miss_siblings = self.has_windows or self.num_state_blocks > 0
         self.checkpoints: Checkpoints = (
-            StateCheckpoints(pool, self.cache, rows, checkpoint_interval, checkpoint_share)
+            StateCheckpoints(pool, self.cache, rows, checkpoint_interval, checkpoint_share, least_checkpoint)
             if self.num_state_blocks
             else NoCheckpoints()
         )
@@ -230,6 +231,7 @@ class KVCacheManager:
             self.num_queried_tokens += sequence.num_total_tokens
             self.num_hit_tokens += computed.num_tokens
             self.kept.count_hit(computed)
+            self.checkpoints.count_hit(computed)
         for number, blocks in enumerate(computed.blocks):
             sequence.block_tables[number] = BlockTable(blocks)
             self.moves.write(number, sequence.row, 0, blocks)
@@ -440,6 +442,7 @@ class KVCacheManager:
         offered = [table for one in self.kept if not one.is_pinned for table in one.block_tables]
         self.pool.check_invariants(self._num_entries(holding), self._num_entries(offered))
         self.swap.check_invariants(sequences)
+        self.checkpoints.check_invariants()
 
     def _num_entries(self, tables: list[BlockTable]) -> IntArray:
         """By block. NO_BLOCK is counted in front of them all."""
