@@ -30,7 +30,7 @@ class Lfm2Attention(nn.Module):
     def __init__(self, config: Any, name: str, rotary: RotaryEmbedding) -> None:
         super().__init__()
         size, num_heads = config.hidden_size, config.num_attention_heads
-        self.head_dim = config.head_dim
+        self.head_dim = size // num_heads
         self.rotary = rotary
         self.qkv_proj = QKVParallelLinear(size, self.head_dim, num_heads, config.num_key_value_heads, bias=False)
         self.out_proj = RowParallelLinear(num_heads * self.head_dim, size, bias=False)
@@ -127,8 +127,6 @@ class Lfm2Model(nn.Module):
 
 def complete_config(config: Any) -> None:
     complete_kv_heads(config)
-    if config.head_dim is None:
-        config.head_dim = config.hidden_size // config.num_attention_heads
     if config.layer_types is None:
         indices = range(config.num_hidden_layers)
         attention = indices if config.full_attn_idxs is None else config.full_attn_idxs
@@ -153,7 +151,6 @@ class Lfm2ForCausalLM(CausalLM):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
-        "head_dim": None,
         "max_position_embeddings": 128_000,
         "norm_eps": 1e-5,
         "rope_theta": 1_000_000.0,

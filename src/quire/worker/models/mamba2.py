@@ -1,9 +1,9 @@
 """Mamba 2: no attention at all. A short convolution and a state space in each layer.
 
-    gate, x B C, dt = in_proj(hidden)
-    x, B, C         = silu(conv(x B C))
-    y               = scan (x, B, C; dt = softplus(dt + bias), A = -exp(A_log), D)
-    hidden          = out_proj(norm(y * silu(gate)))
+gate, x B C, dt = in_proj(hidden)
+x, B, C         = silu(conv(x B C))
+y               = scan (x, B, C; dt = softplus(dt + bias), A = -exp(A_log), D)
+hidden          = out_proj(norm(y * silu(gate)))
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Mamba2Block(nn.Module):
             eps=config.layer_norm_epsilon,
             bias=config.use_bias,
             conv_bias=config.use_conv_bias,
-            time_step_limit=limits_of(config.time_step_limit),
+            time_step_limit=tuple(config.time_step_limit),
         )
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mixer = Mamba2Mixer(sizes, f"model.layers.{index}.mixer")
@@ -137,12 +137,14 @@ class Mamba2Model(nn.Module):
         return self.norm_f(hidden.to(dtype))
 
 
-def limits_of(limit: Any) -> tuple[float, float]:
+def complete_time_step_limit(config: Any) -> None:
     """JSON has no infinity: Transformers writes one as a word."""
-    if limit is None:
-        return 0.0, math.inf
-    least, most = (float(value["__float__"] if isinstance(value, dict) else value) for value in limit)
-    return least, most
+    limit = config.time_step_limit
+    config.time_step_limit = (
+        (0.0, math.inf)
+        if limit is None
+        else [float(value["__float__"] if isinstance(value, dict) else value) for value in limit]
+    )
 
 
 def check_groups(num_heads: int, num_groups: int, names: str) -> None:
@@ -154,6 +156,7 @@ def check_groups(num_heads: int, num_groups: int, names: str) -> None:
 
 
 def complete_config(config: Any) -> None:
+    complete_time_step_limit(config)
     check_groups(config.num_heads, config.n_groups, "num_heads, n_groups")
 
 

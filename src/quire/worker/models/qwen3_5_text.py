@@ -13,7 +13,13 @@ from quire.worker.layers import ReplicatedLinear, RotaryEmbedding
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.llama import LlamaMLP, LlamaModel
-from quire.worker.models.qwen3_next import GatedDeltaNet, Qwen3NextAttention, Qwen3NextForCausalLM, make_norm
+from quire.worker.models.qwen3_next import (
+    GatedDeltaNet,
+    Qwen3NextAttention,
+    Qwen3NextForCausalLM,
+    complete_layers,
+    make_norm,
+)
 
 
 class Qwen35GatedDeltaNet(GatedDeltaNet):
@@ -65,10 +71,9 @@ class Qwen35TextForCausalLM(CausalLM):
         "linear_num_value_heads": 32,
         "full_attention_interval": 4,
         "layer_types": None,
-        "mlp_only_layers": None,
         "tie_word_embeddings": False,
     }
-    complete_config = staticmethod(Qwen3NextForCausalLM.complete_config)
+    complete_config = staticmethod(complete_layers)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = LlamaModel(config, max_model_len, make_mixer, make_mlp, make_norm)

@@ -137,8 +137,12 @@ def make_norm(config: Any) -> RMSNorm:
 
 
 def complete_config(config: Any) -> None:
-    complete_kv_heads(config)
+    complete_layers(config)
     config.mlp_only_layers = config.mlp_only_layers or []
+
+
+def complete_layers(config: Any) -> None:
+    complete_kv_heads(config)
     if config.layer_types is None:
         interval = config.full_attention_interval
         config.layer_types = [
