@@ -20,7 +20,7 @@ _INT4_GROUP = _MXFP4_GROUP = 32
 _GGUF = {
     "Q4_0": (4, 32, False), "Q4_1": (4, 32, True), "Q4_K": (4, 32, True), "Q5_0": (8, 32, False), "Q5_1": (8, 32, True),
     "Q5_K": (8, 32, True), "Q8_0": (8, 32, False), "Q6_K": (8, 16, False), "Q3_K": (8, 16, False),
-    "Q2_K": (8, 16, True), "IQ4_NL": (8, 32, False), "IQ4_XS": (8, 32, False), "MXFP4": (8, 32, False),
+    "Q2_K": (8, 16, True), "IQ4_NL": (8, 32, False), "IQ4_XS": (8, 32, False), "MXFP4": (4, 32, False),
 }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_of_a_quantised_checkpoint(name, scheme, source, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4"])
 def test_of_a_gguf_file(kind, scheme, source, tmp_path):
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "model.gguf", source, kind)
