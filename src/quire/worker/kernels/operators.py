@@ -41,6 +41,7 @@ _SCHEMAS = {
     "int top_groups, float scale) -> (Tensor, Tensor)",
     "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor? bias, SymInt num_rows) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
+    "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
@@ -146,6 +147,7 @@ packed_rows = torch.ops.quire.packed_rows.default
 route_tokens = torch.ops.quire.route_tokens.default
 grouped_linear = torch.ops.quire.grouped_linear.default
 weigh_experts = torch.ops.quire.weigh_experts.default
+add_adapters = torch.ops.quire.add_adapters.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default
