@@ -45,6 +45,8 @@ class InputBatch:
     logits_indices_N: Tensor
     # one for each group of attention layers
     attention: tuple[AttentionBatch, ...]
+    # of each token the slot of its adapter, -1 for none; None: no token has one
+    adapter_slots_T: Tensor | None
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def attention_context(batch: InputBatch, backend: AttentionBackend | None) -> It
     metadata: tuple[Any, ...] = ()
     if backend is not None:
         metadata = tuple(backend.build_metadata(group) for group in batch.attention)
-    with forward_context(ForwardContext(metadata)):
+    with forward_context(ForwardContext(metadata, adapter_slots=batch.adapter_slots_T)):
         yield
 
 
@@ -126,7 +128,12 @@ class BatchBuilder:
             positions_T=positions_T,
             logits_indices_N=logits_indices_N,
             attention=attention,
+            adapter_slots_T=self._adapter_slots(row_T),
         )
+
+    def _adapter_slots(self, row_T: IntArray) -> Tensor | None:
+        slots_T = self._table.adapter_slots[row_T]
+        return to_device([slots_T], self._device)[0] if (slots_T >= 0).any() else None
 
     def _block_arrays(
         self, rows_S: IntArray, query_starts_S1: Any, row_T: IntArray, position_T: IntArray, max_seq_len: int
