@@ -50,8 +50,8 @@ class EngineAdapters:
             raise UserError("This engine was started without adapters. Start it with enable_lora=True (--enable-lora).")
         if len(self._adapters) >= self._most:
             raise UserError(
-                f"{len(self._adapters)} adapters are in memory, the most that max_cpu_loras allows. Unload one, or start "
-                "with a greater max_cpu_loras."
+                f"{len(self._adapters)} adapters are in memory, the most that max_cpu_loras allows. Unload one, or "
+                "start with a greater max_cpu_loras."
             )
         self._last_number += 1
         self._adapters[self._last_number] = _Adapter(name, path)

@@ -27,6 +27,7 @@ from quire.worker.models.checkpoint_map import CheckpointMap
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 16 << 20
 _MOST_TENSORS = 1 << 16
 _DTYPES = ("F32", "BF16", "F16")
 _PREFIX = "base_model.model."
@@ -67,6 +68,12 @@ class AdapterTargets:
                 layers[name] = (layer, layer.adapters)
         return cls(layers, getattr(model, "checkpoint_map", CheckpointMap()), max_rank, dtype)
 
+    @property
+    def most_file_bytes(self) -> int:
+        """Of all matrices in float32, and of what stands around them."""
+        elements = sum(len(s.parts) * s.in_features + sum(s.parts) for _, s in self.layers.values()) * self.max_rank
+        return 4 * elements + _MOST_HEADER_BYTES
+
 
 def read_adapter(folder: Path, targets: AdapterTargets) -> Weights:
     """All matrices, checked; ModelError says in one line what is wrong."""
@@ -74,10 +81,16 @@ def read_adapter(folder: Path, targets: AdapterTargets) -> Weights:
     file = folder / WEIGHTS_FILE
     if not file.is_file():
         raise ModelError(f"{WEIGHTS_FILE}: is not there. Save the adapter with safetensors; .bin files are not read.")
+    most = targets.most_file_bytes
+    if (size := file.stat().st_size) > most:
+        raise ModelError(
+            f"{WEIGHTS_FILE}: {size:,} bytes; an adapter of this model has at most {most:,} with max_lora_rank="
+            f"{targets.max_rank}. Is it an adapter, and of this model?"
+        )
     try:
         with safe_open(str(file), framework="pt") as opened:
             return _Reader(opened, config, targets).read()
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise ModelError(f"{WEIGHTS_FILE}: cannot be read ({one_line(error)}). Copy it again.") from error
 
 

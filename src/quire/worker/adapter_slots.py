@@ -1,6 +1,6 @@
 """The worker's adapters: those that are loaded, and which of them are in the slots of the layers.
 
-    files --(a thread beside the steps)--> memory of the host, one copy each --(least recently used)--> slots of all layers
+    files --(a thread beside the steps)--> memory, one copy each --(least recently used leave)--> slots of all layers
 
 Owns both. A step's adapters are brought into slots before it is computed; the core grants no step more of them than
 there are slots. Numbers come from the core and are never used twice. Called by Worker (controls) and ModelRunner.
@@ -151,9 +151,8 @@ def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) 
             f"enable_lora: {type(model).__name__} runs through the Transformers library, and adapters are built for "
             "Quire's own models only. Leave enable_lora out, or take model_impl=native."
         )
-    inside_experts = {
-        id(layer) for expert in model.modules() if isinstance(expert, Expert) for layer in expert.modules()
-    }
+    experts = [module for module in model.modules() if isinstance(module, Expert)]
+    inside_experts = {id(layer) for expert in experts for layer in expert.modules()}
     num_bytes = 0
     for layer in model.modules():
         if not isinstance(layer, ReplicatedLinear) or isinstance(layer, Router) or id(layer) in inside_experts:

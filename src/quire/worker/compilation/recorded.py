@@ -7,7 +7,8 @@ operator by operator. Between two steps of a program lies a barrier of a microse
 Python, and neighbours that treat every token by itself (norms, rotary positions, gates, the KV write) run together
 while a token is in the cache: this is how Quire fuses on a CPU, and why model code needs no fused operators.
 
-What changes from step to step is copied into buffers that stay where they are: token ids, positions, block tables, slots of adapters.
+What changes from step to step is copied into buffers that stay where they are: token ids, positions, block tables,
+slots of adapters.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ nothing of adapters. The weight itself stays as it is, whatever its form: what i
 
     a [slots, parts, rank, inputs]      b [slots, rank, outputs]      ranks [slots]
 
-Owns the slots of one layer; who is in which slot is decided elsewhere (`worker/adapter_slots.py`). Memory stays where it
-is, because a recorded program knows addresses.
+Owns the slots of one layer; who is in which slot is decided elsewhere (`worker/adapter_slots.py`). Memory stays where
+it is, because a recorded program knows addresses.
 """
 
 from __future__ import annotations
