@@ -155,7 +155,7 @@ def test_what_peft_itself_writes(house, tmp_path):
     for number, options in enumerate([
         {"target_modules": "all-linear"},
         {"target_modules": ["q_proj", "down_proj"], "use_rslora": True, "lora_alpha": 5},
-        {"target_modules": r".*layers\.[01].*\.(v|o)_proj", "rank_pattern": {"o_proj": 2}, "alpha_pattern": {"v_proj": 3}},
+        {"target_modules": r".*\.[01]\..*\.(v|o)_proj", "rank_pattern": {"o_proj": 2}, "alpha_pattern": {"v_proj": 3}},
     ]):  # fmt: skip
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         before = {name: weight.clone() for name, weight in model.state_dict().items()}

@@ -171,7 +171,7 @@ class EngineOptions:
     )  # fmt: skip
     max_lora_rank: int = option(16, "greatest rank of an adapter", section="adapters", least=1, greatest=512)
     max_cpu_loras: int | None = option(
-        None, "adapters in memory, of which max_loras are ready for a step; by default four times max_loras, at least 32",
+        None, "adapters in memory, of which max_loras are ready for a step; by default four times as many, at least 32",
         section="adapters", least=1,
     )  # fmt: skip
     lora_modules: tuple[str, ...] = option(

@@ -23,8 +23,8 @@ def resolve_max_cpu_loras(options: EngineOptions) -> tuple[int, tuple[object, st
         return number, (number, "four times max_loras, at least 32")
     if options.max_cpu_loras < options.max_loras:
         raise OptionError(
-            f"max_cpu_loras={options.max_cpu_loras}: must be at least max_loras={options.max_loras}, because what is in "
-            "a slot is in memory too. Raise max_cpu_loras or lower max_loras."
+            f"max_cpu_loras={options.max_cpu_loras}: must be at least max_loras={options.max_loras}, because what is "
+            "in a slot is in memory too. Raise max_cpu_loras or lower max_loras."
         )
     return options.max_cpu_loras, (options.max_cpu_loras, "as asked")
 
