@@ -79,16 +79,24 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--output-length", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--quantization", default=None)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = shape_0_6b_config(Path(folder) / "model")
+        model = shape_0_6b_config(
+            Path(folder) / "model",
+            num_hidden_layers=asked.layers,
+            vocab_size=asked.vocabulary,
+            eos_token_id=2,
+            bos_token_id=1,
+        )
         write_tokenizer(model)
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         requests = make_adapters(Path(folder), config, asked.adapters, asked.rank)
         options: dict[str, Any] = {
-            "load_format": "dummy", "max_model_len": 512, "enable_prefix_caching": False, "kv_cache_memory_bytes": 2**30,
-            "quantization": asked.quantization, "max_num_seqs": asked.batch,
+            "load_format": "dummy", "max_model_len": 512, "enable_prefix_caching": False,
+            "kv_cache_memory_bytes": 2**29, "quantization": asked.quantization, "max_num_seqs": asked.batch,
         }  # fmt: skip
         slots = {"enable_lora": True, "max_loras": asked.adapters, "max_lora_rank": asked.rank}
         with LLM(str(model), **options) as plain, LLM(str(model), **options, **slots) as adapted:
