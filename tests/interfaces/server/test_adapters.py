@@ -9,7 +9,7 @@ import shutil
 import httpx2 as httpx
 import pytest
 
-from quire import AsyncLLM
+from quire import AsyncLLM, LoRARequest, SamplingParams
 from quire.interfaces.server import create_app
 from quire.testing.tiny_adapters import make_adapter
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -246,5 +246,29 @@ def test_an_engine_without_adapters_says_so(house, run):
             answer = await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a0"})
             assert (answer.status_code, "enable_lora" in answer.text) == (400, True)
             assert (await http.post("/v1/completions", json={**COMPLETION, "model": "sql"})).status_code == 404
+
+    run(main())
+
+
+def test_a_new_engine_loads_them_again(house, run):
+    """In a process of its own, where an adapter goes and comes by messages alone."""
+    base, root = house
+
+    async def main():
+        options = {"dtype": "float32", "device": "cpu", "num_threads": 1, "packed_weights_cache": 0}
+        async with AsyncLLM(str(base), enable_lora=True, engine_process=True, max_model_len=100, **options) as engine:
+            adapter = await engine.load_adapter("sql", str(root / "a0"))
+            params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+            async def tokens(lora_request):
+                stream = engine.generate({"prompt_token_ids": COMPLETION["prompt"]}, params, lora_request=lora_request)
+                return [output async for output in stream][-1].outputs[0].token_ids
+
+            request = LoRARequest("sql", 1, adapter.path)
+            before = await tokens(request)
+            assert before != await tokens(None)
+            await engine.restart()
+            assert [one.name for one in await engine.adapters()] == ["sql"]
+            assert await tokens(request) == before
 
     run(main())
