@@ -77,6 +77,7 @@ struct WeighArgs {
   int64_t top_k, width;
 };
 
+struct AdapterKernels;
 struct AttentionKernels;
 struct MatmulKernels;
 struct SamplingKernels;
@@ -92,6 +93,7 @@ struct KernelTable {
   void (*activate)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
   void (*weigh_experts)(const WeighArgs&, int64_t begin, int64_t end);
+  const AdapterKernels* adapters;  // adapters.h
   const AttentionKernels* attention;  // attention_args.h
   const MatmulKernels* matmul;  // matmul.h
   const SamplingKernels* sampling;  // sampling_kernels.h
