@@ -15,7 +15,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.testing.fake_engine import fake_engine
 
 from .bad_inputs.media import URLS

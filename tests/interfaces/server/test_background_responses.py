@@ -6,8 +6,8 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from quire.interfaces.server.openai_responses import background
-from quire.interfaces.server.openai_responses.stored import BEAT_SECONDS_LOST, RESPONSES, StoredResponses
+from quire.interfaces.gateway.responses import background
+from quire.interfaces.gateway.responses.stored import BEAT_SECONDS_LOST, RESPONSES, StoredResponses
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import StorageSettings
 

@@ -7,11 +7,11 @@ import msgspec
 import openai
 import pytest
 
-from quire.interfaces.server.batches.endpoint_calls import BACKGROUND_PRIORITY
-from quire.interfaces.server.batches.records import BATCHES
-from quire.interfaces.server.batches.results import Results, answered
+from quire.interfaces.gateway.batches.endpoint_calls import BACKGROUND_PRIORITY
+from quire.interfaces.gateway.batches.records import BATCHES
+from quire.interfaces.gateway.batches.results import Results, answered
+from quire.interfaces.gateway.services import ServiceSettings
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.services import ServiceSettings
 from quire.interfaces.server.state import StorageSettings
 
 CHAT = "/v1/chat/completions"
@@ -587,8 +587,8 @@ def test_a_full_disk_is_waited_for(run, batching, official, monkeypatch):
 
 
 def test_a_line_that_the_disk_cuts_is_taken_back(tmp_path, monkeypatch):
-    from quire.interfaces.server.batches import results as module
-    from quire.interfaces.server.batches.endpoint_calls import Called
+    from quire.interfaces.gateway.batches import results as module
+    from quire.interfaces.gateway.batches.endpoint_calls import Called
 
     results = Results(tmp_path / "good", tmp_path / "bad")
     results.append(answered("a", Called(200, "req", b"{}")))

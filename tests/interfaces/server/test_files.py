@@ -11,11 +11,11 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from quire.interfaces.server import services
-from quire.interfaces.server.files import disk
-from quire.interfaces.server.files.records import FileRecords
+from quire.interfaces.gateway import services
+from quire.interfaces.gateway.files import disk
+from quire.interfaces.gateway.files.records import FileRecords
+from quire.interfaces.gateway.storage import full_disk
 from quire.interfaces.server.state import Readiness, StorageSettings
-from quire.interfaces.server.storage import full_disk
 from quire.interfaces.server.wire.errors import unavailable
 
 LINES = b'{"custom_id": "a"}\n'
@@ -258,7 +258,7 @@ def test_forms(run, filing, folder, body, content_type, status):
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
 def test_a_body_may_be_cut_anywhere(run, size):
     """Also inside the boundary, and where a content looks like one."""
-    from quire.interfaces.server.files.multipart import Part, read_parts
+    from quire.interfaces.gateway.files.multipart import Part, read_parts
 
     content = b"\r\n--\r\n--bound\r\n--boundar\r\r\n--" * 3
 

@@ -8,7 +8,7 @@ import threading
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.options import ServerOptions

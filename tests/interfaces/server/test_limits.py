@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 
-from quire.interfaces.server.files import upload
+from quire.interfaces.gateway.files import upload
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.openai import prompt_pieces
 from quire.interfaces.server.options import ServerOptions

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from quire.errors import OptionError
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.observability.otel import OpenTelemetryTracing, SpanQueue, open_tracing
 from quire.observability.tracing import NoTracing, make_tracing

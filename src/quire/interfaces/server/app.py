@@ -13,13 +13,17 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from quire.errors import QuireError
+from quire.interfaces.gateway.access.access import Access
+from quire.interfaces.gateway.access.doors import doors_of
+from quire.interfaces.gateway.batches import endpoints as batches
+from quire.interfaces.gateway.files import endpoints as files
+from quire.interfaces.gateway.services import Services, ServiceSettings
+from quire.interfaces.gateway.sessions import endpoints as sessions
+from quire.interfaces.gateway.sessions import turns
 from quire.interfaces.server import openapi, page
-from quire.interfaces.server.access.access import Access
 from quire.interfaces.server.administration import admin, memory, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
-from quire.interfaces.server.batches import endpoints as batches
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.files import endpoints as files
 from quire.interfaces.server.gate import Gate
 from quire.interfaces.server.observing import health, metrics, observe
 from quire.interfaces.server.observing.observed import Observed
@@ -28,11 +32,7 @@ from quire.interfaces.server.openai import chat, completions, embeddings, models
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import ProcessRole
-from quire.interfaces.server.services import Services, ServiceSettings
-from quire.interfaces.server.sessions import endpoints as sessions
-from quire.interfaces.server.sessions import turns
 from quire.interfaces.server.state import ServerState, StorageSettings
-from quire.interfaces.server.transport.doors import doors_of
 from quire.interfaces.server.wire.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.observability.tracing import NoTracing, Tracing
 from quire.version import __version__

@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Match
 
-from quire.interfaces.server.access.access import PUBLIC_PATHS, Access
+from quire.interfaces.gateway.access.access import PUBLIC_PATHS, Access
 from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
 from quire.interfaces.server.access.in_flight import Receive
 from quire.interfaces.server.access.turnstile import Turnstile

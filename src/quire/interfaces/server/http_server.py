@@ -11,6 +11,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from quire.interfaces.gateway.access.doors import is_loopback
+from quire.interfaces.gateway.services import Services, ServiceSettings
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
@@ -18,10 +20,8 @@ from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.openai.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import ProcessRole
-from quire.interfaces.server.services import Services, ServiceSettings
 from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
 from quire.interfaces.server.transport.connections import Connection, connections_of
-from quire.interfaces.server.transport.doors import is_loopback
 from quire.interfaces.server.transport.handing_connections import handing_connections_of
 from quire.interfaces.server.transport.slow_readers import SlowReaders
 from quire.interfaces.server.transport.unfinished import Descriptors, Unfinished, networks_of

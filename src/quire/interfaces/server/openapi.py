@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, WebSocketRoute
 
-from quire.interfaces.server.access.access import PUBLIC_PATHS
+from quire.interfaces.gateway.access.access import PUBLIC_PATHS
 from quire.interfaces.server.openai.request_schemas import refine
 from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import Description, description_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quire.interfaces.server.access.ledger import Ledger, OwnLedger
+from quire.interfaces.gateway.access.ledger import Ledger, OwnLedger
 
 # A connection's descriptor, and what was read of it; False if it could not be handed on.
 HandOn = Callable[[int, bytes], bool]

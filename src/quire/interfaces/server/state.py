@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
+from quire.interfaces.gateway.access.tenants import Tenants
+from quire.interfaces.gateway.access.waiting_room import WaitingRoom
 from quire.interfaces.server.access.caller import Caller, current_caller
 from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.access.tenants import Tenants
 from quire.interfaces.server.access.turnstile import Turnstile
-from quire.interfaces.server.access.waiting_room import WaitingRoom
 from quire.interfaces.server.engine import ServedEngine, generation_defaults
 from quire.interfaces.server.life.log_level import LogLevelOfEngine
 from quire.interfaces.server.options import ServerOptions
@@ -25,7 +25,7 @@ from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import NoTracing, Tracing
 
 if TYPE_CHECKING:
-    from quire.interfaces.server.storage.storage import Storage
+    from quire.interfaces.gateway.storage.storage import Storage
 
 
 class Readiness(enum.Enum):
@@ -59,7 +59,7 @@ class _LazyStorage:
 
     def opened(self) -> Storage:
         if self._storage is None:
-            from quire.interfaces.server.storage.storage import Storage
+            from quire.interfaces.gateway.storage.storage import Storage
 
             url = self._settings.url
             max_bytes = self._settings.max_bytes

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from quire.interfaces.server.access.tenants import NOBODY, Tenant, Tenants
-from quire.interfaces.server.access.waiting_room import WaitingRoom
+from quire.interfaces.gateway.access.tenants import NOBODY, Tenant, Tenants
+from quire.interfaces.gateway.access.waiting_room import WaitingRoom
 from quire.messages import Tenancy
 
 

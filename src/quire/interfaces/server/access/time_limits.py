@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from quire.interfaces.gateway.access.waiting_room import Reservation, WaitingRoom
 from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.in_flight import Ticket, current_ticket
-from quire.interfaces.server.access.waiting_room import Reservation, WaitingRoom
 from quire.interfaces.server.wire.errors import ApiError, idle
 
 

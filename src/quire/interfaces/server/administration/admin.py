@@ -9,11 +9,11 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
-from quire.interfaces.server.access.access import admins_only
-from quire.interfaces.server.access.waiting_room import TenantReport
+from quire.interfaces.gateway.access.access import admins_only
+from quire.interfaces.gateway.access.waiting_room import TenantReport
+from quire.interfaces.gateway.sibling_answers import ended_by_administrator, reports_of_all
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.sibling_answers import ended_by_administrator, reports_of_all
 from quire.interfaces.server.state import Readiness, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, invalid

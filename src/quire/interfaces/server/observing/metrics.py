@@ -8,8 +8,8 @@ import logging
 from fastapi import APIRouter, Depends, Request, Response
 
 from quire.errors import QuireError
-from quire.interfaces.server.access.access import overseers_only
-from quire.interfaces.server.sibling_answers import added
+from quire.interfaces.gateway.access.access import overseers_only
+from quire.interfaces.gateway.sibling_answers import added
 from quire.interfaces.server.state import Readiness, ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.observability.metrics import CONTENT_TYPE

@@ -14,10 +14,10 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from quire.errors import ContextLengthError
+from quire.interfaces.gateway.access.waiting_room import Reservation
 from quire.interfaces.server.access.caller import Caller, current_caller
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.request_body import read_request

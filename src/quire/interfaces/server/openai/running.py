@@ -12,8 +12,8 @@ from typing import Any
 
 from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.gateway.access.waiting_room import Reservation
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.work import Counts, Work
 from quire.interfaces.server.wire.errors import internal

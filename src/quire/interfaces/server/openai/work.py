@@ -8,9 +8,9 @@ from typing import Any
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import RequestError
+from quire.interfaces.gateway.access.waiting_room import Reservation
 from quire.interfaces.server.access.caller import Caller, current_caller
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.responses import Usage, usage_of

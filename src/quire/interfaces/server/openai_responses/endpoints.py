@@ -27,7 +27,7 @@ from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, li
 from quire.interfaces.server.wire.pumped import pumped
 
 if TYPE_CHECKING:
-    from quire.interfaces.server.openai_responses.background import BackgroundResponses
+    from quire.interfaces.gateway.responses.background import BackgroundResponses
 
 router = APIRouter()
 _EVENTS = "events `event: TYPE` and `data: JSON`, the last one is response.completed, .incomplete or .failed"

@@ -98,7 +98,7 @@ class Making:
 
 def stored_responses(state: ServerState, tenant: str) -> Any:
     # SQLAlchemy is imported by the first who stores
-    from quire.interfaces.server.openai_responses.stored import StoredResponses
+    from quire.interfaces.gateway.responses.stored import StoredResponses
 
     return StoredResponses(state.storage, tenant)
 
