@@ -92,7 +92,7 @@ def play(tmp_path: Path, test: Any) -> None:
                 await test(Client(http, engine))
         finally:
             await app.state.services.stop()
-            app.state.server.close_storage()
+            app.state.services.close()
             engine.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), 60))

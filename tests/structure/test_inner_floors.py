@@ -14,7 +14,8 @@ FLOORS = {
     "quire.interfaces.gateway": (
         ("run",),
         ("processes",),
-        ("reference", "services", "sibling_answers"),
+        ("app",),
+        ("reference", "services"),
         ("batches",),
         ("files", "responses", "sessions"),
         ("access", "storage"),
@@ -27,7 +28,7 @@ FLOORS = {
         ("openai", "transport"),
         ("gate", "request_body"),
         ("state",),
-        ("event_stream", "process_role"),
+        ("event_stream", "process_role", "services"),
         ("access", "life", "page"),
         ("engine", "options", "wire"),
     ),

@@ -79,7 +79,7 @@ def served(tmp_path: Path):
                 yield server
         finally:
             await server.services.stop()
-            app.state.server.close_storage()
+            app.state.services.close()
             engine.shutdown()
 
     return make

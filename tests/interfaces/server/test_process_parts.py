@@ -12,6 +12,7 @@ import pytest
 
 from quire.errors import EngineDeadError, OptionError, QuireError
 from quire.interfaces.gateway import create_app
+from quire.interfaces.gateway.access.endpoints import TENANT_COUNTS, reports_of_all
 from quire.interfaces.gateway.access.shared_bound import SharedBound
 from quire.interfaces.gateway.access.tenants import Quota, Tenant
 from quire.interfaces.gateway.access.waiting_room import WaitingRoom
@@ -19,9 +20,9 @@ from quire.interfaces.gateway.processes import fleet
 from quire.interfaces.gateway.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.gateway.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
 from quire.interfaces.gateway.processes.kept_counts import KeptCounts
-from quire.interfaces.gateway.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger, make_page
-from quire.interfaces.gateway.sibling_answers import TENANT_COUNTS, own_statistics, reports_of_all
+from quire.interfaces.gateway.run import check_possible, with_shared_secret
+from quire.interfaces.server.observing.metrics import own_statistics
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.state import Readiness, ServerState

@@ -99,11 +99,11 @@ def _local(name: str, text: str) -> Path:
 
 
 async def _run(options: dict[str, Any], plan: _Plan) -> int:
+    from quire.interfaces.gateway.app import create_app
     from quire.interfaces.gateway.batches.endpoint_calls import EndpointCalls
-    from quire.interfaces.server.app import create_app
 
     app = create_app()
-    calls = EndpointCalls(app.routes, app.state.server)
+    calls = EndpointCalls(app.routes, app.state.server, app.state.services.callers.patient)
     # before the model loads: a mistake in the file is found at once
     num_lines = await asyncio.to_thread(_checked, plan.source, calls.paths)
     async with open_engine(options) as engine:

@@ -6,15 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.interfaces.gateway.app import create_app
     from quire.interfaces.gateway.run import run_server
-    from quire.interfaces.server.app import create_app
 
 __all__ = ["create_app", "run_server"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "create_app":
-        from quire.interfaces.server.app import create_app
+        from quire.interfaces.gateway.app import create_app
 
         return create_app
     if name == "run_server":

@@ -12,34 +12,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
 import socket
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.config.option import checked
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, OptionError
 from quire.interfaces.gateway.access.doors import doors_of
 from quire.interfaces.gateway.files.disk import check_folder
-from quire.interfaces.gateway.processes.no_fleet import NoFleet
-from quire.interfaces.gateway.processes.possible import check_possible, with_shared_secret
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.life.start_objects import set_aside
 from quire.interfaces.server.life.welcome import welcome
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.process_role import Alone, ProcessRole
 from quire.interfaces.server.transport.listener import listen, url_of
 from quire.interfaces.server.transport.unfinished import networks_of
 from quire.observability.logging import configure_logging, flush_log
 from quire.observability.phases import PhaseTimer
 
 if TYPE_CHECKING:
+    from quire.config import EngineConfig
     from quire.interfaces.async_llm import AsyncLLM
+    from quire.interfaces.gateway.access.ledger import Ledger
     from quire.interfaces.gateway.processes.fleet import Fleet
+    from quire.interfaces.gateway.processes.shared_ledger import SharedLedger
     from quire.interfaces.server.http_server import HttpServer
     from quire.interfaces.server.life.supervisor import Supervisor
-    from quire.interfaces.server.process_role import ProcessRole
+    from quire.interfaces.server.process_role import Siblings
 
 logger = logging.getLogger("quire.server")
 
@@ -81,8 +85,45 @@ def run_server(engine_options: dict[str, Any], host: str, port: int, **server_op
         flush_log()
 
 
+def with_shared_secret(options: ServerOptions) -> ServerOptions:
+    """A tenant's part of the prefix cache has one name in all processes."""
+    if options.api_server_count == 1 or options.tenant_secret is not None:
+        return options
+    return replace(options, tenant_secret=secrets.token_hex(32))
+
+
+def check_possible(options: ServerOptions, config: EngineConfig) -> None:
+    if options.api_server_count > 1 and config.engine_process is False:
+        raise OptionError(
+            f"api_server_count={options.api_server_count}: several processes need an engine in a process of its own, "
+            "and engine_process=False keeps it in the server's. Leave one of them out."
+        )
+
+
 def _admin_listener(options: ServerOptions) -> AbstractContextManager[socket.socket | None]:
     return nullcontext() if options.admin_port is None else listen(options.admin_host, options.admin_port, "admin_")
+
+
+class NoFleet(Alone):
+    """The fleet of a server that is one process: there is nobody to tell anything."""
+
+    def start(self, http: Any) -> None: ...
+
+    async def engine_is_ready(self) -> None: ...
+
+    def engine_is_back(self) -> None: ...
+
+    def engine_is_lost(self, cause: str) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def hurry(self) -> None: ...
+
+    def die(self, cause: str) -> None: ...
+
+    async def wait_gone(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class _Server:
@@ -114,14 +155,14 @@ class _Server:
         starting = self._begin(self._start_engine())
         http: HttpServer | None = None
         fleet: Fleet | NoFleet = NoFleet()
-        place: ProcessRole | None = None
+        ledger: Ledger | None = None
         try:
             if self._options.api_server_count > 1:
-                fleet, place = await asyncio.to_thread(_make_fleet, self._options, self._engine, self._listener)
-            http = await self._open_http(place)
+                fleet, ledger = await asyncio.to_thread(_make_fleet, self._options, self._engine, self._listener)
+            http = await self._open_http(fleet, ledger)
             if self._options.storage_url is not None:
                 # a mistake in it ends the start; the default is opened when something is stored
-                await http.open_storage()
+                await http.app.state.services.storage.open()
             fleet.start(http)
             supervisor = _make_supervisor(self._engine, http, self._options)
             self._begin(supervisor.watch())
@@ -172,9 +213,11 @@ class _Server:
             ready = await self._engine.start()
         self._phases.add_reported(ready.report, end=self._phases.elapsed)
 
-    async def _open_http(self, place: ProcessRole | None) -> HttpServer:
+    async def _open_http(self, siblings: Siblings, ledger: Ledger | None) -> HttpServer:
         with self._phases.measure("HTTP server", "while the engine loads"):
-            http = await asyncio.to_thread(_make_http, self._options, self._listener, self._admin_listener, place)
+            http = await asyncio.to_thread(
+                _make_http, self._options, self._listener, self._admin_listener, siblings, ledger
+            )
             http.start()
         return http
 
@@ -230,14 +273,18 @@ class _Server:
 
 
 def _make_http(
-    options: ServerOptions, listener: socket.socket, admin_listener: socket.socket | None, place: ProcessRole | None
+    options: ServerOptions,
+    listener: socket.socket,
+    admin_listener: socket.socket | None,
+    siblings: Siblings,
+    ledger: Ledger | None,
 ) -> HttpServer:
-    from quire.interfaces.server.http_server import HttpServer
+    from quire.interfaces.gateway.app import http_server
 
-    return HttpServer(options, listener, admin_listener, place)
+    return http_server(options, listener, admin_listener, role=ProcessRole(siblings=siblings), ledger=ledger)
 
 
-def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socket) -> tuple[Fleet, ProcessRole]:
+def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socket) -> tuple[Fleet, SharedLedger]:
     from quire.interfaces.gateway.processes.opening import open_fleet
 
     return open_fleet(options, engine.config, listener, engine)

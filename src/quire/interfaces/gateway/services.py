@@ -1,5 +1,6 @@
-"""What a server has beside its engine: sessions, files, batches, and responses in the background. Each is made at its
-first use, so a server that is never asked for one neither opens a database nor makes a folder."""
+"""What a server has beside its engine: the waiting room, the storage, sessions, files, batches, and responses in the
+background. Each is made at its first use, so a server that is never asked for one neither opens a database nor makes a
+folder."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute
 
@@ -22,10 +23,15 @@ from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import ApiError
 
 if TYPE_CHECKING:
+    from quire.interfaces.gateway.access.callers import Callers
     from quire.interfaces.gateway.batches.service import Batches
     from quire.interfaces.gateway.files.files import Files
     from quire.interfaces.gateway.responses.background import BackgroundResponses
+    from quire.interfaces.gateway.responses.stored import StoredResponses
     from quire.interfaces.gateway.sessions.registry import Sessions
+    from quire.interfaces.gateway.storage.storage import Storage
+    from quire.interfaces.server.engine import ServedEngine
+    from quire.interfaces.server.openai_responses.making import Making
     from quire.interfaces.server.state import ServerState
 
 logger = logging.getLogger("quire.server")
@@ -61,6 +67,18 @@ class ServiceSettings:
         return replace(settings, files_folder=settings.files_folder or files_beside(options.storage_url))
 
 
+IN_MEMORY = "sqlite:///:memory:"
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """Where things are kept, how much and how long. url None: in a file in the user's data folder."""
+
+    url: str | None = None
+    max_bytes: int = 2**30
+    max_age_days: float = 30.0
+
+
 _FOR_LATER = (
     "quire.renderer.template_sandbox",
     "quire.interfaces.gateway.files.files",
@@ -78,14 +96,32 @@ def _import_the_rest() -> None:
 class Services:
     """Owned by the server's state; ended by `stop`."""
 
-    def __init__(self, state: ServerState, routes: Sequence[BaseRoute], settings: ServiceSettings) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        routes: Sequence[BaseRoute],
+        callers: Callers,
+        settings: ServiceSettings,
+        storage: StorageSettings,
+    ) -> None:
+        self.room = callers.room
         self._state = state
         self._routes = routes
+        self.callers = callers
         self._settings = settings
+        self._storage_settings = storage
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._upkeep: asyncio.Task[None] | None = None
         # why something could not be looked after, as the log has it already
         self._said: dict[str, str] = {}
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Where things are kept beyond a request."""
+        from quire.interfaces.gateway.storage.storage import Storage
+
+        chosen = self._storage_settings
+        return Storage(chosen.url, max_bytes=chosen.max_bytes, max_age_seconds=chosen.max_age_days * 86_400)
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -102,7 +138,7 @@ class Services:
 
         return Files(
             FileFolder(self._folder),
-            self._state.storage,
+            self.storage,
             max_file_bytes=self._settings.max_file_bytes,
             max_tenant_bytes=self._settings.max_tenant_file_bytes,
         )
@@ -115,10 +151,10 @@ class Services:
         from quire.interfaces.gateway.batches.records import BatchRecords
         from quire.interfaces.gateway.batches.service import Batches
 
-        calls = EndpointCalls(self._routes, self._state)
+        calls = EndpointCalls(self._routes, self._state, self.callers.patient)
         runner = LineRunner(calls, asyncio.Semaphore(self._settings.max_batch_concurrency), self._wait_ready)
         shop = Workshop(
-            records=BatchRecords(self._state.storage),
+            records=BatchRecords(self.storage),
             files=self.files,
             runner=runner,
             turns=defaultdict(lambda: asyncio.Semaphore(_MAX_RUNNING_BATCHES)),
@@ -130,7 +166,29 @@ class Services:
     def background_responses(self) -> BackgroundResponses:
         from quire.interfaces.gateway.responses.background import BackgroundResponses
 
-        return BackgroundResponses(self._state)
+        return BackgroundResponses(self._state, self.storage)
+
+    def serve(self, engine: ServedEngine) -> None:
+        """As many prompts may wait as this engine has room for."""
+        self.room.set_capacity(engine.ready.num_blocks * engine.ready.block_size)
+
+    async def responses_of(self, name: str) -> StoredResponses:
+        """Of the tenant of this name. Raises 503 where nothing can be stored now."""
+        await self.storage.check()
+        return self.stored_responses(name)
+
+    def stored_responses(self, name: str) -> StoredResponses:
+        # SQLAlchemy is imported by the first who stores
+        from quire.interfaces.gateway.responses.stored import StoredResponses
+
+        return StoredResponses(self.storage, name)
+
+    async def make_in_background(self, making: Making) -> dict[str, Any]:
+        return await self.background_responses.start(making)
+
+    def statistics(self) -> dict[str, float]:
+        """Of the storage; empty as long as nothing was stored."""
+        return self.storage.statistics() if "storage" in self.__dict__ else {}
 
     def resume(self) -> None:
         """From now on: goes on with batches that an earlier process, or another one that died, has left, and removes
@@ -162,6 +220,11 @@ class Services:
             await self.background_responses.stop()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def close(self) -> None:
+        """After the end of all: what was handed in is written first."""
+        if "storage" in self.__dict__:
+            self.storage.close()
 
     @property
     def _lasting_folder(self) -> Path | None:

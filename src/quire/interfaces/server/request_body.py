@@ -159,7 +159,7 @@ async def _read_body(request: Request, state: ServerState, bounds: JsonBounds) -
     """Each part must come within `body_seconds`, and the last one within the time that a request may take. It is
     counted while it comes."""
     max_bytes = state.max_text_body_bytes
-    whole_seconds = state.room.request_seconds
+    whole_seconds = state.request_seconds
     clock = asyncio.get_running_loop().time
     end = clock() + whole_seconds
     length = request.headers.get("content-length", "")

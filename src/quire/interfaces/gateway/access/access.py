@@ -16,10 +16,8 @@ from dataclasses import dataclass
 
 from quire.interfaces.gateway.access.api_keys import KeyRing, hash_of
 from quire.interfaces.gateway.access.tenants import NOBODY, Tenant
-from quire.interfaces.server.access.caller import current_caller
+from quire.interfaces.server.access.caller import Header
 from quire.interfaces.server.wire.errors import ApiError
-
-Header = tuple[bytes, bytes]
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 # what proxies say of the one who asked them; that this one is here as well, nobody knows
@@ -33,10 +31,6 @@ class Visitor:
 
     tenant: Tenant = NOBODY
     is_admin: bool = False
-
-
-# Answered without a key, and at any time.
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/version"})
 
 
 class Access:
@@ -87,29 +81,6 @@ class Access:
         if is_admin:
             return Visitor(is_admin=True)
         return None if tenant is None else Visitor(tenant)
-
-
-async def admins_only() -> None:
-    """For the routers of whoever runs the server: `APIRouter(dependencies=[Depends(admins_only)])`."""
-    if not current_caller().is_admin:
-        text = (
-            "Only with the administrator's key (option admin_api_key): Authorization: Bearer KEY. Where no key is set, "
-            "only from the machine itself: ask it as localhost or 127.0.0.1, and not through a proxy."
-        )
-        raise ApiError(401, text, code="invalid_api_key", headers=_CHALLENGE)
-
-
-async def overseers_only() -> None:
-    """The same for what shows the work of all tenants: who is alone on a server sees nobody else in it."""
-    caller = current_caller()
-    if caller.tenants.are_several and not caller.is_admin:
-        raise ApiError(
-            403,
-            "This shows what all tenants of this server do, so it is for its administrator: with the key of "
-            "admin_api_key, or on the port of admin_port.",
-            type="permission_error",
-            code="administrators_only",
-        )
 
 
 def _keys_in(headers: list[Header]) -> list[bytes]:

@@ -23,11 +23,10 @@ from quire.interfaces.gateway.access.ledger import Ledger, OwnLedger
 from quire.interfaces.gateway.access.tenants import NOBODY, Tenant
 from quire.interfaces.gateway.access.throughput import Throughput
 from quire.interfaces.gateway.access.token_bucket import TokenBucket
+from quire.interfaces.server.access.caller import Size
 from quire.interfaces.server.wire.errors import ApiError, rate_limited
 from quire.observability.instruments import Counter
 
-# sequences and prompt tokens of one prompt
-Size = tuple[int, int]
 _ADVICE = "The request was not started. Send it again after the time in Retry-After."
 
 
@@ -250,7 +249,7 @@ class WaitingRoom:
         if use.bucket is not None and num_tokens:
             use.bucket.take(num_tokens, self._clock())
 
-    def waited_too_long(self, reservation: Reservation) -> ApiError:
+    def waited_too_long(self) -> ApiError:
         """The end of one whose time in the queue is over."""
         self._rejections.add(1, "queue_time")
         text = (

@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from starlette.datastructures import State
 from starlette.routing import BaseRoute, Route
 
-from quire.interfaces.server.access.caller import acting_for, new_request_id
+from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of, invalid
@@ -94,8 +94,12 @@ class _App:
 class EndpointCalls:
     """Calls endpoints of an application by their paths."""
 
-    def __init__(self, routes: Iterable[BaseRoute], state: ServerState) -> None:
+    def __init__(
+        self, routes: Iterable[BaseRoute], state: ServerState, caller_of: Callable[[str, str], Caller]
+    ) -> None:
+        """`caller_of`: from a tenant's name and a request's id."""
         self._state = state
+        self._caller_of = caller_of
         # their functions themselves, which take a request and nothing else
         self._endpoint_by_path: dict[str, Callable[[Request], Awaitable[Response]]] = {
             route.path: route.endpoint
@@ -115,7 +119,7 @@ class EndpointCalls:
             _check_body(body)
             scope = self._scope(path, request_id)
             receive = _Connection(body).receive
-            with acting_for(self._state.caller_of(tenant, request_id)):
+            with acting_for(self._caller_of(tenant, request_id)):
                 response = await self._endpoint_by_path[path](Request(scope, receive))
                 await response(scope, receive, answer.send)
         except Exception as error:

@@ -17,6 +17,8 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+from fastapi import FastAPI
+
 from quire.engine_client.attached_link import endpoint_in
 from quire.engine_client.socket_link import fresh_folder
 from quire.errors import QuireError
@@ -26,8 +28,7 @@ from quire.interfaces.gateway.processes.handing_on import HandedOn
 from quire.interfaces.gateway.processes.kept_counts import Answer, KeptCounts
 from quire.interfaces.gateway.processes.process import Process
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger
-from quire.interfaces.gateway.sibling_answers import answers_of
-from quire.interfaces.server.state import ServerState
+from quire.interfaces.gateway.processes.sibling_answers import answers_of
 from quire.messages import MOST_CLIENTS
 from quire.observability.metrics import ServerMetrics
 
@@ -65,7 +66,7 @@ class FirstServer(Protocol):
     """What an HttpServer has."""
 
     @property
-    def state(self) -> ServerState: ...
+    def app(self) -> FastAPI: ...
     @property
     def metrics(self) -> ServerMetrics: ...
     async def adopt(self, connection: socket.socket, data: bytes) -> None: ...
@@ -105,7 +106,7 @@ class Fleet:
 
     def start(self, http: FirstServer) -> None:
         """`http`: the first process's own, which takes connections that are handed on."""
-        self._answers = answers_of(http.state)
+        self._answers = answers_of(http.app)
         self._adopt = http.adopt
         self._on_death = http.metrics.api_process_deaths.add
         http.metrics.api_processes.read = lambda: 1 + self.num_serving

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from quire.interfaces.gateway.sibling_answers import TENANT_COUNTS, added
+from quire.interfaces.gateway.access.endpoints import TENANT_COUNTS
+from quire.interfaces.server.observing.metrics import added
 
 # An answer to a question that is about counts: its form depends on the question.
 Answer = Any

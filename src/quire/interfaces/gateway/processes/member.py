@@ -22,12 +22,12 @@ from quire.engine_core.launch_document import read_document
 from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.errors import EngineDeadError, QuireError
 from quire.interfaces.async_llm import AsyncLLM
+from quire.interfaces.gateway.app import http_server
 from quire.interfaces.gateway.processes.channel import Channel, ChannelClosedError, ChannelError
 from quire.interfaces.gateway.processes.document import ProcessDocument
 from quire.interfaces.gateway.processes.handing_on import hander_on, is_for_any
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger
-from quire.interfaces.gateway.sibling_answers import answers_of, counts_of
-from quire.interfaces.server.http_server import HttpServer
+from quire.interfaces.gateway.processes.sibling_answers import answers_of, counts_of
 from quire.interfaces.server.life.event_loop import loop_factory
 from quire.interfaces.server.life.orderly_end import end_each
 from quire.interfaces.server.life.start_objects import set_aside
@@ -77,15 +77,16 @@ class Member:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.drain)
         role = ProcessRole(
             siblings=self._siblings,
-            ledger=SharedLedger(document.counts, document.seat, document.num_seats, document.tenants),
             hand_on=hander_on(socket.socket(fileno=document.connections)),
             is_for_any=is_for_any,
         )
-        self._http = HttpServer(self._options, socket.socket(fileno=document.listener), None, role)
+        ledger = SharedLedger(document.counts, document.seat, document.num_seats, document.tenants)
+        listener = socket.socket(fileno=document.listener)
+        self._http = http_server(self._options, listener, role=role, ledger=ledger)
         renderer = await asyncio.to_thread(Renderer.from_config, document.config)
         self._engine = AsyncLLM.from_config(document.config, renderer=renderer)
         self._engine._held.connect = self._connect
-        answers = answers_of(self._http.state) | {
+        answers = answers_of(self._http.app) | {
             name: getattr(self, name) for name in ("attach", "serve", "lost", "dead", "drain", "hurry")
         }
         answers["is_alive"] = lambda: True
@@ -171,7 +172,7 @@ class Member:
         """They outlive this process. Nothing is counted any more."""
         with contextlib.suppress(TimeoutError, ChannelClosedError, ChannelError):
             async with asyncio.timeout(_HAND_OVER_SECONDS):
-                await channel.ask("last_counts", answers=counts_of(self._http.state))
+                await channel.ask("last_counts", answers=counts_of(self._http.app))
 
     async def _wait_drained(self) -> None:
         idle = self._http.wait_idle(self._seconds_to_end)

@@ -14,15 +14,14 @@ from quire.interfaces.gateway.processes.fleet import Fleet, FleetEngine
 from quire.interfaces.gateway.processes.nameless_file import nameless_file
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.process_role import ProcessRole
 
 _FIRST_SEAT = 0
 
 
 def open_fleet(
     options: ServerOptions, config: EngineConfig, listener: socket.socket, engine: FleetEngine
-) -> tuple[Fleet, ProcessRole]:
-    """Nothing is started yet. The place is that of the first process."""
+) -> tuple[Fleet, SharedLedger]:
+    """Nothing is started yet. The ledger is for the first process, whose siblings the fleet is."""
     num_seats = options.api_server_count
     tenants = list(doors_of(options).tenants.by_name)
     page = make_page(num_seats, tenants)
@@ -46,7 +45,7 @@ def open_fleet(
 
     ledger = SharedLedger(page, _FIRST_SEAT, num_seats, tenants)
     fleet = Fleet(document, engine, ledger, [page] if keys is None else [page, keys])
-    return fleet, ProcessRole(siblings=fleet, ledger=ledger)
+    return fleet, ledger
 
 
 def _with_kept_keys(options: ServerOptions) -> tuple[int | None, ServerOptions]:

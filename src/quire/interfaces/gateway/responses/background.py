@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from quire.interfaces.gateway.responses.stored import StoredResponses
+from quire.interfaces.gateway.storage.storage import Storage
 from quire.interfaces.server.access.in_flight import Ticket
-from quire.interfaces.server.openai_responses.making import Making, stored_responses
+from quire.interfaces.server.openai_responses.making import Making
 from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, invalid, unavailable
 
@@ -43,8 +45,9 @@ class _Running:
 class BackgroundResponses:
     """Those of one server."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, storage: Storage) -> None:
         self._state = state
+        self._storage = storage
         self._running: dict[str, _Running] = {}
         self._heart: asyncio.Task[None] | None = None
 
@@ -66,7 +69,7 @@ class BackgroundResponses:
 
     async def cancel(self, response_id: str, tenant: str) -> bytes:
         """The response after that, as JSON. Raises 404, and 400 for one that was made while its client waited."""
-        stored = stored_responses(self._state, tenant)
+        stored = StoredResponses(self._storage, tenant)
         found = msgspec.json.decode(await stored.body(response_id))
         if not found["background"]:
             raise invalid("A response that was not made in the background cannot be cancelled: it is over.",
@@ -79,8 +82,7 @@ class BackgroundResponses:
             running.interrupt(_CancelledByClientError(), "cancelled")
             assert running.task is not None
             await asyncio.wait({running.task})
-        body: bytes = await stored.body(response_id)
-        return body
+        return await stored.body(response_id)
 
     def drop(self, response_id: str) -> None:
         """It was deleted."""
@@ -127,7 +129,7 @@ class BackgroundResponses:
             await asyncio.sleep(BEAT_SECONDS)
             if not self._running:
                 return
-            stored = stored_responses(self._state, "")
+            stored = StoredResponses(self._storage, "")
             try:
                 for response_id in await stored.beat(list(self._running)):
                     self.drop(response_id)

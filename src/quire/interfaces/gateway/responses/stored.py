@@ -32,6 +32,8 @@ RESPONSES = owned_table(
 class StoredResponses:
     """Of one tenant."""
 
+    keeps = True
+
     def __init__(self, storage: Storage, tenant: str) -> None:
         self._storage = storage
         self._tenant = tenant

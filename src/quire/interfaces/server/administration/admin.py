@@ -9,9 +9,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
-from quire.interfaces.gateway.access.access import admins_only
-from quire.interfaces.gateway.access.waiting_room import TenantReport
-from quire.interfaces.gateway.sibling_answers import ended_by_administrator, reports_of_all
+from quire.interfaces.server.access.caller import admins_only
+from quire.interfaces.server.access.in_flight import ended_by_administrator
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import Readiness, state_of
@@ -38,13 +37,6 @@ class RequestAborted(msgspec.Struct, kw_only=True):
     object: Annotated[str, only("request.aborted")] = "request.aborted"
     request_id: str
     num_aborted: int
-
-
-class TenantList(msgspec.Struct, kw_only=True):
-    """All tenants."""
-
-    object: Annotated[str, only("list")] = "list"
-    data: list[TenantReport]
 
 
 class LogLevelRequest(msgspec.Struct, kw_only=True):
@@ -85,14 +77,6 @@ async def abort_request(request: Request, request_id: str) -> Response:
             code="request_not_found",
         )
     return json_answer(RequestAborted(request_id=request_id, num_aborted=num_aborted))
-
-
-@router.get("/v1/admin/tenants", openapi_extra=described(answer=TenantList))
-async def tenants(request: Request) -> Response:
-    """What each tenant uses now, and has used since the start."""
-    state = state_of(request)
-    others = await state.role.siblings.ask("tenants")
-    return json_answer(TenantList(data=reports_of_all(state.room.report(), others)))
 
 
 @router.get("/v1/admin/log_level", openapi_extra=described(answer=LogLevel))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from quire.interfaces.gateway.access.access import admins_only
+from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.observing.observe_answers import ObservedMemory
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.state import state_of

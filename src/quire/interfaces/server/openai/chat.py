@@ -71,7 +71,7 @@ async def prepare_chat(
     its messages something else."""
     check_stream_options(body)
     params = _params(body, state)
-    current_caller().check_room(num_sequences(params))
+    current_caller().admission.check(num_sequences(params))
     choice = tool_choice_of(body.tools, body.tool_choice)
     if choice.must_call:
         formats = state.engine.renderer.output_formats

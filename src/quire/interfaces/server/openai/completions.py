@@ -68,7 +68,7 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
     texts: list[str] = []
     asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
-    current_caller().check_room(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
+    current_caller().admission.check(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
     names = names_of(body.prompt, asked, "prompt")
     for prompt, name in zip(asked, names, strict=True):
         token_ids, text = await _tokens_and_text(state, prompt, name, body)

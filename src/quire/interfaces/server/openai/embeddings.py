@@ -14,8 +14,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from quire.errors import ContextLengthError
-from quire.interfaces.gateway.access.waiting_room import Reservation
-from quire.interfaces.server.access.caller import Caller, current_caller
+from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.access.time_limits import within_time
 from quire.interfaces.server.openai.known_fields import rules_for
@@ -113,15 +112,15 @@ async def create_embeddings(request: Request) -> Response:
     asked = split_prompts(body.input, "input", MAX_INPUTS)
     caller = current_caller()
     names = names_of(body.input, asked, "input")
-    caller.check_priority(body.priority or 0)
+    priority = caller.priority(body.priority)
     with in_words_of({"prompt": "input"}):
-        caller.check_room(_window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+        caller.admission.check(_window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
         inputs: list[list[int]] = []
         for one, name in zip(asked, names, strict=True):
             inputs.append(await _tokens(state, one, name, body.add_special_tokens))
             # between many short texts others have their turn
             await asyncio.sleep(0)
-        work = _Work(inputs, names, params, body, caller)
+        work = _Work(inputs, names, params, body, caller, priority)
         outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
     num_tokens = sum(map(len, inputs))
     data = []
@@ -160,23 +159,28 @@ async def _tokens(state: ServerState, one: str | list[int], name: str, add_speci
 
 def _window(caller: Caller, num_inputs: int) -> int:
     """How many inputs of one request are in the engine at a time: no request fills the queue alone."""
-    quota = caller.tenant.quota
-    bounds = (num_inputs, _MOST_AT_ONCE, caller.room.max_requests, quota.max_requests, quota.max_queued)
-    return max(1, min(bound for bound in bounds if bound is not None))
+    most = caller.admission.max_sequences
+    return max(1, min(num_inputs, _MOST_AT_ONCE, num_inputs if most is None else most))
 
 
 class _Work:
     """The inputs of one request on their way."""
 
     def __init__(
-        self, inputs: list[list[int]], names: list[str], params: PoolingParams, body: EmbeddingRequest, caller: Caller
+        self,
+        inputs: list[list[int]],
+        names: list[str],
+        params: PoolingParams,
+        body: EmbeddingRequest,
+        caller: Caller,
+        priority: int,
     ) -> None:
         self._inputs = inputs
         self._names = names
         self._params = params
         self._caller = caller
         self._asked: dict[str, Any] = {
-            "priority": body.priority or 0,
+            "priority": priority,
             "cache_salt": body.cache_salt or "",
             "tenant": caller.tenancy,
         }
@@ -188,7 +192,7 @@ class _Work:
         count = _window(self._caller, len(self._inputs))
         places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]
         found: dict[int, EmbeddingRequestOutput] = {}
-        with closing(caller.room.admit(caller.tenant, places)) as reservation, within_time(caller.room, reservation):
+        with closing(caller.admission.admit(places)) as reservation, within_time(caller.admission, reservation):
             reservation.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
             left = iter(enumerate(self._inputs))
             tasks = [asyncio.ensure_future(self._take(left, found, state, reservation)) for _ in range(count)]
