@@ -7,10 +7,10 @@ import msgspec
 import openai
 import pytest
 
-from quire.interfaces.gateway.batches.endpoint_calls import BACKGROUND_PRIORITY
 from quire.interfaces.gateway.batches.records import BATCHES
 from quire.interfaces.gateway.batches.results import Results, answered
 from quire.interfaces.gateway.services import ServiceSettings, StorageSettings
+from quire.interfaces.server.access.caller import BACKGROUND_PRIORITY
 from quire.interfaces.server.options import ServerOptions
 
 CHAT = "/v1/chat/completions"

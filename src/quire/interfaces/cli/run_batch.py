@@ -99,15 +99,16 @@ def _local(name: str, text: str) -> Path:
 
 
 async def _run(options: dict[str, Any], plan: _Plan) -> int:
-    from quire.interfaces.gateway.app import create_app
     from quire.interfaces.gateway.batches.endpoint_calls import EndpointCalls
+    from quire.interfaces.server.access.caller import Caller
+    from quire.interfaces.server.state import ServerState
 
-    app = create_app()
-    calls = EndpointCalls(app.routes, app.state.server, app.state.services.callers.patient)
+    state = ServerState()
+    calls = EndpointCalls(state, lambda _, request_id: Caller(request_id=request_id, is_patient=True))
     # before the model loads: a mistake in the file is found at once
     num_lines = await asyncio.to_thread(_checked, plan.source, calls.paths)
     async with open_engine(options) as engine:
-        app.state.server.attach(engine)
+        state.attach(engine)
         results = _opened(plan)
         try:
             await _answer_all(plan, engine, calls, results, num_lines)

@@ -75,7 +75,7 @@ def create_app(
     app = application(families, state, KeyedDoor(doors.main, callers), observed, options.allowed_origins)
     add_traces(app, state.tracing)
     settings = services or ServiceSettings.of(options)
-    beside = Services(state, app.routes, callers, settings, storage or StorageSettings(IN_MEMORY))
+    beside = Services(state, callers, settings, storage or StorageSettings(IN_MEMORY))
     state.services = app.state.services = beside
     app.state.admin_app = None
     if doors.admin is not None:

@@ -10,13 +10,10 @@ import logging
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from starlette.routing import BaseRoute
 
 from quire.interfaces.gateway.storage.data_folder import files_beside, marker_of
 from quire.interfaces.server.options import ServerOptions
@@ -99,15 +96,13 @@ class Services:
     def __init__(
         self,
         state: ServerState,
-        routes: Sequence[BaseRoute],
         callers: Callers,
         settings: ServiceSettings,
         storage: StorageSettings,
     ) -> None:
         self.room = callers.room
         self._state = state
-        self._routes = routes
-        self.callers = callers
+        self._callers = callers
         self._settings = settings
         self._storage_settings = storage
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -151,7 +146,7 @@ class Services:
         from quire.interfaces.gateway.batches.records import BatchRecords
         from quire.interfaces.gateway.batches.service import Batches
 
-        calls = EndpointCalls(self._routes, self._state, self.callers.patient)
+        calls = EndpointCalls(self._state, self._callers.patient)
         runner = LineRunner(calls, asyncio.Semaphore(self._settings.max_batch_concurrency), self._wait_ready)
         shop = Workshop(
             records=BatchRecords(self.storage),

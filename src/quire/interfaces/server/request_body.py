@@ -77,6 +77,18 @@ def _bounds_for(state: ServerState) -> JsonBounds:
     return JsonBounds(values=max(USUAL_BOUNDS.values, length + _OTHER_VALUES))
 
 
+async def read_whole(data: bytes, request_type: type[_T], rules: FieldRules, state: ServerState) -> _T:
+    """The same of a body that is there already, however long it is."""
+    if len(data) > state.max_text_body_bytes:
+        raise _too_large(state.max_text_body_bytes)
+    refusal = await _refused(JsonScan(_bounds_for(state)), data)
+    if refusal is not None:
+        raise refusal
+    if len(data) > _LONG_BYTES:
+        await state.long_bodies.enter()
+    return parse_request(data, request_type, rules, strict=state.strict)
+
+
 def read_text(
     data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool = False, what: str = "body"
 ) -> _T:

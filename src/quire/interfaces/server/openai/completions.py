@@ -21,6 +21,7 @@ from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
@@ -52,8 +53,7 @@ async def create_completion(request: Request) -> Response:
     if is_in_lines(request):
         return await answer_to_lines(request, state)
     body = await read_request(request, CompletionRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
-    completion = await _started(body, state)
+    completion = await _prepared(body, state)
     if body.stream:
         return EventStream(state.in_flight, completion.events())
     return await long_json_answer(
@@ -61,7 +61,8 @@ async def create_completion(request: Request) -> Response:
     )
 
 
-async def _started(body: CompletionRequest, state: ServerState) -> Continuations:
+async def _prepared(body: CompletionRequest, state: ServerState) -> Continuations:
+    state.check_model(body.model)
     check_stream_options(body)
     params = completion_params(body, state.defaults)
     prompts: list[list[int]] = []
@@ -88,6 +89,9 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
         prompt_names=names,
     )
     return Continuations(body, work, texts, state)
+
+
+WHOLE = WholeAnswers(CompletionRequest, RULES, _prepared, "choices")
 
 
 async def _tokens_and_text(

@@ -21,6 +21,7 @@ from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import Refused
@@ -104,6 +105,11 @@ async def create_embeddings(request: Request) -> Response:
     """Vectors of texts."""
     state = state_of(request)
     body = await read_request(request, EmbeddingRequest, RULES, strict=state.strict)
+    prepared = await _prepared(body, state)
+    return await long_json_answer(await until_disconnect(state.in_flight, request.receive, prepared.whole()), "data")
+
+
+async def _prepared(body: EmbeddingRequest, state: ServerState) -> _Work:
     state.check_model(body.model)
     if body.encoding_format not in (None, FLOAT, BASE64):
         shown = str(body.encoding_format)[:40]
@@ -120,15 +126,10 @@ async def create_embeddings(request: Request) -> Response:
             inputs.append(await _tokens(state, one, name, body.add_special_tokens))
             # between many short texts others have their turn
             await asyncio.sleep(0)
-        work = _Work(inputs, names, params, body, caller, priority)
-        outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
-    num_tokens = sum(map(len, inputs))
-    data = []
-    for index, output in enumerate(outputs):
-        data.append(Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64)))
-        await asyncio.sleep(0)
-    answer = EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens))
-    return await long_json_answer(answer, "data")
+    return _Work(inputs, names, params, body, caller, priority, state)
+
+
+WHOLE = WholeAnswers(EmbeddingRequest, RULES, _prepared, "data")
 
 
 def _normalizes(body: EmbeddingRequest) -> bool:
@@ -174,7 +175,10 @@ class _Work:
         body: EmbeddingRequest,
         caller: Caller,
         priority: int,
+        state: ServerState,
     ) -> None:
+        self._body = body
+        self._state = state
         self._inputs = inputs
         self._names = names
         self._params = params
@@ -185,7 +189,18 @@ class _Work:
             "tenant": caller.tenancy,
         }
 
-    async def outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
+    async def whole(self) -> EmbeddingList:
+        state = self._state
+        with in_words_of({"prompt": "input"}):
+            outputs = await self._outputs(state)
+        num_tokens = sum(map(len, self._inputs))
+        data = []
+        for index, output in enumerate(outputs):
+            data.append(Embedding(index, _encoded(output, is_base64=self._body.encoding_format == BASE64)))
+            await asyncio.sleep(0)
+        return EmbeddingList(data, self._body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens))
+
+    async def _outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
         """In the order of the inputs. The first that fails ends the others."""
         current_trace.get().describe({"gen_ai.request.model": state.model_name})
         caller = self._caller

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.event_stream import EventStream, StreamDialect
 from quire.interfaces.server.openai_responses.fields import RULES, ResponsesRequest
@@ -14,7 +15,8 @@ from quire.interfaces.server.openai_responses.objects import (
     ResponseObject,
 )
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import state_of, tenant_of
+from quire.interfaces.server.state import ServerState, state_of, tenant_of
+from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.pumped import pumped
@@ -33,8 +35,7 @@ async def create_response(request: Request) -> Response:
     """Answers, and keeps the answer unless store is false."""
     state = state_of(request)
     body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
-    making = await Making.prepare(body, state, tenant_of(request))
+    making = await _prepared(body, state)
     if making.is_background:
         return json_answer(await state.services.make_in_background(making))
     if body.stream:
@@ -42,6 +43,14 @@ async def create_response(request: Request) -> Response:
         dialect = StreamDialect(closing=b"", error_event=making.failed)
         return EventStream(state.in_flight, pumped(making.events()), dialect)
     return json_answer(await until_disconnect(state.in_flight, request.receive, making.whole()))
+
+
+async def _prepared(body: ResponsesRequest, state: ServerState) -> Making:
+    state.check_model(body.model)
+    return await Making.prepare(body, state, current_caller().name)
+
+
+WHOLE = WholeAnswers(ResponsesRequest, RULES, _prepared, "output")
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=described(request=ResponsesRequest, answer=InputTokenCount))
