@@ -16,7 +16,7 @@ import sys
 from tests.support.null_core import FIRST, NUM
 
 from quire.interfaces.gateway.app import http_server
-from quire.interfaces.server.life.start_objects import set_aside
+from quire.interfaces.server.life.process import set_aside
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.listener import listen
 from quire.observability.logging import configure_logging, flush_log

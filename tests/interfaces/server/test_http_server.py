@@ -10,7 +10,7 @@ import pytest
 
 from quire.interfaces.gateway import create_app
 from quire.interfaces.gateway.app import http_server
-from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.process import loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import Readiness
 from quire.interfaces.server.transport.listener import listen

@@ -11,7 +11,7 @@ import uvicorn
 
 from quire.interfaces.gateway.access.tenants import NOBODY
 from quire.interfaces.gateway.files import upload
-from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.server.life.process import loop_factory
 from quire.interfaces.server.openai import prompt_pieces
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of

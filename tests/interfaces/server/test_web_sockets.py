@@ -11,8 +11,7 @@ import pytest
 import uvicorn
 
 from quire.interfaces.gateway.app import http_server
-from quire.interfaces.server.life.event_loop import loop_factory
-from quire.interfaces.server.life.orderly_end import end_each
+from quire.interfaces.server.life.process import end_each, loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
 from quire.interfaces.server.transport.listener import listen

@@ -11,8 +11,10 @@ mistake raises UserError. Every way out ends the engine's process and frees the 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
+import shlex
 import signal
 import socket
 from collections.abc import Coroutine
@@ -24,10 +26,7 @@ from quire.config.option import checked
 from quire.errors import EngineDeadError, OptionError
 from quire.interfaces.gateway.access.doors import doors_of
 from quire.interfaces.gateway.files.disk import check_folder
-from quire.interfaces.server.life.event_loop import loop_factory
-from quire.interfaces.server.life.orderly_end import end_each
-from quire.interfaces.server.life.start_objects import set_aside
-from quire.interfaces.server.life.welcome import welcome
+from quire.interfaces.server.life.process import end_each, loop_factory, set_aside
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import Alone, ProcessRole
 from quire.interfaces.server.transport.listener import listen, url_of
@@ -285,7 +284,7 @@ def _make_http(
 
 
 def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socket) -> tuple[Fleet, SharedLedger]:
-    from quire.interfaces.gateway.processes.opening import open_fleet
+    from quire.interfaces.gateway.processes.fleet import open_fleet
 
     return open_fleet(options, engine.config, listener, engine)
 
@@ -309,3 +308,23 @@ def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions)
         http.metrics,
         stall_timeout=timeout,
     )
+
+
+def try_line(url: str, model: str, *, is_chat: bool, has_key: bool) -> str:
+    """A command to paste."""
+    body: dict[str, Any]
+    if is_chat:
+        path = "/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "What is seven plus five?"}]}
+    else:
+        path = "/v1/completions"
+        body = {"prompt": "Once upon a time", "max_tokens": 32}
+    key = """ -H "Authorization: Bearer $API_KEY\"""" if has_key else ""
+    data = shlex.quote(json.dumps({"model": model, **body}, ensure_ascii=False))
+    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
+
+
+def welcome(url: str, model: str, *, is_chat: bool, has_key: bool) -> str:
+    """The last words of a start-up."""
+    line = try_line(url, model, is_chat=is_chat, has_key=has_key)
+    return f"\nQuire serves {model} at {url} (Ctrl-C ends it). Open it in a browser, or try:\n\n  {line}\n"

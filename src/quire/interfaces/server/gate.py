@@ -22,8 +22,7 @@ from quire.interfaces.server.access.in_flight import Receive
 from quire.interfaces.server.access.turnstile import Turnstile
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.state import Readiness, ServerState
-from quire.interfaces.server.wire.dialects import dialect_of
-from quire.interfaces.server.wire.errors import ApiError, api_error_of, forbidden, unavailable
+from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable
 
 logger = logging.getLogger("quire.server.access")
 

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.life.orderly_end import end_each
+from quire.interfaces.server.life.process import end_each
 from quire.interfaces.server.openai.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import ProcessRole

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from quire.interfaces.gateway.access.rates import TokenBucket
 from quire.interfaces.gateway.access.shared_bound import SharedBound
-from quire.interfaces.gateway.access.token_bucket import TokenBucket
 
 
 class Bound(Protocol):

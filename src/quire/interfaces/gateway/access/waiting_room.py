@@ -20,9 +20,8 @@ from typing import NoReturn
 
 from quire.errors import RequestError
 from quire.interfaces.gateway.access.ledger import Ledger, OwnLedger
+from quire.interfaces.gateway.access.rates import Throughput, TokenBucket
 from quire.interfaces.gateway.access.tenants import NOBODY, Tenant
-from quire.interfaces.gateway.access.throughput import Throughput
-from quire.interfaces.gateway.access.token_bucket import TokenBucket
 from quire.interfaces.server.access.caller import Size
 from quire.interfaces.server.wire.errors import ApiError, rate_limited
 from quire.observability.instruments import Counter

@@ -9,8 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from quire.interfaces.gateway.batches.batch import Batch, BatchRecord
-from quire.interfaces.gateway.storage.pages import page_of
-from quire.interfaces.gateway.storage.storage import Storage, is_row_id, mine, owned_table
+from quire.interfaces.gateway.storage.storage import Storage, is_row_id, mine, owned_table, page_of
 from quire.interfaces.server.wire.paging import Page
 
 logger = logging.getLogger("quire.server")

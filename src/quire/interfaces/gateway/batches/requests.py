@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from quire.interfaces.gateway.files.lifetime import checked_lifetime
+from quire.interfaces.gateway.files.answers import checked_lifetime
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import FieldRules, check_metadata
 

@@ -1,4 +1,4 @@
-"""What /v1/files answers with: OpenAI's objects."""
+"""What /v1/files answers with: OpenAI's objects; and how long a file is kept, as `expires_after` says it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from quire.interfaces.server.openai.responses import only
+from quire.interfaces.server.wire.errors import invalid
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -40,3 +41,17 @@ class FileDeleted(msgspec.Struct, kw_only=True):
     id: str
     object: Annotated[str, only("file")] = "file"
     deleted: bool = True
+
+
+_LEAST_SECONDS = 3_600
+_MOST_SECONDS = 2_592_000
+
+
+def checked_lifetime(anchor: str | None, seconds: int, name: str) -> int:
+    """Seconds from the creation on. `name` is the field's."""
+    if anchor != "created_at":
+        raise invalid(f"{name}.anchor: must be created_at.", name)
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        text = f"{name}.seconds={seconds}: must be between {_LEAST_SECONDS} (an hour) and {_MOST_SECONDS} (30 days)."
+        raise invalid(text, name)
+    return seconds

@@ -16,9 +16,8 @@ from pathlib import Path
 from fastapi import Request
 
 from quire.interfaces.engine_calls import outlast
-from quire.interfaces.gateway.files.answers import FileObject
+from quire.interfaces.gateway.files.answers import FileObject, checked_lifetime
 from quire.interfaces.gateway.files.disk import FileFolder, is_file_id, new_file_id
-from quire.interfaces.gateway.files.lifetime import checked_lifetime
 from quire.interfaces.gateway.files.records import FileRecords
 from quire.interfaces.gateway.files.upload import Upload, receive_upload
 from quire.interfaces.gateway.storage.storage import Storage

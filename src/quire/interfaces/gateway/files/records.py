@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from quire.interfaces.gateway.files.answers import FileObject
-from quire.interfaces.gateway.storage.pages import page_of
-from quire.interfaces.gateway.storage.storage import Storage, is_row_id, mine, owned_table
+from quire.interfaces.gateway.storage.storage import Storage, is_row_id, mine, owned_table, page_of
 from quire.interfaces.server.wire.paging import Page
 
 FILES = owned_table(

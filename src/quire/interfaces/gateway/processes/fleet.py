@@ -13,24 +13,68 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import FastAPI
 
+from quire.config import EngineConfig
 from quire.engine_client.attached_link import endpoint_in
+from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.socket_link import fresh_folder
+from quire.engine_core.launch_document import encode_document
 from quire.errors import QuireError
+from quire.interfaces.gateway.access.doors import doors_of
 from quire.interfaces.gateway.processes.channel import Answers, Channel, ChannelClosedError, ChannelError
 from quire.interfaces.gateway.processes.document import ProcessDocument
 from quire.interfaces.gateway.processes.handing_on import HandedOn
 from quire.interfaces.gateway.processes.kept_counts import Answer, KeptCounts
-from quire.interfaces.gateway.processes.process import Process
-from quire.interfaces.gateway.processes.shared_ledger import SharedLedger
+from quire.interfaces.gateway.processes.nameless_file import nameless_file
+from quire.interfaces.gateway.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.gateway.processes.sibling_answers import answers_of
+from quire.interfaces.server.options import ServerOptions
 from quire.messages import MOST_CLIENTS
 from quire.observability.metrics import ServerMetrics
+
+_PROGRAM = "quire.interfaces.gateway.processes.member"
+
+
+class Process:
+    """One further process, as the first one holds it: from its start to its end."""
+
+    def __init__(self, number: int, document: ProcessDocument) -> None:
+        """Blocks until it has been started."""
+        self.number = number
+        self.seat = document.seat
+        self.is_loaded = False
+        self.is_attached = False
+        # where it waits for the engine, until both have met
+        self.folder: str | None = None
+        # given by whoever starts it
+        self.channel: Channel
+        self.child = ChildProcess(encode_document(document), [], document.descriptors, program=_PROGRAM)
+
+    async def wait_end(self) -> str:
+        """How it ended. To be waited for once."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(self.child.end_descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self.child.end_descriptor)
+        return self.child.how_it_ended()
+
+    def kill(self) -> None:
+        """At once, and all that it has started."""
+        if not self.child.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+
 
 logger = logging.getLogger("quire.server")
 
@@ -358,3 +402,45 @@ async def _adopt_nothing(connection: socket.socket, data: bytes) -> None:
 
 
 def _count_nothing() -> None: ...
+
+
+_FIRST_SEAT = 0
+
+
+def open_fleet(
+    options: ServerOptions, config: EngineConfig, listener: socket.socket, engine: FleetEngine
+) -> tuple[Fleet, SharedLedger]:
+    """Nothing is started yet. The ledger is for the first process, whose siblings the fleet is."""
+    num_seats = options.api_server_count
+    tenants = list(doors_of(options).tenants.by_name)
+    page = make_page(num_seats, tenants)
+    # what is pinned at the start is the first process's to pin
+    config = replace(config, pinned_prefixes=None)
+    keys, options = _with_kept_keys(options)
+
+    def document(seat: int) -> ProcessDocument:
+        return ProcessDocument(
+            config=config,
+            options=options,
+            seat=seat,
+            num_seats=num_seats,
+            tenants=tenants,
+            listener=listener.fileno(),
+            channel=-1,
+            connections=-1,
+            counts=page,
+            keys=keys,
+        )
+
+    ledger = SharedLedger(page, _FIRST_SEAT, num_seats, tenants)
+    fleet = Fleet(document, engine, ledger, [page] if keys is None else [page, keys])
+    return fleet, ledger
+
+
+def _with_kept_keys(options: ServerOptions) -> tuple[int | None, ServerOptions]:
+    """A process that is started later knows the same keys, whatever has become of their file."""
+    if options.api_key_file is None:
+        return None, options
+    descriptor = nameless_file("quire-keys", Path(options.api_key_file).read_bytes())
+    os.fchmod(descriptor, 0o600)
+    return descriptor, replace(options, api_key_file=f"/dev/fd/{descriptor}")

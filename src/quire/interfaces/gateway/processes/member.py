@@ -28,9 +28,7 @@ from quire.interfaces.gateway.processes.document import ProcessDocument
 from quire.interfaces.gateway.processes.handing_on import hander_on, is_for_any
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger
 from quire.interfaces.gateway.processes.sibling_answers import answers_of, counts_of
-from quire.interfaces.server.life.event_loop import loop_factory
-from quire.interfaces.server.life.orderly_end import end_each
-from quire.interfaces.server.life.start_objects import set_aside
+from quire.interfaces.server.life.process import end_each, loop_factory, set_aside
 from quire.interfaces.server.process_role import ProcessRole
 from quire.observability.logging import configure_logging, flush_log
 from quire.renderer import Renderer

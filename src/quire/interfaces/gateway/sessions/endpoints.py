@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
-from quire.interfaces.gateway.sessions.answers import SessionDeleted, SessionList, SessionObject, TurnObject
 from quire.interfaces.gateway.sessions.kept_session import KeptSession
 from quire.interfaces.gateway.sessions.requests import (
     FORK_RULES,
@@ -16,10 +16,53 @@ from quire.interfaces.gateway.sessions.requests import (
     RewindRequest,
     SessionRequest,
 )
+from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
+
+
+class TurnObject(msgspec.Struct, kw_only=True):
+    """How long the session was after a turn."""
+
+    num_tokens: int
+
+
+class SessionObject(msgspec.Struct, kw_only=True):
+    """What a session holds."""
+
+    id: str
+    object: Annotated[str, only("session")] = "session"
+    created_at: int
+    # "idle" or "busy": in the middle of a turn
+    status: str
+    # "chat" or "text", from the first turn on
+    kind: str | None
+    num_tokens: int
+    num_turns: int
+    # shared ones count in each session; none where memory was short, and before the first turn
+    num_blocks: int
+    turns: list[TurnObject]
+    forked_from: str | None
+    age_seconds: float
+    expires_in_seconds: float
+
+
+class SessionList(msgspec.Struct, kw_only=True):
+    """All open sessions, oldest first."""
+
+    object: Annotated[str, only("list")] = "list"
+    data: list[SessionObject]
+
+
+class SessionDeleted(msgspec.Struct, kw_only=True):
+    """A session that is closed."""
+
+    id: str
+    object: Annotated[str, only("session.deleted")] = "session.deleted"
+    deleted: bool = True
+
 
 if TYPE_CHECKING:
     from quire.interfaces.gateway.sessions.registry import Sessions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec import Meta
 
 from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.access.in_flight import ended_by_administrator
+from quire.interfaces.server.observing.observe_answers import ObservedMemory
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import Readiness, state_of
@@ -102,3 +104,16 @@ async def set_log_level(request: Request) -> Response:
 def _shown_level() -> LogLevel:
     level = logging.getLogger(_ROOT).getEffectiveLevel()
     return LogLevel(level=logging.getLevelName(level).lower())
+
+
+class Memory(ObservedMemory, kw_only=True):
+    """GET /v1/admin/memory: a MemoryAccount."""
+
+    object: Annotated[str, only("memory")] = "memory"
+
+
+@router.get("/v1/admin/memory", openapi_extra=described(answer=Memory))
+async def memory(request: Request) -> Response:
+    """Slots by what they hold; they add up to the KV cache."""
+    account = await state_of(request).engine.memory()
+    return json_answer(Memory(**asdict(account)))

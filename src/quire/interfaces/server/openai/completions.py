@@ -26,8 +26,7 @@ from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
-from quire.interfaces.server.wire.token_ids import check_token_ids
+from quire.interfaces.server.wire.prompt_forms import check_token_ids, names_of, split_prompts
 
 router = APIRouter()
 RULES = rules_for(CompletionRequest, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)
