@@ -79,8 +79,8 @@ def _bounds_for(state: ServerState) -> JsonBounds:
 
 async def read_whole(data: bytes, request_type: type[_T], rules: FieldRules, state: ServerState) -> _T:
     """The same of a body that is there already, however long it is."""
-    if len(data) > state.max_text_body_bytes:
-        raise _too_large(state.max_text_body_bytes)
+    if len(data) > state.options.max_text_body_bytes:
+        raise _too_large(state.options.max_text_body_bytes)
     refusal = await _refused(JsonScan(_bounds_for(state)), data)
     if refusal is not None:
         raise refusal
@@ -168,10 +168,10 @@ def check_encoding(request: Request) -> None:
 
 
 async def _read_body(request: Request, state: ServerState, bounds: JsonBounds) -> bytes:
-    """Each part must come within `body_seconds`, and the last one within the time that a request may take. It is
+    """Each part must come within `first_byte_seconds`, and the last one within the time that a request may take. It is
     counted while it comes."""
-    max_bytes = state.max_text_body_bytes
-    whole_seconds = state.request_seconds
+    max_bytes = state.options.max_text_body_bytes
+    whole_seconds = state.options.max_request_seconds
     clock = asyncio.get_running_loop().time
     end = clock() + whole_seconds
     length = request.headers.get("content-length", "")
@@ -181,7 +181,7 @@ async def _read_body(request: Request, state: ServerState, bounds: JsonBounds) -
     chunks: list[bytes] = []
     size = 0
     while not (body.is_over or size > _MAX_DISCARDED_BYTES):
-        seconds = state.body_seconds if refusal is None else _DISCARD_SECONDS
+        seconds = state.options.first_byte_seconds if refusal is None else _DISCARD_SECONDS
         try:
             async with asyncio.timeout(min(seconds, end - clock())):
                 chunk = await body.take()

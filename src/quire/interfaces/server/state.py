@@ -42,7 +42,7 @@ class ServerState:
         tracing: Tracing | None = None,
         role: ProcessRole | None = None,
     ) -> None:
-        options = options or ServerOptions()
+        self.options = options = options or ServerOptions()
         self.role = role or ProcessRole()
         # given by whoever makes the application
         self.services: Services = NoServices()
@@ -53,10 +53,6 @@ class ServerState:
         # it was ready once
         self.has_started = False
         self.tracing = tracing or NoTracing()
-        self.max_body_bytes = options.max_body_bytes
-        self.max_text_body_bytes = options.max_text_body_bytes
-        self.body_seconds = options.first_byte_seconds
-        self.request_seconds = options.max_request_seconds
         # one of them is put together or parsed in a turn of the event loop
         self.long_bodies = Turnstile(1)
         self.text_threads = TextThreads()

@@ -37,7 +37,7 @@ async def upload_file(request: Request) -> Response:
     """Stores a file, which is streamed to the disk while it comes."""
     state = state_of(request)
     # a server that ends waits for it as for any other request
-    with state.in_flight.enter() as ticket, arriving_within(state.request_seconds, ticket):
+    with state.in_flight.enter() as ticket, arriving_within(state.options.max_request_seconds, ticket):
         file = await _files(request).receive(request, tenant_of(request))
     return json_answer(file)
 

@@ -158,7 +158,7 @@ async def _received(
     messages: Messages, state: ServerState, *, is_socket: bool = False
 ) -> tuple[StreamedCompletionRequest, Continuations]:
     """Parameters, and the prompt when it is whole. The request runs."""
-    async with aclosing(messages), aclosing(bounded(messages, state.max_body_bytes)) as checked:
+    async with aclosing(messages), aclosing(bounded(messages, state.options.max_body_bytes)) as checked:
         # a server that ends does not wait for it, as it does not wait for a body
         with state.in_flight.enter(is_awaited=False):
             first = await anext(checked, None)
