@@ -295,8 +295,7 @@ async def _all_of(*waits: asyncio.Future[Any]) -> None:
 
 def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions) -> Supervisor:
     from quire.interfaces.server.life.crash_reports import CrashReports, folder_of
-    from quire.interfaces.server.life.restart_policy import RestartPolicy
-    from quire.interfaces.server.life.supervisor import Supervisor
+    from quire.interfaces.server.life.supervisor import RestartPolicy, Supervisor
 
     timeout = options.stall_timeout
     if timeout is None:

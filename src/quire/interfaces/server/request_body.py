@@ -9,15 +9,14 @@ import asyncio
 import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
 
 from quire.interfaces.server.state import ServerState, state_of
-from quire.interfaces.server.wire.body_chunks import BodyChunks
-from quire.interfaces.server.wire.errors import CLOSE, ApiError, idle, invalid
+from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_scan import JsonBounds, JsonScan, check_json
 
@@ -50,6 +49,30 @@ _WORDS = {
     "int": "a whole number", "float": "a number", "str": "a string", "bool": "true or false", "null": "null",
     "array": "a list", "object": "an object",
 }  # fmt: skip
+
+
+class BodyChunks:
+    """The body of a request chunk by chunk, for whoever reads it while it arrives. One reader at a time."""
+
+    def __init__(self, request: Request) -> None:
+        self._receive = request.receive
+        self.is_over = False
+
+    async def take(self) -> bytes:
+        """The next one, which may be empty."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self.is_over = not message.get("more_body")
+        chunk: bytes = message.get("body", b"")
+        return chunk
+
+    async def discard(self, seconds: float) -> None:
+        """Reads what is still on its way: a client that is sending misses an answer that comes too early."""
+        with suppress(TimeoutError, ClientGoneError):
+            async with asyncio.timeout(seconds):
+                while not self.is_over:
+                    await self.take()
 
 
 async def read_request(

@@ -12,8 +12,7 @@ from fastapi import Request
 from quire.interfaces.engine_calls import outlast
 from quire.interfaces.gateway.files.disk import FileFolder, NewFile
 from quire.interfaces.gateway.files.multipart import Part, boundary_of, read_parts
-from quire.interfaces.server.request_body import check_encoding
-from quire.interfaces.server.wire.body_chunks import BodyChunks
+from quire.interfaces.server.request_body import BodyChunks, check_encoding
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, idle, invalid
 
 # bytes go to the disk in blocks of this size, each in a thread

@@ -40,6 +40,29 @@ from quire.interfaces.server.options import ServerOptions
 from quire.messages import MOST_CLIENTS
 from quire.observability.metrics import ServerMetrics
 
+logger = logging.getLogger("quire.server")
+
+# an answer that comes later is left out
+_ANSWER_SECONDS = 2.0
+# between the end of a process and the start of its successor: nothing, then this, doubled each time
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 32.0
+# One that has lived so long did not die of its start.
+_GOOD_AGE_SECONDS = 60.0
+# One that answers nothing, asked so often so long after each other, stands still.
+_LOOK_SECONDS = 5.0
+_MOST_MISSES = 3
+# One that is looked at so often and still loads will never be ready: five minutes for seconds of work.
+_MOST_LOOKS_WHILE_IT_LOADS = 60
+# with processes that neither serve nor end; then the others serve without them
+_PATIENCE_SECONDS = 60.0
+
+# somebody has sent it SIGTERM, which it knows how to take once it has loaded
+_ENDED_IN_ORDER = "exit status 0"
+_ASKED_TO_END = (_ENDED_IN_ORDER, "signal SIGTERM")
+
+Adopt = Callable[[socket.socket, bytes], Awaitable[None]]
+
 _PROGRAM = "quire.interfaces.gateway.processes.member"
 
 
@@ -74,30 +97,6 @@ class Process:
         if not self.child.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, signal.SIGKILL)
-
-
-logger = logging.getLogger("quire.server")
-
-# an answer that comes later is left out
-_ANSWER_SECONDS = 2.0
-# between the end of a process and the start of its successor: nothing, then this, doubled each time
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 32.0
-# One that has lived so long did not die of its start.
-_GOOD_AGE_SECONDS = 60.0
-# One that answers nothing, asked so often so long after each other, stands still.
-_LOOK_SECONDS = 5.0
-_MOST_MISSES = 3
-# One that is looked at so often and still loads will never be ready: five minutes for seconds of work.
-_MOST_LOOKS_WHILE_IT_LOADS = 60
-# with processes that neither serve nor end; then the others serve without them
-_PATIENCE_SECONDS = 60.0
-
-# somebody has sent it SIGTERM, which it knows how to take once it has loaded
-_ENDED_IN_ORDER = "exit status 0"
-_ASKED_TO_END = (_ENDED_IN_ORDER, "signal SIGTERM")
-
-Adopt = Callable[[socket.socket, bytes], Awaitable[None]]
 
 
 class FleetEngine(Protocol):

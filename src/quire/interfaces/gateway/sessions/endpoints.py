@@ -22,6 +22,12 @@ from quire.interfaces.server.state import ServerState, state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 
+if TYPE_CHECKING:
+    from quire.interfaces.gateway.sessions.registry import Sessions
+
+router = APIRouter()
+PATH = "/v1/sessions"
+
 
 class TurnObject(msgspec.Struct, kw_only=True):
     """How long the session was after a turn."""
@@ -62,13 +68,6 @@ class SessionDeleted(msgspec.Struct, kw_only=True):
     id: str
     object: Annotated[str, only("session.deleted")] = "session.deleted"
     deleted: bool = True
-
-
-if TYPE_CHECKING:
-    from quire.interfaces.gateway.sessions.registry import Sessions
-
-router = APIRouter()
-PATH = "/v1/sessions"
 
 
 def sessions_of(request: Request) -> Sessions:

@@ -17,6 +17,16 @@ from fastapi import Response
 
 from quire.errors import EngineDeadError, EngineError, RequestError, UserError
 
+logger = logging.getLogger("quire.server")
+
+INVALID = "invalid_request_error"
+# a message may quote a value; nobody wants a whole prompt back
+_MAX_MESSAGE = 400
+RETRY_SOON = {"retry-after": "1"}
+# also on 503s while the server shuts down: whoever comes again should come to another one
+CLOSE = {"connection": "close"}
+ENGINE_RESTARTED = "engine_restarted"
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -40,17 +50,6 @@ DIALECTS: list[Dialect] = []
 def dialect_of(path: str) -> Dialect | None:
     """None: OpenAI's."""
     return next((dialect for dialect in DIALECTS if dialect.has(path)), None)
-
-
-logger = logging.getLogger("quire.server")
-
-INVALID = "invalid_request_error"
-# a message may quote a value; nobody wants a whole prompt back
-_MAX_MESSAGE = 400
-RETRY_SOON = {"retry-after": "1"}
-# also on 503s while the server shuts down: whoever comes again should come to another one
-CLOSE = {"connection": "close"}
-ENGINE_RESTARTED = "engine_restarted"
 
 
 class ErrorObject(msgspec.Struct):
