@@ -45,10 +45,10 @@ _SCHEMAS = {
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
     "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) window, Tensor query_starts, Tensor num_kept, "
     "Tensor num_read, Tensor(b!) out, bool has_silu) -> ()",
-    "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor(a!) state, "
-    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
-    "ssd_scan": "(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor(a!) state, Tensor query_starts, "
-    "Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, "
+    "Tensor(a!) state, Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, Tensor(a!) state, "
+    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out, float least_dt, float most_dt) -> ()",
     "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
