@@ -368,7 +368,10 @@ DRAFT_PREFIX = "draft."
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What one attention layer keeps per token. Layers with equal specs form a group; those of a draft join it."""
+    """What one layer keeps: keys and values of every token, or a state of the whole sequence.
+
+    Attention layers with equal specs form a group; those of a draft join it.
+    """
 
     name: str
     num_kv_heads: int
@@ -378,6 +381,8 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     # of a key and a value, where their elements are codes
     scale_bytes: int = 0
     sliding_window: int = 0
+    # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
+    state_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:

@@ -1,8 +1,8 @@
 """What a layer needs beyond its inputs, set once per step (4.2.2).
 
-Owns: the metadata of attention, one entry a group, and the adapters' slots. Must never: be nested, outlive its step, or
-be read by a model. Called by: the model runner around `model(...)`; read by `attention/layer.py` and
-`layers/adapters.py`.
+Owns: the metadata of attention, one entry a group, the states of recurrent layers, and the adapters' slots. Must never: be
+nested, outlive its step, or be read by a model. Called by: the model runner around `model(...)`; read by
+`attention/layer.py`, `state_cache.py` and `layers/adapters.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class ForwardContext:
     """metadata[group] is what the group's attention backend made of this step's AttentionBatch."""
 
     metadata: tuple[Any, ...]
+    # the states of recurrent layers (state_cache.py), if the model has any
+    states: Any = None
     # True: measure time or memory of a step without any cache; attention returns zeros
     is_profiling: bool = False
     # of each token the slot of its adapter, int32, -1 for none; None: no token has one
