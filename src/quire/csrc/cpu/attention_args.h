@@ -53,6 +53,7 @@ struct AttentionArgs {
   int64_t table_stride;
   int64_t num_blocks, blocks_in_row;  // of the cache; of a row of the block tables
   int num_kv_heads, group_size, head_dim, value_dim, block_size;
+  int v_row_dim;  // numbers in a row of the cache of values, which begins with the value: rows may be those of keys
   int64_t sliding_window;  // 0: everything before the query
   float scale, soft_cap;   // soft_cap 0: none
 };

@@ -9,8 +9,11 @@ from torch import Tensor
 from quire.worker.kernels import operators
 
 
-def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
-    """Store keys and values of the step in the cache; slot = block * block_size + place, negative slots are skipped."""
+def write_kv(key_TKD: Tensor, value_TKE: Tensor | None, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
+    """Store keys and values of the step in the cache; slot = block * block_size + place, negative slots are skipped.
+
+    Without values, which are the beginnings of keys then, only keys are stored.
+    """
     operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T)
 
 

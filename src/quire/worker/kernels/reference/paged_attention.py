@@ -7,8 +7,9 @@
 
 Rows from query_starts[S] on belong to nobody: they pad the step, and what `out_THE` holds there has no meaning.
 Block ids outside of what a sequence's rows can see are never used: they may be stale or out of range. Nor is what
-lies in the cache there: it may be NaN. Scores, softmax and the sum over values are float32 throughout, also where the
-cache holds another type than query and output (`cache_format.py`).
+lies in the cache there: it may be NaN. Where `v_cache` is `k_cache`, a value is the beginning of its key, as long as a
+row of `out_THE`. Scores, softmax and the sum over values are float32 throughout, also where the cache holds another
+type than query and output (`cache_format.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def paged_attention(
         row_Q = torch.arange(first_position, seq_len, device=query_THD.device)
         column_P = first_block * block_size + torch.arange(blocks_M.shape[0] * block_size, device=query_THD.device)
         visible_1QP = _visible(row_Q[None], column_P, sliding_window)
-        out_THE[rows] = _attend(query_THD[None, rows], k_cache, v_cache, blocks_M[None], visible_1QP, softmax)[0]
+        result_1QHE = _attend(query_THD[None, rows], k_cache, v_cache, blocks_M[None], visible_1QP, softmax)
+        out_THE[rows] = result_1QHE[0, ..., : out_THE.shape[2]]
 
 
 def _attend_row_by_row(
@@ -78,7 +80,8 @@ def _attend_row_by_row(
     visible_T1P = _visible(position_T[:, None], column_P, sliding_window)
     is_used_TM = visible_T1P[:, 0].unflatten(1, (-1, block_size)).any(-1)
     blocks_TM = torch.where(is_used_TM, block_tables_SM[owner_T], 0)
-    out_THE.copy_(_attend(query_THD[:, None], k_cache, v_cache, blocks_TM, visible_T1P, softmax)[:, 0])
+    result_T1HE = _attend(query_THD[:, None], k_cache, v_cache, blocks_TM, visible_T1P, softmax)
+    out_THE.copy_(result_T1HE[:, 0, :, : out_THE.shape[2]])
 
 
 def _visible(row_SQ: Tensor, column_P: Tensor, sliding_window: int) -> Tensor:
