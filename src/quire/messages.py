@@ -371,9 +371,10 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     name: str
     num_kv_heads: int
     key_dim: int
+    # 0: a value is a part of its key
     value_dim: int
     bytes_per_element: int
-    # of a key and a value, where their elements are codes
+    # of a key and its value, where their elements are codes
     scale_bytes: int = 0
     sliding_window: int = 0
 

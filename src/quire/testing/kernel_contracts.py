@@ -66,6 +66,7 @@ class _Reference:
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_and_mul = staticmethod(reference.silu_and_mul)
     rotary_embedding = staticmethod(reference.rotary_embedding)
+    join = staticmethod(reference.join)
 
     @staticmethod
     def paged_attention(

@@ -37,6 +37,7 @@ struct RotaryArgs {
   const float* cos_sin;
   int64_t heads, token_stride, head_stride, cos_sin_stride;
   int half;  // rotary dimensions / 2
+  bool is_interleaved;  // dimension 2 i is paired with 2 i + 1, or else i with i + half
 };
 
 struct PairArgs {

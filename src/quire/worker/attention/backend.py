@@ -36,6 +36,8 @@ class AttentionSpec:
     sliding_window: int = 0
     soft_cap: float = 0.0
     has_sinks: bool = False
+    # a value is the beginning of its key and not kept again: `v_cache` is `k_cache`, and there is no value to store
+    values_in_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,13 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(
-        self, layer: Attention, query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, metadata: Any, out_THE: Tensor
+        self,
+        layer: Attention,
+        query_THD: Tensor,
+        key_TKD: Tensor,
+        value_TKE: Tensor | None,
+        metadata: Any,
+        out_THE: Tensor,
     ) -> None:
-        """Store keys and values in `layer`'s cache, then fill `out_THE`."""
+        """Store keys and values in `layer`'s cache, then fill `out_THE`. No values: they are parts of keys."""
         ...

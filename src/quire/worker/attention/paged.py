@@ -35,7 +35,7 @@ class PagedAttention:
         layer: Attention,
         query_THD: Tensor,
         key_TKD: Tensor,
-        value_TKE: Tensor,
+        value_TKE: Tensor | None,
         metadata: AttentionBatch,
         out_THE: Tensor,
     ) -> None:

@@ -22,8 +22,12 @@ def route_tokens(
     return operators.route_tokens(logits_TX, bias_X, top_k, is_sigmoid, is_normalised, num_groups, top_groups, scale)
 
 
-def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int) -> Tensor:
+def grouped_linear(
+    x: Tensor, ids_TK: Tensor | None, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int
+) -> Tensor:
     """[T, K, num_rows]: rows of tokens, [T, C] or [T, K, C], times the packed weights of their experts.
+
+    Without ids row k of each token goes to weight k.
 
     A row gives the same bits whatever other rows there are, and whoever else is sent to its expert.
     """

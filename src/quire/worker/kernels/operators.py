@@ -39,9 +39,11 @@ _SCHEMAS = {
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
-    "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor? bias, SymInt num_rows) -> Tensor",
+    "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor? bias, SymInt num_rows) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
-    "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
+    "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
+    "bool is_interleaved) -> ()",
+    "join": "(Tensor x, Tensor y) -> Tensor",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor uniform) -> (Tensor, Tensor)",
@@ -88,7 +90,10 @@ _SHAPES: dict[str, Callable[..., Any]] = {
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
-    "grouped_linear": lambda x, ids, packed, bias, num_rows: x.new_empty((*ids.shape, num_rows)),
+    "grouped_linear": lambda x, ids, packed, bias, num_rows: x.new_empty(
+        (*(x.shape[:2] if ids is None else ids.shape), num_rows)
+    ),
+    "join": lambda x, y: x.new_empty((*x.shape[:-1], x.shape[-1] + y.shape[-1])),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
     "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
@@ -151,6 +156,7 @@ multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default
 layer_norm = torch.ops.quire.layer_norm.default
 look_up = torch.ops.quire.look_up.default
+join = torch.ops.quire.join.default
 new_rows = torch.ops.quire.new_rows.default
 best_tokens = torch.ops.quire.best_tokens.default
 choose_tokens = torch.ops.quire.choose_tokens.default

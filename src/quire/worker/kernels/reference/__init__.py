@@ -12,6 +12,7 @@ from quire.worker.kernels.reference.choose_tokens import choose_tokens
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
 from quire.worker.kernels.reference.gather_logits import gather_logits
 from quire.worker.kernels.reference.grouped_linear import grouped_linear
+from quire.worker.kernels.reference.join import join
 from quire.worker.kernels.reference.layer_norm import layer_norm
 from quire.worker.kernels.reference.look_up import look_up
 from quire.worker.kernels.reference.move_blocks import move_blocks
@@ -42,6 +43,7 @@ __all__ = [
     "copy_blocks",
     "gather_logits",
     "grouped_linear",
+    "join",
     "layer_norm",
     "look_up",
     "move_blocks",

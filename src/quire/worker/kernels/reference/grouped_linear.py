@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.worker.kernels.reference.packed_linear import packed_linear
 
 
-def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int) -> Tensor:
+def grouped_linear(
+    x: Tensor, ids_TK: Tensor | None, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int
+) -> Tensor:
     """[T, K, N]: row (t, k) is a row of x times the weight of expert ids[t, k], plus its bias.
 
-    x is [T, C], a row for all experts of a token, or [T, K, C], a row for each.
+    x is [T, C], a row for all experts of a token, or [T, K, C], a row for each. Without ids row k goes to weight k.
     """
+    if ids_TK is None:
+        ids_TK = torch.arange(len(packed), dtype=torch.int32, device=x.device).expand(x.shape[0], -1)
     num_tokens, top_k = ids_TK.shape
     rows = x.unsqueeze(1).expand(num_tokens, top_k, x.shape[-1]) if x.ndim == 2 else x
     out_TKN = x.new_empty((num_tokens, top_k, num_rows))
