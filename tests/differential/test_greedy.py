@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from quire.testing.greedy import Reference, assert_same_tokens, generate_greedy, real_core, reference_generate
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
-NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe"]
+NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe", "qwen2_moe"]
 FALLBACK = ["gemma2", "phi3", "deepseek_v3"]
 LENGTHS = [1, 15, 16, 17, 63, 101]
 NUM_TOKENS = 40
@@ -61,9 +61,9 @@ def test_tokens_equal_transformers_with_a_warm_prefix_cache(checkpoint: Checkpoi
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefix_caching: bool) -> None:
     path, prompts, references = checkpoint
-    # Windows free blocks, so it takes fewer of them to run short; gemma2 has three groups of layers.
+    # Windows free blocks, so it takes fewer of them to run short; some have three groups of layers.
     name = path.name[:-1]  # pytest numbers its folders
-    num_blocks = {"mistral": 13, "gemma2": 42}.get(name, 24)
+    num_blocks = {"mistral": 13, "gemma2": 42, "qwen2_moe": 42}.get(name, 24)
     core = real_core(
         path,
         block_size=8,

@@ -51,6 +51,10 @@ _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 _OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64, "activation_function": "relu"}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
+_SHARED_EXPERT = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1],
+    "shared_expert_intermediate_size": 48, "use_sliding_window": True, "sliding_window": _WINDOW,
+}  # fmt: skip
 _LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
     "v_head_dim": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
@@ -94,6 +98,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
+    "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     # refused, each for a reason of its own

@@ -11,7 +11,7 @@ from quire.worker.models.transformers_fallback import TransformersModel
 NATIVE = (
     "llama llama_tied llama_bias llama_rope_llama3 llama_rope_linear llama_rope_dynamic llama_rope_yarn mistral "
     "mistral_full qwen2 qwen2_window qwen3 qwen3_tied opt opt_post_norm gpt2 gpt2_inverse_layer "
-    "mixtral qwen3_moe"
+    "mixtral qwen3_moe qwen2_moe"
 ).split()
 
 

@@ -2,7 +2,9 @@
 
     x [T, H] --- gate ---> logits [T, X] --- route ---> weights, ids [T, K]
       |                                                       |
-      +-- gate_up of its K experts --> act --> down --> weighted sum [T, H]
+      +-- gate_up of its K experts --> act --> down --> weighted sum --- + ---> [T, H]
+      |                                                                  |
+      +-- shared expert, for every token (may be absent; may be weighed by a gate of its own)
 
 An expert is two linear layers with the names that checkpoints use, so that loading, quantising and packing treat it as
 any other. Owns the order of the operations; which rows meet which weight is a kernel's business (`grouped_linear`).
@@ -39,10 +41,14 @@ class Routing:
     scale: float = 1.0
 
 
-class Router(ReplicatedLinear):
-    """A score for each expert. Its weight is never quantised: it is small, and an error sends a token elsewhere."""
+class Gate(ReplicatedLinear):
+    """Scores of experts. Its weight is never quantised: it is small, and an error sends a token elsewhere."""
 
     is_kept_as_float = True
+
+
+class Router(Gate):
+    """A score for each expert."""
 
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, has_correction: bool = False) -> None:
         """`has_correction`: a bias of the choice alone, which checkpoints call e_score_correction_bias."""
@@ -60,7 +66,7 @@ class Expert(nn.Module):
 
 
 class Experts(nn.Module):
-    """The layer: `gate` and `experts`, as in checkpoints."""
+    """The layer: `gate` and `experts`, as in checkpoints; beside them `shared_expert`, if there is one."""
 
     def __init__(
         self,
@@ -71,7 +77,11 @@ class Experts(nn.Module):
         activation: str,
         *,
         has_correction: bool = False,
+        shared: nn.Module | None = None,
+        has_shared_gate: bool = False,
     ) -> None:
+        """`shared`: a feed-forward layer that computes every token, weighed by the sigmoid of a score of its own if
+        `has_shared_gate`."""
         super().__init__()
         if not 1 <= routing.top_k <= num_experts <= MOST_EXPERTS:
             raise ModelError(
@@ -83,8 +93,23 @@ class Experts(nn.Module):
         self.gate = Router(hidden_size, num_experts, has_correction=has_correction)
         self.experts = nn.ModuleList(Expert(hidden_size, inner_size) for _ in range(num_experts))
         self.act = GatedActivation(activation)
+        self.shared_expert = shared
+        self.shared_expert_gate = Gate(hidden_size, 1, bias=False) if has_shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
+        out = self._routed(x)
+        if self.shared_expert is None:
+            return out
+        shared: Tensor = self.shared_expert(x)
+        if self.shared_expert_gate is not None:
+            # a choice of one among one, not normalised: its weight is the sigmoid
+            weights, _ = kernels.route_tokens(
+                self.shared_expert_gate(x), None, top_k=1, is_sigmoid=True, is_normalised=False
+            )
+            shared = kernels.weigh_experts(shared.unsqueeze(1), weights)
+        return out + shared
+
+    def _routed(self, x: Tensor) -> Tensor:
         routing = self.routing
         weights, ids = kernels.route_tokens(
             self.gate(x),

@@ -63,9 +63,10 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
-    def __init__(self, config: Any, *, bias: bool) -> None:
+    def __init__(self, config: Any, *, bias: bool, inner_size: int | None = None) -> None:
+        """`inner_size`: where it is not that of the configuration."""
         super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
+        size, inner = config.hidden_size, inner_size or config.intermediate_size
         self.gate_up_proj = MergedColumnParallelLinear(size, [inner, inner], bias=bias)
         self.act = GatedActivation(config.hidden_act)
         self.down_proj = RowParallelLinear(inner, size, bias=bias)
