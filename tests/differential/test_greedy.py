@@ -12,7 +12,8 @@ from quire.testing.greedy import Reference, assert_same_tokens, generate_greedy,
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe", "qwen2_moe"]
-FALLBACK = ["gemma2", "phi3", "deepseek_v3"]
+LATENT = ["deepseek_v2", "deepseek_v3_groups"]
+FALLBACK = ["gemma2", "phi3"]
 LENGTHS = [1, 15, 16, 17, 63, 101]
 NUM_TOKENS = 40
 SETTINGS = {
@@ -25,7 +26,7 @@ SETTINGS = {
 Checkpoint = tuple[Path, list[list[int]], list[Reference]]
 
 
-@pytest.fixture(scope="module", params=NATIVE + FALLBACK)
+@pytest.fixture(scope="module", params=NATIVE + LATENT + FALLBACK)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

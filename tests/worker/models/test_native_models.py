@@ -11,7 +11,8 @@ from quire.worker.models.transformers_fallback import TransformersModel
 NATIVE = (
     "llama llama_tied llama_bias llama_rope_llama3 llama_rope_linear llama_rope_dynamic llama_rope_yarn mistral "
     "mistral_full qwen2 qwen2_window qwen3 qwen3_tied opt opt_post_norm gpt2 gpt2_inverse_layer "
-    "mixtral qwen3_moe qwen2_moe"
+    "mixtral qwen3_moe qwen2_moe deepseek_v2 deepseek_v2_groups deepseek_v3 deepseek_v3_groups deepseek_v3_halves "
+    "deepseek_v3_bias"
 ).split()
 
 
@@ -22,7 +23,7 @@ def test_a_native_model_computes_what_transformers_computes(name, checkpoint, pr
 
 
 def test_the_cpu_kernels_compute_the_same_model(checkpoint, prompt):
-    for name in ("mistral", "qwen3"):
+    for name in ("mistral", "qwen3", "deepseek_v2_groups", "deepseek_v3_groups"):
         check_against_transformers(checkpoint(name), prompt, attention_backend="auto")
 
 

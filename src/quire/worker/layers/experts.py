@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,7 +23,6 @@ from quire.errors import ModelError
 from quire.worker import kernels
 from quire.worker.layers.activation import GatedActivation
 from quire.worker.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from quire.worker.layers.parameter import make_parameter
 from quire.worker.layers.tensor_parallel import current_group
 
 # of a layer; a larger number comes from a config.json that is broken
@@ -51,9 +51,11 @@ class Router(Gate):
     """A score for each expert."""
 
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, has_correction: bool = False) -> None:
-        """`has_correction`: a bias of the choice alone, which checkpoints call e_score_correction_bias."""
+        """`has_correction`: a bias of the choice alone, in float32, which checkpoints call e_score_correction_bias."""
         super().__init__(hidden_size, num_experts, bias=bias)
-        self.e_score_correction_bias = make_parameter(num_experts) if has_correction else None
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if has_correction:
+            self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32), requires_grad=False)
 
 
 class Expert(nn.Module):
