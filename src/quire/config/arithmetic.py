@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config.latent_shape import LatentShape
 from quire.errors import ModelError
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -38,13 +39,16 @@ class ModelShape:
     vocab_size: int
     has_gated_mlp: bool
     has_tied_embeddings: bool
+    # None: every head keeps keys and values
+    latent: LatentShape | None = None
 
     @classmethod
     def of(cls, hf_config: dict[str, Any]) -> ModelShape:
         text_config = hf_config.get("text_config")
         config = {**hf_config, **(text_config if isinstance(text_config, dict) else {})}
+        latent = LatentShape.of(config)
         for name, what in _OTHER_ARITHMETIC.items():
-            if config.get(name):
+            if config.get(name) and not (what is _LATENT and latent is not None):
                 raise ModelError(
                     f"config.json: {name}={str(config[name])[:40]}: {what}, of which the size and the time cannot be "
                     "computed from config.json yet. Serve it: the log of the start says what it takes."
@@ -62,6 +66,7 @@ class ModelShape:
             vocab_size=_size(config, "vocab_size"),
             has_gated_mlp=is_gated,
             has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated)),
+            latent=latent,
         )
 
     @property
@@ -74,6 +79,8 @@ class ModelShape:
     def num_linear_parameters(self) -> int:
         """Of the layers alone: neither embedding nor head."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        if self.latent is not None:
+            attention = self.latent.num_parameters(self.hidden_size, self.num_heads)
         mlp = self.hidden_size * self.intermediate_size * (3 if self.has_gated_mlp else 2)
         return self.num_layers * (attention + mlp)
 
@@ -81,9 +88,11 @@ class ModelShape:
         return self.num_parameters * FLOAT_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """2.1.2: 2 x layers x KV heads x head dimension x size."""
-        row = self.head_dim + _SCALE_BYTES if dtype in _CODES else self.head_dim * FLOAT_BYTES[dtype]
-        return 2 * self.num_layers * self.num_kv_heads * row
+        """2.1.2: 2 x layers x KV heads x head dimension x size; of latent attention one row a layer."""
+        num_rows, dim = 2 * self.num_layers * self.num_kv_heads, self.head_dim
+        if self.latent is not None:
+            num_rows, dim = self.num_layers, self.latent.kept_values
+        return num_rows * (dim + _SCALE_BYTES if dtype in _CODES else dim * FLOAT_BYTES[dtype])
 
 
 @dataclass(frozen=True)

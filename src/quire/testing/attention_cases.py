@@ -60,7 +60,6 @@ CACHE_DTYPES = (*DTYPES, *CODES)
 MIXED = tuple((d, c) for d in DTYPES for c in CACHE_DTYPES if c != d)
 
 
-
 def _latent(**changes: Any) -> AttentionCase:
     """Latent attention: one head of keys for all of queries."""
     sizes = {"num_heads": 16, "num_kv_heads": 1, "head_dim": 96, "value_dim": 80, "values_in_keys": True}

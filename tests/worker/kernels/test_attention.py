@@ -19,7 +19,13 @@ INVARIANT_CASES = [
     AttentionCase(sequences=((60, 560), (9, 70)), sliding_window=70, head_dim=80, has_sinks=True, soft_cap=10.0),
     *(
         AttentionCase(
-            num_heads=heads, num_kv_heads=1, head_dim=176, value_dim=144, dtype=dtype, cache_dtype=kept, values_in_keys=True
+            num_heads=heads,
+            num_kv_heads=1,
+            head_dim=176,
+            value_dim=144,
+            dtype=dtype,
+            cache_dtype=kept,
+            values_in_keys=True,
         )
         for heads in (2, 16, 128)
         for dtype, kept in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8))

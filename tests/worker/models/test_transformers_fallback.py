@@ -10,9 +10,7 @@ from quire.worker.attention import attention_layers
 from quire.worker.model_loader import load_model
 from quire.worker.models.transformers_fallback import TransformersModel
 
-SERVED = (
-    "gemma2 gemma3 phi3 granite olmo2 olmo3 gpt_oss cohere stablelm starcoder2 gpt_neox smollm3"
-).split()
+SERVED = ("gemma2 gemma3 phi3 granite olmo2 olmo3 gpt_oss cohere stablelm starcoder2 gpt_neox smollm3").split()
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -147,9 +147,7 @@ def _number(layer: Attention) -> int:
     return index
 
 
-def _attention(
-    query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor | None, out_THE: Tensor, layer_index: int
-) -> None:
+def _attention(query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor | None, out_THE: Tensor, layer_index: int) -> None:
     layer = _layers[layer_index]
     context = current_forward_context()
     if context.is_profiling:

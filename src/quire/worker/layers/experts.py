@@ -55,7 +55,9 @@ class Router(Gate):
         super().__init__(hidden_size, num_experts, bias=bias)
         self.e_score_correction_bias: nn.Parameter | None = None
         if has_correction:
-            self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32), requires_grad=False)
+            self.e_score_correction_bias = nn.Parameter(
+                torch.empty(num_experts, dtype=torch.float32), requires_grad=False
+            )
 
 
 class Expert(nn.Module):

@@ -12,7 +12,7 @@ tokens a step has: a token's bits do not depend on how its prompt was cut.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.worker import kernels
 from quire.worker.layers.linear import ColumnParallelLinear
@@ -35,47 +35,43 @@ class LatentProjection(ColumnParallelLinear):
         self.value_dim = value_dim
         # of this rank
         self.num_heads = self.out_features // (key_dim + value_dim)
-        self._views: tuple[Tensor, list[Tensor], list[Tensor]] | None = None
+        # views of `packed`, by head
+        self._packed_keys: list[Tensor] = []
+        self._packed_values: list[Tensor] = []
 
     def pack_weights(self) -> None:
         """Each head's two matrices, packed one after the other in one tensor: all keys, then all values."""
-        if self.packed is not None:
-            return
-        dequantize_waiting(self.weight)
-        keys_HKL, values_HVL = self._by_head()
-        packed = [pack(matrix) for matrix in (*keys_HKL.transpose(1, 2), *values_HVL)]
-        parts = [part for part in packed if part is not None]
-        if len(parts) == len(packed):
-            self.packed = torch.cat(parts)
-            self.weight = torch.nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        if self.packed is None:
+            dequantize_waiting(self.weight)
+            keys_HKL, values_HVL = self._by_head()
+            parts = [pack(matrix) for matrix in (*keys_HKL.transpose(1, 2), *values_HVL)]
+            packed = [part for part in parts if part is not None]
+            if len(packed) < len(parts):
+                return
+            self.packed = torch.cat(packed)
+            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        # The tensor may have come from a file: how long a packed key is, one shows.
+        example = kernels.pack_weight(self.weight.new_zeros(self.latent_dim, self.key_dim))
+        keys, values = self.packed.tensor_split([self.num_heads * example.numel()])
+        self._packed_keys = list(keys.chunk(self.num_heads))
+        self._packed_values = list(values.chunk(self.num_heads))
 
     def to_latent(self, query_THK: Tensor) -> Tensor:
         """[T, heads, key_dim] -> [T, heads, latent_dim]: queries of the latent vectors."""
         if self.packed is None:
             return torch.einsum("thk,hkl->thl", query_THK, self._by_head()[0])
-        return kernels.grouped_linear(query_THK, None, self._packed_by_head()[0], None, self.latent_dim)
+        return kernels.grouped_linear(query_THK, None, self._packed_keys, None, self.latent_dim)
 
     def to_values(self, latent_THL: Tensor) -> Tensor:
         """[T, heads, latent_dim] -> [T, heads, value_dim]."""
         if self.packed is None:
             return torch.einsum("thl,hvl->thv", latent_THL, self._by_head()[1])
-        return kernels.grouped_linear(latent_THL, None, self._packed_by_head()[1], None, self.value_dim)
+        return kernels.grouped_linear(latent_THL, None, self._packed_values, None, self.value_dim)
 
     def _by_head(self) -> tuple[Tensor, Tensor]:
         weight_HBL = self.weight.view(self.num_heads, -1, self.latent_dim)
         keys_HKL, values_HVL = weight_HBL.split([self.key_dim, self.value_dim], dim=1)
         return keys_HKL, values_HVL
-
-    def _packed_by_head(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The packed matrices of keys and of values: views, made once, of a tensor that may have come from a file."""
-        packed = self.packed
-        assert packed is not None, "only packed weights are views"
-        if self._views is None or self._views[0] is not packed:
-            example = kernels.pack_weight(self.weight.new_zeros(self.latent_dim, self.key_dim))
-            key_bytes = self.num_heads * example.numel()
-            keys, values = packed[:key_bytes], packed[key_bytes:]
-            self._views = packed, list(keys.chunk(self.num_heads)), list(values.chunk(self.num_heads))
-        return self._views[1:]
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads, keys of {self.key_dim} and values of {self.value_dim} from {self.latent_dim}"

@@ -35,7 +35,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos_sin_cache", cache.to(torch.get_default_device()), persistent=False)
 
     @classmethod
-    def from_config(cls, config: Any, max_model_len: int) -> RotaryEmbedding:
+    def from_config(cls, config: Any, max_model_len: int, *, is_interleaved: bool = False) -> RotaryEmbedding:
         parameters = rope_parameters(config)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
@@ -57,7 +57,7 @@ class RotaryEmbedding(nn.Module):
             frequencies, scale = _KINDS[kind](parameters, rotary_dim)
         except KeyError as error:
             raise ModelError(f"config.json: rope_type={kind} needs {error.args[0]} beside it.") from None
-        return cls(frequencies, max_model_len, scale, is_interleaved=bool(getattr(config, "rope_interleave", False)))
+        return cls(frequencies, max_model_len, scale, is_interleaved=is_interleaved)
 
     def forward(self, positions_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> None:
         """In place, on flattened heads."""

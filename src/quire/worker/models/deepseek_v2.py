@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -24,14 +23,14 @@ from quire.worker.layers.rotary import rope_parameters, yarn_magnitude
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
-from quire.worker.models.llama import LlamaMLP, LlamaModel, MakeMLP, complete_kv_heads
+from quire.worker.models.llama import LlamaMLP, LlamaModel
 
 
 class LatentAttention(nn.Module):
     """Queries meet latent vectors: what is kept of a token is one of these and one rotary part of all heads' keys.
 
-        key     [normed latent vector, rotary part]       value = its first kv_lora_rank numbers
-        query   [what `kv_b_proj` makes of a head's query, its rotary part]
+    key     [normed latent vector, rotary part]       value = its first kv_lora_rank numbers
+    query   [what `kv_b_proj` makes of a head's query, its rotary part]
     """
 
     def __init__(self, config: Any, index: int, name: str, rotary: RotaryEmbedding) -> None:
@@ -47,9 +46,7 @@ class LatentAttention(nn.Module):
         else:
             self.q_a_proj = ReplicatedLinear(size, config.q_lora_rank, bias=has_bias)
             self.q_a_layernorm = RMSNorm(config.q_lora_rank)
-            self.q_b_proj = ColumnParallelLinear(
-                config.q_lora_rank, config.num_attention_heads * query_dim, bias=False
-            )
+            self.q_b_proj = ColumnParallelLinear(config.q_lora_rank, config.num_attention_heads * query_dim, bias=False)
         self.kv_a_proj_with_mqa = ReplicatedLinear(size, self.latent_dim + self.rotary_dim, bias=has_bias)
         self.kv_a_layernorm = RMSNorm(self.latent_dim)
         self.kv_b_proj = LatentProjection(
@@ -93,32 +90,17 @@ def _scale(config: Any, query_dim: int) -> float:
     return float(query_dim**-0.5 * yarn_magnitude(parameters.get("factor", 1.0), weight) ** 2)
 
 
-class DeepseekCausalLM(CausalLM):
-    """What versions 2 and 3 share. Layers behind the last one, which only draft, are not built."""
-
-    checkpoint_map = CheckpointMap(
-        merged={name: MERGED[name] for name in ("gate_proj", "up_proj")},
-        modules={"shared_experts": "shared_expert"},
-    )
-
-    def __init__(self, config: Any, max_model_len: int, make_mlp: MakeMLP) -> None:
-        model = LlamaModel(config, max_model_len, LatentAttention, make_mlp)
-        super().__init__(model, head_of(config, model.embed_tokens))
-        first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
-        drafting = tuple(f"model.layers.{index}." for index in range(first, first + count))
-        self.checkpoint_map = dataclasses.replace(self.checkpoint_map, ignored_prefixes=drafting)
-
-
 def complete_latent(config: Any) -> None:
     """The head that rotary positions turn is the rotary part of one."""
-    complete_kv_heads(config)
     config.head_dim = config.qk_rope_head_dim
 
 
-def experts_or_dense(config: Any, index: int, routing: Routing, *, has_correction: bool) -> nn.Module:
-    """The first layers are dense, the others have experts."""
+def experts_or_dense(
+    config: Any, index: int, routing: Routing, *, has_correction: bool = False, bias: bool = False
+) -> nn.Module:
+    """The first layers are dense, the others have experts. `bias` is that of dense layers and of shared experts."""
     if index < config.first_k_dense_replace:
-        return LlamaMLP(config, bias=config.mlp_bias)
+        return LlamaMLP(config, bias=bias)
     if routing.num_groups < 1 or config.n_routed_experts % routing.num_groups:
         raise ModelError(
             f"config.json: n_routed_experts={config.n_routed_experts} is no multiple of n_group={routing.num_groups}. "
@@ -127,7 +109,7 @@ def experts_or_dense(config: Any, index: int, routing: Routing, *, has_correctio
     shared: LlamaMLP | None = None
     if config.n_shared_experts:
         inner_size = config.moe_intermediate_size * config.n_shared_experts
-        shared = LlamaMLP(config, bias=config.mlp_bias, inner_size=inner_size)
+        shared = LlamaMLP(config, bias=bias, inner_size=inner_size)
     return Experts(
         config.hidden_size,
         config.moe_intermediate_size,
@@ -153,7 +135,6 @@ def refuse_other_values(config: Any, **known: tuple[Any, ...]) -> None:
 
 def complete_config(config: Any) -> None:
     complete_latent(config)
-    config.rope_interleave = True
     refuse_other_values(
         config,
         topk_method=("greedy", "group_limited_greedy"),
@@ -161,26 +142,30 @@ def complete_config(config: Any) -> None:
         norm_topk_prob=(False, None),
         moe_layer_freq=(1,),
     )
-    if config.topk_method == "greedy":
-        config.n_group = config.topk_group = 1
 
 
 def make_mlp(config: Any, index: int) -> nn.Module:
+    num_groups, top_groups = config.n_group, config.topk_group
+    if config.topk_method == "greedy":
+        num_groups = top_groups = 1
     routing = Routing(
         config.num_experts_per_tok,
         is_normalised=False,
-        num_groups=config.n_group,
-        top_groups=config.topk_group,
+        num_groups=num_groups,
+        top_groups=top_groups,
         scale=config.routed_scaling_factor,
     )
-    return experts_or_dense(config, index, routing, has_correction=False)
+    return experts_or_dense(config, index, routing, bias=config.mlp_bias)
 
 
+LATENT_MAP = CheckpointMap(
+    merged={name: MERGED[name] for name in ("gate_proj", "up_proj")},
+    modules={"shared_experts": "shared_expert"},
+)
 LATENT_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "attention_bias": False,
-    "mlp_bias": False,
     "tie_word_embeddings": False,
     "kv_lora_rank": 512,
     "q_lora_rank": Nullable(1536),
@@ -190,8 +175,9 @@ LATENT_DEFAULTS: dict[str, Any] = {
 }
 
 
-class DeepseekV2ForCausalLM(DeepseekCausalLM):
+class DeepseekV2ForCausalLM(CausalLM):
     architectures = ("DeepseekV2ForCausalLM",)
+    checkpoint_map = LATENT_MAP
     config_defaults = {
         **LATENT_DEFAULTS,
         "vocab_size": 102_400,
@@ -200,7 +186,6 @@ class DeepseekV2ForCausalLM(DeepseekCausalLM):
         "moe_intermediate_size": 1407,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "num_key_value_heads": None,
         "max_position_embeddings": 2048,
         "first_k_dense_replace": 0,
         "n_routed_experts": 64,
@@ -208,12 +193,15 @@ class DeepseekV2ForCausalLM(DeepseekCausalLM):
         "n_group": None,
         "topk_group": None,
         "topk_method": "greedy",
+        "num_experts_per_tok": None,
+        "mlp_bias": False,
         "routed_scaling_factor": 1.0,
     }
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__(config, max_model_len, make_mlp)
+        model = LlamaModel(config, max_model_len, LatentAttention, make_mlp, is_interleaved=True)
+        super().__init__(model, head_of(config, model.embed_tokens))
 
 
 MODEL = DeepseekV2ForCausalLM

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from torch import nn
 
 from quire.worker.layers import Routing
 from quire.worker.model_config import Nullable
+from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.deepseek_v2 import (
     LATENT_DEFAULTS,
-    DeepseekCausalLM,
+    LATENT_MAP,
+    LatentAttention,
     complete_latent,
     experts_or_dense,
     refuse_other_values,
 )
+from quire.worker.models.llama import LlamaModel
 
 
 def complete_config(config: Any) -> None:
@@ -34,7 +38,7 @@ def make_mlp(config: Any, index: int) -> nn.Module:
     return experts_or_dense(config, index, routing, has_correction=True)
 
 
-class DeepseekV3ForCausalLM(DeepseekCausalLM):
+class DeepseekV3ForCausalLM(CausalLM):
     architectures = ("DeepseekV3ForCausalLM",)
     config_defaults = {
         **LATENT_DEFAULTS,
@@ -44,9 +48,9 @@ class DeepseekV3ForCausalLM(DeepseekCausalLM):
         "moe_intermediate_size": 2048,
         "num_hidden_layers": 61,
         "num_attention_heads": 128,
-        "num_key_value_heads": Nullable(128),
         "max_position_embeddings": 4096,
         "rope_interleave": True,
+        "num_nextn_predict_layers": 1,
         "first_k_dense_replace": 3,
         "n_routed_experts": 256,
         "n_shared_experts": Nullable(1),
@@ -59,7 +63,14 @@ class DeepseekV3ForCausalLM(DeepseekCausalLM):
     complete_config = staticmethod(complete_config)
 
     def __init__(self, config: Any, max_model_len: int) -> None:
-        super().__init__(config, max_model_len, make_mlp)
+        model = LlamaModel(config, max_model_len, LatentAttention, make_mlp, is_interleaved=config.rope_interleave)
+        super().__init__(model, head_of(config, model.embed_tokens))
+        # Layers behind the last one only draft.
+        first = config.num_hidden_layers
+        drafting = range(first, first + config.num_nextn_predict_layers)
+        self.checkpoint_map = dataclasses.replace(
+            LATENT_MAP, ignored_prefixes=tuple(f"model.layers.{index}." for index in drafting)
+        )
 
 
 MODEL = DeepseekV3ForCausalLM
