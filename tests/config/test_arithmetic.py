@@ -48,8 +48,8 @@ def test_latent_attention_keeps_576_values_a_token_and_layer() -> None:
     shape = ModelShape.of(DEEPSEEK_V3)
     assert shape.kv_bytes_per_token("bfloat16") == 61 * 576 * 2
     assert shape.kv_bytes_per_token("int8") == 61 * (576 + 4)
-    # with the keys of 192 and values of 128 of every head it would be 71 times as much
-    assert 128 * (192 + 128) / 576 == pytest.approx(71, rel=0.01)
+    all_heads = 128 * (192 + 128)
+    assert all_heads / 576 == pytest.approx(71, rel=0.01)
     attention = 1536 * (7168 + 128 * 192) + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
     assert shape.num_linear_parameters == 61 * (attention + 3 * 7168 * 18432)
     assert ModelShape.of({**DEEPSEEK_V3, "q_lora_rank": None}).num_linear_parameters == 61 * (

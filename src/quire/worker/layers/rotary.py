@@ -145,7 +145,7 @@ def _yarn_scale(parameters: dict[str, Any]) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float) -> float:
-    """What queries and keys are multiplied by when positions are stretched by `factor`, so that attention stays sharp."""
+    """What queries and keys are multiplied by where positions are stretched: attention stays sharp."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
