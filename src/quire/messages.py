@@ -376,7 +376,10 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     bytes_per_element: int
     # of a key and its value, where their elements are codes
     scale_bytes: int = 0
+    # tokens that a token sees at most, itself included; 0: all
     sliding_window: int = 0
+    # they begin at multiples of the window, which does not slide then
+    is_chunked: bool = False
 
     @property
     def bytes_per_token(self) -> int:

@@ -27,6 +27,7 @@ class AttentionCase:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None  # None: as the query
     sliding_window: int = 0
+    is_chunked: bool = False
     soft_cap: float = 0.0
     has_sinks: bool = False
     # a value is the beginning of its key, and kept once
@@ -37,7 +38,7 @@ class AttentionCase:
         parts += [f"h{self.num_heads}/{self.num_kv_heads}", f"d{self.head_dim}", f"b{self.block_size}"]
         parts += [f"e{self.value_dim}"] * bool(self.value_dim) + [f"w{self.sliding_window}"] * bool(self.sliding_window)
         parts += [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks
-        parts += ["latent"] * self.values_in_keys
+        parts += ["latent"] * self.values_in_keys + ["chunks"] * self.is_chunked
         parts += [str(self.cache_dtype).removeprefix("torch.")] * bool(self.cache_dtype)
         return "-".join([*parts, str(self.dtype).removeprefix("torch.")])
 
@@ -91,4 +92,6 @@ ATTENTION_CASES = (
     *(_latent(num_heads=h, head_dim=d, value_dim=e, dtype=t)
       for h, d, e in ((1, 24, 8), (128, 576, 512), (3, 100, 84)) for t in (torch.float32, torch.bfloat16)),
     _latent(sliding_window=33, has_sinks=True, soft_cap=20.0),
+    *(AttentionCase(sliding_window=w, is_chunked=True, sequences=s) for w in (1, 5, 16, 64, 1000) for s in (MIX, ONES)),
+    *(AttentionCase(sliding_window=w, is_chunked=True, sequences=LONG, dtype=d) for w in (24, 100, 600) for d in DTYPES),
 )  # fmt: skip

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from quire.testing.attention_cases import TOLERANCE, AttentionCase
 from quire.worker.kernels import reference
+from quire.worker.kernels.reference.paged_attention import first_visible
 from quire.worker.kernels.cache_format import codes_of, decoded, has_scales, row_elements, scales_of
 
 
@@ -47,6 +48,7 @@ class AttentionKernels(Protocol):
         *,
         scale: float,
         sliding_window: int = 0,
+        is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
     ) -> None: ...
@@ -80,11 +82,12 @@ class _Reference:
         *,
         scale: float,
         sliding_window: int = 0,
+        is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
     ) -> None:
         tensors = (query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE)
-        reference.paged_attention(*tensors, sinks_H, scale, sliding_window, soft_cap)
+        reference.paged_attention(*tensors, sinks_H, scale, sliding_window, is_chunked, soft_cap)
 
 
 REFERENCE = _Reference()
@@ -125,6 +128,7 @@ class PagedBatch:
             out,
             scale=self.scale,
             sliding_window=window,
+            is_chunked=bool(self.options.get("is_chunked", False)),
             soft_cap=soft_cap,
             sinks_H=self.sinks_H,
         )
@@ -170,7 +174,7 @@ def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Paged
         slots=torch.tensor(slots, dtype=torch.int64, device=device),
         key_TKD=key_TKD,
         value_TKE=key_TKD[..., :value_dim] if case.values_in_keys else value_TKE,
-        options={"sliding_window": case.sliding_window, "soft_cap": case.soft_cap},
+        options={"sliding_window": case.sliding_window, "is_chunked": case.is_chunked, "soft_cap": case.soft_cap},
     )
     reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
     forget_what_windows_left(batch, case)
@@ -192,8 +196,8 @@ def forget_what_windows_left(batch: PagedBatch, case: AttentionCase) -> None:
     """Block ids that no query row can see any more become ids that do not exist."""
     if case.sliding_window > 0:
         for s, (num_rows, length) in enumerate(case.sequences):
-            first_visible = max(0, length - num_rows - case.sliding_window + 1)
-            batch.block_tables_SM[s, : first_visible // case.block_size] = 2**30
+            first = first_visible(length - num_rows, case.sliding_window, case.is_chunked)
+            batch.block_tables_SM[s, : first // case.block_size] = 2**30
 
 
 def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
@@ -208,6 +212,9 @@ def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
         group_size = case.num_heads // case.num_kv_heads
         distance = torch.arange(length - num_rows, length)[:, None] - torch.arange(length)
         visible = (distance >= 0) & (distance < (case.sliding_window or length + 1))
+        if case.is_chunked:
+            chunk = torch.arange(length) // case.sliding_window
+            visible &= chunk[length - num_rows :, None] == chunk
         key_HPD, value_HPE = key_KPD.repeat_interleave(group_size, 0), value_KPE.repeat_interleave(group_size, 0)
         mask = visible.to(query_HQD.device)
         out = F.scaled_dot_product_attention(query_HQD, key_HPD, value_HPE, attn_mask=mask, scale=batch.scale)

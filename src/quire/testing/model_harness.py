@@ -124,7 +124,7 @@ def _groups(layers: list[Attention]) -> list[list[Attention]]:
     groups: dict[Any, list[Attention]] = defaultdict(list)
     for layer in layers:
         spec = layer.spec
-        groups[(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.sliding_window)].append(layer)
+        groups[(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.sliding_window, spec.is_chunked)].append(layer)
     return list(groups.values())
 
 

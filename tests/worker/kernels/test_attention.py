@@ -17,6 +17,7 @@ INVARIANT_CASES = [
     AttentionCase(dtype=torch.float32, cache_dtype=torch.bfloat16, num_heads=16, num_kv_heads=1),
     AttentionCase(sequences=((100, 640), (1, 1030)), num_heads=8, num_kv_heads=2, dtype=torch.bfloat16),
     AttentionCase(sequences=((60, 560), (9, 70)), sliding_window=70, head_dim=80, has_sinks=True, soft_cap=10.0),
+    AttentionCase(sequences=((60, 560), (9, 70), (1, 600)), sliding_window=100, is_chunked=True, num_heads=16),
     *(
         AttentionCase(
             num_heads=heads,

@@ -190,7 +190,8 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
 
 void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                         const Tensor& seq_lens, const Tensor& query_starts, const Tensor& out,
-                        std::optional<Tensor> sinks, double scale, int64_t sliding_window, double soft_cap) {
+                        std::optional<Tensor> sinks, double scale, int64_t sliding_window, bool is_chunked,
+                        double soft_cap) {
   check_attention(query, k_cache, v_cache, out, block_tables);
   const int64_t num_sequences = block_tables.size(0);
   STD_TORCH_CHECK(seq_lens.dim() == 1 && seq_lens.size(0) == num_sequences && query_starts.dim() == 1 &&
@@ -199,7 +200,7 @@ void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor
   AttentionArgs args = attention_args(query, k_cache, v_cache, block_tables, out);
   args.seq_lens = indices(seq_lens, "seq_lens"), args.query_starts = indices(query_starts, "query_starts");
   args.scale = static_cast<float>(scale);
-  args.sliding_window = sliding_window;
+  args.sliding_window = sliding_window, args.is_chunked = is_chunked;
   args.soft_cap = static_cast<float>(soft_cap);
   perform(std::make_unique<AttentionStep>(args, sinks_as_float(sinks, query.size(1))),
           {query.size(0), num_sequences});

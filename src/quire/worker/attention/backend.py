@@ -33,7 +33,9 @@ class AttentionSpec:
     device_type: str
     # what keys and values are kept as (kernels/cache_format.py)
     cache_dtype: torch.dtype
+    # tokens that a token sees at most; they are those of its chunk, counted from position 0, where it is chunked
     sliding_window: int = 0
+    is_chunked: bool = False
     soft_cap: float = 0.0
     has_sinks: bool = False
     # a value is the beginning of its key and not kept again: `v_cache` is `k_cache`, and there is no value to store

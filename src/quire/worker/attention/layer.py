@@ -34,12 +34,16 @@ class Attention(nn.Module):
         *,
         name: str,
         sliding_window: int = 0,
+        is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks: Tensor | None = None,
         value_dim: int | None = None,
         values_in_keys: bool = False,
     ) -> None:
-        """`values_in_keys`: a value is the first `value_dim` numbers of its key, and no value is given or kept."""
+        """`values_in_keys`: a value is the first `value_dim` numbers of its key, and no value is given or kept.
+
+        `is_chunked`: the window does not slide. A token sees, up to itself, its own chunk of `sliding_window` tokens.
+        """
         super().__init__()
         if num_heads % num_kv_heads:
             raise ValueError(f"{name}: num_heads={num_heads} is no multiple of num_kv_heads={num_kv_heads}")
@@ -54,6 +58,7 @@ class Attention(nn.Module):
         self.scale = scale
         # tokens that a token sees, itself included; 0 means all
         self.sliding_window = sliding_window
+        self.is_chunked = is_chunked and sliding_window > 0
         self.soft_cap = soft_cap
         self.sinks = sinks
         # the type that the model is built in
@@ -77,6 +82,7 @@ class Attention(nn.Module):
             bytes_per_element=self.cache_dtype.itemsize,
             scale_bytes=(1 if self.values_in_keys else 2) * SCALE_BYTES if has_scales(self.cache_dtype) else 0,
             sliding_window=self.sliding_window,
+            is_chunked=self.is_chunked,
         )
 
     def attention_spec(self, block_size: int, device_type: str) -> AttentionSpec:
@@ -91,6 +97,7 @@ class Attention(nn.Module):
             device_type=device_type,
             cache_dtype=self.cache_dtype,
             sliding_window=self.sliding_window,
+            is_chunked=self.is_chunked,
             soft_cap=self.soft_cap,
             has_sinks=self.sinks is not None,
             values_in_keys=self.values_in_keys,
@@ -124,7 +131,8 @@ class Attention(nn.Module):
         return out_THE.view(-1, self.num_heads * self.value_dim)
 
     def extra_repr(self) -> str:
-        window = f", sliding_window={self.sliding_window}" if self.sliding_window else ""
+        kind = "chunks of " if self.is_chunked else "sliding_window="
+        window = f", {kind}{self.sliding_window}" if self.sliding_window else ""
         return f"{self.num_heads} heads over {self.num_kv_heads} of {self.head_dim}{window}"
 
 

@@ -52,6 +52,7 @@ class PagedAttention:
             out_THE,
             scale=layer.scale,
             sliding_window=layer.sliding_window,
+            is_chunked=layer.is_chunked,
             soft_cap=layer.soft_cap,
             sinks_H=layer.sinks,
         )

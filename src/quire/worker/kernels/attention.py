@@ -28,6 +28,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int = 0,
+    is_chunked: bool = False,
     soft_cap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> None:
@@ -43,6 +44,7 @@ def paged_attention(
         sinks_H,
         scale,
         sliding_window,
+        is_chunked,
         soft_cap,
     )
 
