@@ -13,6 +13,7 @@ from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe", "qwen2_moe"]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
+CHUNKED = ["llama4"]
 FALLBACK = ["gemma2", "phi3"]
 LENGTHS = [1, 15, 16, 17, 63, 101]
 NUM_TOKENS = 40
@@ -26,7 +27,7 @@ SETTINGS = {
 Checkpoint = tuple[Path, list[list[int]], list[Reference]]
 
 
-@pytest.fixture(scope="module", params=NATIVE + LATENT + FALLBACK)
+@pytest.fixture(scope="module", params=NATIVE + LATENT + CHUNKED + FALLBACK)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -64,7 +65,7 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
     path, prompts, references = checkpoint
     # Windows free blocks, so it takes fewer of them to run short; some have three groups of layers.
     name = path.name[:-1]  # pytest numbers its folders
-    num_blocks = {"mistral": 13, "gemma2": 42, "qwen2_moe": 42}.get(name, 24)
+    num_blocks = {"mistral": 13, "gemma2": 42, "qwen2_moe": 42, "llama4": 42}.get(name, 24)
     core = real_core(
         path,
         block_size=8,

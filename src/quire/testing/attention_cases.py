@@ -93,5 +93,6 @@ ATTENTION_CASES = (
       for h, d, e in ((1, 24, 8), (128, 576, 512), (3, 100, 84)) for t in (torch.float32, torch.bfloat16)),
     _latent(sliding_window=33, has_sinks=True, soft_cap=20.0),
     *(AttentionCase(sliding_window=w, is_chunked=True, sequences=s) for w in (1, 5, 16, 64, 1000) for s in (MIX, ONES)),
-    *(AttentionCase(sliding_window=w, is_chunked=True, sequences=LONG, dtype=d) for w in (24, 100, 600) for d in DTYPES),
+    *(AttentionCase(sliding_window=w, is_chunked=True, sequences=LONG, dtype=d)
+      for w in (24, 100, 600) for d in DTYPES),
 )  # fmt: skip

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from quire.testing.attention_cases import TOLERANCE, AttentionCase
 from quire.worker.kernels import reference
-from quire.worker.kernels.reference.paged_attention import first_visible
 from quire.worker.kernels.cache_format import codes_of, decoded, has_scales, row_elements, scales_of
+from quire.worker.kernels.reference.paged_attention import first_visible
 
 
 class AttentionKernels(Protocol):

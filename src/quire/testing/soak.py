@@ -96,7 +96,8 @@ def command_for(seed: int) -> str:
 
 def _workload(seed: int, engine: EngineSettings | None = None) -> Workload:
     has_mishaps, has_late_rows = seed not in _WITHOUT_MISHAPS, seed not in _WITHOUT_LATE_ROWS
-    return Workload(seed, engine=engine, has_mishaps=has_mishaps, has_late_rows=has_late_rows)
+    is_chunked = seed % 3 == 2
+    return Workload(seed, engine=engine, has_mishaps=has_mishaps, has_late_rows=has_late_rows, is_chunked=is_chunked)
 
 
 def run_seed(seed: int, num_steps: int = STEPS_OF_A_SEED, engine: EngineSettings | None = None) -> Workload:

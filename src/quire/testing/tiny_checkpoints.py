@@ -65,6 +65,12 @@ _LATENT_YARN = {
     "rope_parameters": {**_YARN_ROPE, "mscale": 0.8, "mscale_all_dim": 1.2, "beta_fast": 32, "beta_slow": 1},
 }
 
+_LLAMA4 = {
+    "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4,
+    "num_experts_per_tok": 1, "attention_chunk_size": _WINDOW, "no_rope_layers": [1, 0, 1], "floor_scale": 16,
+    "attn_scale": 0.3,
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -113,12 +119,23 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v2",
         {**_GROUPED_LATENT, **_LATENT_YARN, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
     ),
+    "llama4": ("llama4_text", _LLAMA4),
+    "llama4_chunks": ("llama4_text", {**_LLAMA4, "no_rope_layers": [1, 1, 1]}),
+    "llama4_dense": (
+        "llama4_text",
+        {
+            **_LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    ),
     # refused, each for a reason of its own
     "mamba": ("mamba", {}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "bert": ("bert", {"pad_token_id": 0}),
     "bart": ("bart", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}),
-    "llama4": ("llama4_text", {"attention_chunk_size": _WINDOW, **_EXPERTS}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
 }
 

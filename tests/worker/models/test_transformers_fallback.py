@@ -53,7 +53,7 @@ def test_windows_caps_scales_and_sinks_are_found_by_watching(checkpoint):
 def test_what_cannot_work_this_way_is_refused_with_the_reason(name, reason, tmp_path):
     path = make_checkpoint(tmp_path, name)
     with pytest.raises(ModelError, match=reason) as caught:
-        load_model(worker_config(path))
+        load_model(worker_config(path, model_impl="transformers"))
     assert f"model_type={ARCHITECTURES[name][0]}" in str(caught.value)
 
 

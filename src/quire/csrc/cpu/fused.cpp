@@ -180,13 +180,13 @@ template <class T> void layer_norm_rows(const LayerNormArgs& args, int64_t begin
 
 template <class T> void weigh_rows(const WeighArgs& args, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
-    const T* x = static_cast<const T*>(args.x) + t * args.top_k * args.width;
+    const T* x = static_cast<const T*>(args.x) + t * args.x_token_stride;
     const float* weights = args.weights + t * args.top_k;
     T* out = static_cast<T*>(args.out) + t * args.width;
     for (int64_t i = 0; i < args.width; i += W) {
       vf sum = zero();
       for (int64_t k = 0; k < args.top_k; ++k) {
-        sum = fma(load_upto(x + k * args.width + i, args.width - i), set1(weights[k]), sum);
+        sum = fma(load_upto(x + k * args.x_row_stride + i, args.width - i), set1(weights[k]), sum);
       }
       store_upto(out + i, sum, args.width - i);
     }

@@ -74,7 +74,7 @@ struct WeighArgs {
   const void* x;  // [tokens, top_k, width]
   const float* weights;
   void* out;
-  int64_t top_k, width;
+  int64_t top_k, width, x_token_stride, x_row_stride;
 };
 
 struct AttentionKernels;

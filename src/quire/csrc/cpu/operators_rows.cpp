@@ -384,13 +384,13 @@ std::tuple<Tensor, Tensor> route_tokens_op(const Tensor& logits, std::optional<T
 }
 
 Tensor weigh_experts_op(const Tensor& x, const Tensor& weights) {
-  STD_TORCH_CHECK(x.dim() == 3 && x.is_contiguous(), "x must be contiguous, [tokens, experts of a token, width]");
+  check_rows(x, 3, "x");
   STD_TORCH_CHECK(weights.dim() == 2 && weights.is_contiguous() && weights.scalar_type() == ScalarType::Float &&
                       weights.size(0) == x.size(0) && weights.size(1) == x.size(1),
                   "weights must be contiguous float32, one for each expert of a token");
   Tensor out = empty({x.size(0), x.size(2)}, x);
   const WeighArgs args{dtype_of(x), x.const_data_ptr(), static_cast<const float*>(weights.const_data_ptr()),
-                       out.mutable_data_ptr(), x.size(1), x.size(2)};
+                       out.mutable_data_ptr(), x.size(1), x.size(2), x.stride(0), x.stride(1)};
   perform(std::make_unique<RowStep<WeighArgs>>(&KernelTable::weigh_experts, args, SUM * args.top_k * args.width),
           {x.size(0), 0});
   return out;

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
@@ -45,6 +45,8 @@ class Sizes:
     prefix_caching: bool
     preemption_mode: str
     host_share: float
+    # windows do not slide
+    is_chunked: bool = False
 
     @property
     def num_blocks_a_group(self) -> int:
@@ -62,7 +64,9 @@ class Sizes:
     def groups(self) -> list[KVGroup]:
         if self.windows == (0,):
             return [FULL]
-        return [KVGroup((f"layer{i}",), window) for i, window in enumerate(self.windows)]
+        return [
+            KVGroup((f"layer{i}",), window, self.is_chunked and window > 0) for i, window in enumerate(self.windows)
+        ]
 
 
 def random_sizes(pick: random.Random) -> Sizes:
@@ -90,11 +94,15 @@ class Workload:
         *,
         has_mishaps: bool = False,
         has_late_rows: bool = False,
+        is_chunked: bool = False,
     ) -> None:
-        """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them."""
+        """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them.
+
+        `is_chunked`: what would be windows are chunks.
+        """
         self.seed = seed
         self.random = random.Random(seed)
-        self.sizes = sizes = random_sizes(self.random)
+        self.sizes = sizes = replace(random_sizes(self.random), is_chunked=is_chunked)
         self.engine = engine or random_engine(seed)
         pick = self.random
         self.core = self.engine.core(

@@ -114,8 +114,14 @@ class Experts(nn.Module):
         return out + shared
 
     def _routed(self, x: Tensor) -> Tensor:
+        weights, ids = self._route(x)
+        out = kernels.weigh_experts(self._outputs(x, ids), weights)
+        return out if self.group.size == 1 else self.group.all_reduce(out)
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, ids) of each token's experts."""
         routing = self.routing
-        weights, ids = kernels.route_tokens(
+        return kernels.route_tokens(
             self.gate(x),
             self.gate.e_score_correction_bias,
             top_k=routing.top_k,
@@ -125,9 +131,11 @@ class Experts(nn.Module):
             top_groups=routing.top_groups,
             scale=routing.scale,
         )
+
+    def _outputs(self, x: Tensor, ids: Tensor) -> Tensor:
+        """[T, K, H]: what each of a token's experts makes of it."""
         inner = self.act(_products(x, ids, [expert.gate_up_proj for expert in self._each()]))
-        out = kernels.weigh_experts(_products(inner, ids, [expert.down_proj for expert in self._each()]), weights)
-        return out if self.group.size == 1 else self.group.all_reduce(out)
+        return _products(inner, ids, [expert.down_proj for expert in self._each()])
 
     def _each(self) -> Iterable[Expert]:
         return self.experts
