@@ -32,7 +32,10 @@ AMPLE: dict[str, Any] = {
     "max_num_batched_tokens": 16,
 }
 # Hardly more than the largest request may need, and less than several do; chunks pass their blocks all at once.
-SCARCE_FOR_GREEDY, SCARCE_FOR_BEAMS = {NATIVE: 74, CHUNKED: 58, FALLBACK: 74}, 150
+SCARCE_FOR_GREEDY = {NATIVE: 74, CHUNKED: 58, FALLBACK: 74}
+SCARCE_FOR_BEAMS = 150
+# times that all searches are asked for, so that memory is short
+NUM_COPIES = {NATIVE: 1, CHUNKED: 3, FALLBACK: 1}
 MAX_STEPS = 3000
 # (prompt, search)
 BEAMS = [
@@ -156,16 +159,17 @@ def test_greedy_tokens_equal_transformers(subject: Subject, pressure: str, prefi
 def test_beams_equal_the_reference(subject: Subject, pressure: str, prefix_caching: bool) -> None:
     core = subject.core(pressure, num_scarce=SCARCE_FOR_BEAMS, enable_prefix_caching=prefix_caching)
     watch = WindowWatch(core)
+    searches = BEAMS * NUM_COPIES[subject.name]
     requests = [
-        beam_request(place, subject.prompts[number], settings) for place, (number, settings) in enumerate(BEAMS)
+        beam_request(place, subject.prompts[number], settings) for place, (number, settings) in enumerate(searches)
     ]
     for _ in range(1 + prefix_caching):
         results = run_requests(core, requests, watch)
         num_equal = 0
-        for place, (number, settings) in enumerate(BEAMS):
+        for place, (number, settings) in enumerate(searches):
             what = f"{subject.name}, {pressure}, prompt {number}, {settings}"
-            num_equal += assert_same_beams(results[place], subject.beams[place], settings, what)
-        assert num_equal >= len(BEAMS) - 1, "most comparisons were excused, so this test says nothing"
+            num_equal += assert_same_beams(results[place], subject.beams[place % len(BEAMS)], settings, what)
+        assert num_equal >= len(searches) - NUM_COPIES[subject.name], "most comparisons were excused, so this test says nothing"
     watch.check_end(pressure)
     core.shutdown()
 
