@@ -11,7 +11,19 @@ from transformers import AutoModelForCausalLM
 from quire.testing.greedy import Reference, assert_same_tokens, generate_greedy, real_core, reference_generate
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
-NATIVE = ["llama", "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe", "qwen2_moe"]
+NATIVE = [
+    "llama",
+    "llama_rope_llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "opt",
+    "gpt2",
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+    "gpt_oss",
+]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
 CHUNKED = ["llama4"]
 FALLBACK = ["gemma2", "phi3"]
@@ -65,7 +77,7 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
     path, prompts, references = checkpoint
     # Windows free blocks, so it takes fewer of them to run short; some have three groups of layers.
     name = path.name[:-1]  # pytest numbers its folders
-    num_blocks = {"mistral": 13, "gemma2": 42, "qwen2_moe": 42, "llama4": 42}.get(name, 24)
+    num_blocks = {"mistral": 13, "gemma2": 42, "qwen2_moe": 42, "gpt_oss": 42, "llama4": 42}.get(name, 24)
     core = real_core(
         path,
         block_size=8,

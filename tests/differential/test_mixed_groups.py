@@ -169,7 +169,9 @@ def test_beams_equal_the_reference(subject: Subject, pressure: str, prefix_cachi
         for place, (number, settings) in enumerate(searches):
             what = f"{subject.name}, {pressure}, prompt {number}, {settings}"
             num_equal += assert_same_beams(results[place], subject.beams[place % len(BEAMS)], settings, what)
-        assert num_equal >= len(searches) - NUM_COPIES[subject.name], "most comparisons were excused, so this test says nothing"
+        assert num_equal >= len(searches) - NUM_COPIES[subject.name], (
+            "most comparisons were excused, so this test says nothing"
+        )
     watch.check_end(pressure)
     core.shutdown()
 

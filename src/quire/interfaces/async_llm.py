@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
+from quire.config.arithmetic import has_experts
 from quire.engine_client import AsyncEngineClient, items_of
 from quire.errors import EngineError
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
@@ -374,7 +375,9 @@ class AsyncLLM:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
         grammars = await (await self._started()).structured.statistics(self)
-        return {**core, **grammars, **self.client_statistics()}
+        # the worker answers between two steps: it is asked only where it has something to say
+        experts = await self.control("worker.expert_tokens") if has_experts(self.config.facts.hf_config) else {}
+        return {**core, **grammars, **experts, **self.client_statistics()}
 
     def client_statistics(self) -> dict[str, float]:
         """The client's alone: the engine is not asked."""

@@ -27,6 +27,7 @@ from quire.worker.host_memory import host_memory
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
+from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
@@ -63,6 +64,7 @@ class Worker:
         self._controls: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
             "statistics": self.statistics,
+            "expert_tokens": lambda: expert_tokens(self._loaded_model()),
             "check_invariants": self._check_invariants,
             "measure_speculation": self._measure_speculation,
             "measure_swap": self._measure_swap,
@@ -126,6 +128,7 @@ class Worker:
         transfers = Transfers(self._connector, isolation)
         followers = (sampler, self._proposer)
         self._runner = ModelRunner(table, cache, isolation, followers, members=(sampler, drafting, transfers))
+        forget_expert_tokens(model)
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)
@@ -182,7 +185,9 @@ class Worker:
         """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
         model = self._loaded_model()
         most_tokens = min(self._config.max_num_batched_tokens, self._config.max_model_len)
-        return measure_costs(model, self._proposer, self._platform, most_tokens)
+        costs = measure_costs(model, self._proposer, self._platform, most_tokens)
+        forget_expert_tokens(model)
+        return costs
 
     def _check_invariants(self) -> None:
         self._ready_runner().table.check_invariants()

@@ -22,6 +22,11 @@ def silu_and_mul(x_T2I: Tensor) -> Tensor:
     return operators.silu_and_mul(x_T2I)
 
 
+def clamped_swiglu(x_T2I: Tensor, alpha: float, limit: float) -> Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1) of the halves of the last dimension, both bounded by `limit`."""
+    return operators.clamped_swiglu(x_T2I, alpha, limit)
+
+
 def rotary_embedding(
     positions_T: Tensor,
     query_THD: Tensor,

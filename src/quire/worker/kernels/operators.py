@@ -27,6 +27,7 @@ _SCHEMAS = {
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
     "silu_and_mul": "(Tensor x) -> Tensor",
+    "clamped_swiglu": "(Tensor x, float alpha, float limit) -> Tensor",
     "add": "(Tensor x, Tensor y) -> Tensor",
     "multiply": "(Tensor x, Tensor y) -> Tensor",
     "activate": "(Tensor x, int kind) -> Tensor",
@@ -40,7 +41,8 @@ _SCHEMAS = {
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
-    "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor? bias, SymInt num_rows) -> Tensor",
+    "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
+    "Tensor(a!)? counts) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
     "bool is_interleaved) -> ()",
@@ -81,6 +83,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight, eps: _contiguous_like(x),
     "add_rms_norm": lambda x, residual, weight, eps: (_contiguous_like(x), _contiguous_like(x)),
     "silu_and_mul": lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
+    "clamped_swiglu": lambda x, alpha, limit: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
     "add": lambda x, y: _contiguous_like(x),
     "multiply": lambda x, y: _contiguous_like(x),
     "activate": lambda x, kind: _contiguous_like(x),
@@ -91,7 +94,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
-    "grouped_linear": lambda x, ids, packed, bias, num_rows: x.new_empty(
+    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty(
         (*(x.shape[:2] if ids is None else ids.shape), num_rows)
     ),
     "join": lambda x, y: x.new_empty((*x.shape[:-1], x.shape[-1] + y.shape[-1])),
@@ -143,6 +146,7 @@ move_blocks = torch.ops.quire.move_blocks.default
 rms_norm = torch.ops.quire.rms_norm.default
 add_rms_norm = torch.ops.quire.add_rms_norm.default
 silu_and_mul = torch.ops.quire.silu_and_mul.default
+clamped_swiglu = torch.ops.quire.clamped_swiglu.default
 rotary_embedding = torch.ops.quire.rotary_embedding.default
 pack_weight = torch.ops.quire.pack_weight.default
 pack_quantized = torch.ops.quire.pack_quantized.default

@@ -1,6 +1,6 @@
 """Layers that models are written with."""
 
-from quire.worker.layers.activation import GatedActivation, activation
+from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activation
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
 from quire.worker.layers.latent import LatentProjection
@@ -17,6 +17,7 @@ from quire.worker.layers.rotary import RotaryEmbedding
 from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
 
 __all__ = [
+    "ClampedSwiGLU",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",

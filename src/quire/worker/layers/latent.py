@@ -60,13 +60,13 @@ class LatentProjection(ColumnParallelLinear):
         """[T, heads, key_dim] -> [T, heads, latent_dim]: queries of the latent vectors."""
         if self.packed is None:
             return torch.einsum("thk,hkl->thl", query_THK, self._by_head()[0])
-        return kernels.grouped_linear(query_THK, None, self._packed_keys, None, self.latent_dim)
+        return kernels.grouped_linear(query_THK, None, self._packed_keys, [], self.latent_dim)
 
     def to_values(self, latent_THL: Tensor) -> Tensor:
         """[T, heads, latent_dim] -> [T, heads, value_dim]."""
         if self.packed is None:
             return torch.einsum("thl,hvl->thv", latent_THL, self._by_head()[1])
-        return kernels.grouped_linear(latent_THL, None, self._packed_values, None, self.value_dim)
+        return kernels.grouped_linear(latent_THL, None, self._packed_values, [], self.value_dim)
 
     def _by_head(self) -> tuple[Tensor, Tensor]:
         weight_HBL = self.weight.view(self.num_heads, -1, self.latent_dim)

@@ -9,6 +9,7 @@ from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
 from quire.worker.kernels.reference.apply_bitmask import apply_bitmask
 from quire.worker.kernels.reference.best_tokens import best_tokens
 from quire.worker.kernels.reference.choose_tokens import choose_tokens
+from quire.worker.kernels.reference.clamped_swiglu import clamped_swiglu
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
 from quire.worker.kernels.reference.gather_logits import gather_logits
 from quire.worker.kernels.reference.grouped_linear import grouped_linear
@@ -40,6 +41,7 @@ __all__ = [
     "apply_bitmask",
     "best_tokens",
     "choose_tokens",
+    "clamped_swiglu",
     "copy_blocks",
     "gather_logits",
     "grouped_linear",
