@@ -366,7 +366,10 @@ DRAFT_PREFIX = "draft."
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What one attention layer keeps per token. Layers with equal specs form a group; those of a draft join it."""
+    """What one layer keeps: keys and values of every token, or a state of the whole sequence.
+
+    Attention layers with equal specs form a group; those of a draft join it.
+    """
 
     name: str
     num_kv_heads: int
@@ -380,6 +383,8 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     sliding_window: int = 0
     # they begin at multiples of the window, which does not slide then
     is_chunked: bool = False
+    # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
+    state_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:

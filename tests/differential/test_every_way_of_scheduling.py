@@ -22,7 +22,8 @@ from quire.testing.greedy import Reference, assert_same_tokens, real_core, refer
 from quire.testing.run_requests import Results, SequenceResult, collect
 from quire.testing.tiny_checkpoints import make_checkpoint
 
-ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3_groups")
+ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3_groups", "lfm2", "qwen3_next")
+HYBRIDS = ("lfm2", "qwen3_next")
 NUM_TOKENS = 24
 SHARED = list(range(40, 70))
 PROMPTS = [
@@ -49,7 +50,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 }
 NUM_SCARCE = 26
 # one block serves a layer, where some have windows: two groups of these, and one without
-MORE_BLOCKS = {"gpt_oss": 60}
+MORE_BLOCKS = {"gpt_oss": 60, "lfm2": 30, "qwen3_next": 120}
 # A step costs a second, a draft nothing: every row gets as many drafts as it may have.
 FREE_DRAFTS = dict.fromkeys(
     ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0
@@ -114,7 +115,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         {
             "none": None,
             "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
-            "twin": {**by_model, "model": str(path)},
+            # a draft has no recurrent layers
+            "twin": {**by_model, "model": str(other if request.param in HYBRIDS else path)},
             "other": {**by_model, "model": str(other)},
         },
         [reference_generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS],
@@ -186,7 +188,7 @@ def check(subject: Subject, way: Way) -> None:
     if way.drafts != "none":
         drafted, accepted = statistics["num_draft_tokens_total"], statistics["num_accepted_draft_tokens_total"]
         assert drafted > 20
-        assert way.drafts != "twin" or accepted > 0.9 * drafted
+        assert way.drafts != "twin" or subject.name in HYBRIDS or accepted > 0.9 * drafted
 
 
 @pytest.mark.parametrize("way", pairwise(), ids=str)

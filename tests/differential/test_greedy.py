@@ -23,6 +23,10 @@ NATIVE = [
     "qwen3_moe",
     "qwen2_moe",
     "gpt_oss",
+    "lfm2",
+    "qwen3_next",
+    "qwen3_5_text",
+    "mamba2",
 ]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
 CHUNKED = ["llama4"]
@@ -77,7 +81,15 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
     path, prompts, references = checkpoint
     # Windows free blocks, so it takes fewer of them to run short; some have three groups of layers.
     name = path.name[:-1]  # pytest numbers its folders
-    num_blocks = {"mistral": 13, "gemma2": 42, "qwen2_moe": 42, "gpt_oss": 42, "llama4": 42}.get(name, 24)
+    num_blocks = {
+        "mistral": 13,
+        "gemma2": 42,
+        "qwen3_next": 32,
+        "qwen3_5_text": 32,
+        "qwen2_moe": 42,
+        "gpt_oss": 42,
+        "llama4": 42,
+    }.get(name, 24)
     core = real_core(
         path,
         block_size=8,
@@ -87,6 +99,7 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
         enable_prefix_caching=prefix_caching,
     )
     check(generate_greedy(core, prompts, NUM_TOKENS), references, "preempted")
-    assert core.statistics()["num_preemptions_total"] > 0, "the test asks for preemption"
+    # a state never grows
+    assert name == "mamba2" or core.statistics()["num_preemptions_total"] > 0, "the test asks for preemption"
     assert core.statistics()["num_blocks_held"] == 0
     core.shutdown()

@@ -41,6 +41,7 @@ ROOMS = {
     "observability": ("quire.observability",),
     "messages": (
         "quire.messages",
+        "quire.state_layout",
         "quire.message_encoding",
         "quire.outputs",
         "quire.sampling_params",

@@ -107,3 +107,6 @@ class EngineConfig:
     recorder_bytes: int = 16 * 2**20
     # of all blocks, for what one tenant has named; None: nobody asks whose they are
     tenant_cache_share: float | None = None
+    # of models with recurrent layers: tokens between two checkpoints, and what part of all blocks they may take
+    state_checkpoint_interval: int = 256
+    state_checkpoint_share: float = 0.25

@@ -99,6 +99,14 @@ class EngineOptions:
         None, "part of the KV cache beyond which a tenant's cached blocks are given up before those of others; by "
         "default the least recently used go first, whose ever they are", section="memory", least=0.0, greatest=1.0,
     )  # fmt: skip
+    state_checkpoint_interval: int = option(
+        256, "of models with recurrent layers: how many tokens lie between copies of a prompt's state that are kept "
+        "for prompts that begin alike; it is rounded up to whole blocks", section="memory", least=1, unit="tokens",
+    )  # fmt: skip
+    state_checkpoint_share: float = option(
+        0.25, "of models with recurrent layers: part of the KV cache that copies of states may take, 0 for none",
+        section="memory", least=0.0, greatest=1.0,
+    )  # fmt: skip
     pinned_prefixes: str | None = option(
         None, "JSON file of prompt beginnings to compute at start and to keep for good", section="memory"
     )

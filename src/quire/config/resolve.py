@@ -103,6 +103,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         num_blocks_override=options.num_gpu_blocks_override,
         enable_prefix_caching=options.enable_prefix_caching,
         tenant_cache_share=options.tenant_cache_share,
+        state_checkpoint_interval=options.state_checkpoint_interval,
+        state_checkpoint_share=options.state_checkpoint_share,
         pinned_prefixes=options.pinned_prefixes,
         preemption_mode=options.preemption_mode,
         swap_space_bytes=swap_space,

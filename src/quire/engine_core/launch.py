@@ -95,6 +95,9 @@ def make_scheduler(
         plan.num_host_blocks,
         lookahead=config.speculation.lookahead if config.speculation else 0,
         num_uncertain=_num_uncertain(config),
+        checkpoint_interval=config.state_checkpoint_interval,
+        checkpoint_share=config.state_checkpoint_share,
+        least_checkpoint=_tokens_worth_a_copy(plan, costs),
     )
     return Scheduler(
         manager,
@@ -108,6 +111,12 @@ def make_scheduler(
         connector=connector,
         constraints=_constraints(config),
     )
+
+
+def _tokens_worth_a_copy(plan: CachePlan, costs: RecoveryCosts) -> int:
+    """Computing so many takes as long as copying the state behind them, once to leave it and once to go on from it."""
+    copying = 2 * plan.groups[-1].num_state_blocks * costs.seconds_per_block
+    return int(copying / costs.seconds_per_token) if costs.seconds_per_token else 0
 
 
 def _recorder(config: EngineConfig) -> Recorder:

@@ -49,6 +49,8 @@ class Sequence:
         self.host_tables: list[list[int]] = []
         # chain hashes of the leading full blocks, as far as anyone has asked
         self.block_hashes: list[bytes] = []
+        # name of the checkpoint of its state that goes when it leaves another one
+        self.last_checkpoint = b""
         # tokens that were computed when it gave way, so that what is computed again can be counted
         self.num_lost_tokens = 0
         # the worker has its row

@@ -125,6 +125,13 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Requests that gave way again before they had got on by a block.",
     ),
     "num_pinned_prefixes": ("quire:num_pinned_prefixes", "Prefixes that are never evicted."),
+    "num_state_checkpoints": ("quire:num_state_checkpoints", "Checkpoints of recurrent states in the prefix cache."),
+    "num_state_checkpoint_blocks": ("quire:state_checkpoint_blocks", "Blocks that they take."),
+    "num_state_checkpoints_made_total": ("quire:state_checkpoints_made_total", "Checkpoints of recurrent states made."),
+    "num_state_checkpoint_hit_tokens_total": (
+        "quire:state_checkpoint_hit_tokens_total",
+        "Prompt tokens that were not computed because a checkpoint was found behind them.",
+    ),
     "num_kept_sequences": ("quire:num_kept_sequences", "Sequences kept for sessions, and pinned prefixes."),
     "num_blocks_saved_by_sharing": (
         "quire:kv_cache_blocks_saved_by_sharing",

@@ -96,6 +96,8 @@ class CoreUnderTest:
         check_invariants: bool = True,
         recorder: Recorder | None = None,
         tenant_cache_share: float | None = None,
+        checkpoint_interval: int = 8,
+        checkpoint_share: float = 0.5,
     ) -> None:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
         `drafts` says how good they are. Cores with the same `store` have the memory connector and share it."""
@@ -135,6 +137,8 @@ class CoreUnderTest:
             num_host_blocks,
             lookahead=speculation.lookahead,
             num_uncertain=num_drafts + is_async * (1 + num_drafts),
+            checkpoint_interval=checkpoint_interval,
+            checkpoint_share=checkpoint_share,
         )
         prices = RecoveryCosts(costs.seconds_per_token, costs.seconds_per_swapped_block)
         self.scheduler = Scheduler(

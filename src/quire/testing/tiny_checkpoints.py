@@ -71,6 +71,14 @@ _LLAMA4 = {
     "attn_scale": 0.3,
 }  # fmt: skip
 
+_DELTA_NET = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+    "head_dim": 32, "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}  # fmt: skip
+_NEXT_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -109,6 +117,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
     "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
+    # hybrids: recurrent layers beside attention
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}),
+    "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     "deepseek_v3_groups": ("deepseek_v3", {**_GROUPED_LATENT, **_LATENT_YARN}),
@@ -136,7 +149,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "bert": ("bert", {"pad_token_id": 0}),
     "bart": ("bart", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
 }
 
 

@@ -1,7 +1,8 @@
 """What a layer needs beyond its inputs, set once per step (4.2.2).
 
-Owns: the metadata of attention, one entry a group. Must never: be nested, outlive its step, or be read by anything but
-the attention operator. Called by: the model runner around `model(...)`; read by `attention/layer.py`.
+Owns: the metadata of attention, one entry a group, and the states of recurrent layers. Must never: be nested, outlive
+its step, or be read by anything but their operators. Called by: the model runner around `model(...)`; read by
+`attention/layer.py` and `state_cache.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ class ForwardContext:
     """metadata[group] is what the group's attention backend made of this step's AttentionBatch."""
 
     metadata: tuple[Any, ...]
+    # the states of recurrent layers (state_cache.py), if the model has any
+    states: Any = None
     # True: measure time or memory of a step without any cache; attention returns zeros
     is_profiling: bool = False
 

@@ -49,13 +49,27 @@ class RowTable:
         self.block_tables = lazy_zeros((0, num_rows, 0), np.int32)
         # A block that the window has passed stays in the table, and may be somebody else's by then.
         self.windows: tuple[int, ...] = ()
+        self.num_attention_groups = 0
+        # entries of a row in the last table, if that one is of recurrent states
+        self.num_state_blocks = 0
         self._num_blocks = 0
 
-    def open_groups(self, num_groups: int, blocks_per_row: int, num_blocks: int, windows: Sequence[int] = ()) -> None:
+    def open_groups(
+        self,
+        num_groups: int,
+        blocks_per_row: int,
+        num_blocks: int,
+        windows: Sequence[int] = (),
+        num_state_blocks: int = 0,
+    ) -> None:
         """Block tables for so many groups; called once, when the cache is there. `windows`: how many tokens the layers
-        of each group look back; 0: at all."""
+        of each group look back; 0: at all. `num_state_blocks`: of the last group, which holds recurrent states; 0: there
+        is no such group."""
+        blocks_per_row = max(blocks_per_row, num_state_blocks)
         self.block_tables = lazy_zeros((num_groups, self.num_rows, blocks_per_row), np.int32)
-        self.windows = tuple(windows) or (0,) * num_groups
+        self.num_attention_groups = num_groups - (num_state_blocks > 0)
+        self.num_state_blocks = num_state_blocks
+        self.windows = tuple(windows) or (0,) * self.num_attention_groups
         self._num_blocks = num_blocks
 
     # ------------------------------------------------------------------------------------------ differences
@@ -140,12 +154,14 @@ class RowTable:
             self.token_ids[rows, lengths] = token_ids
             self.num_total[rows] += 1
             return
+        # a recurrent state has absorbed no drafts: right ones are computed once more
+        computed = np.minimum(lengths, self.num_verified(rows)) if self.num_state_blocks else lengths
         is_right = (lengths < self.num_total[rows]) & (self.token_ids[rows, lengths] == token_ids)
         self.token_ids[rows, lengths] = token_ids
         # A row occurs several times: the last assignment holds, which is that of its last token.
         self.num_total[rows] = np.where(is_right, self.num_total[rows], lengths + 1)
         self.num_drafts[rows] = self.num_total[rows] - lengths - 1
-        self.num_computed[rows] = lengths
+        self.num_computed[rows] = computed
 
     def add_drafts(self, rows: IntArray, drafts: IntArray) -> None:
         """Guesses [rows, K] after the tokens of rows that have none, -1 after the last of a row."""

@@ -18,6 +18,7 @@ from quire.errors import EngineError
 from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.state_layout import state_layout
 from quire.structured_output.grammars import Grammars
 from quire.worker.attention import Attention, attention_layers
 from quire.worker.attention.cpu import CpuBackend
@@ -37,6 +38,7 @@ from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
 from quire.worker.speculative.cost import measure_costs
+from quire.worker.state_cache import NoStates, StateTables, recurrent_layers
 from quire.worker.step_computation import StepComputation
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.transfers import Transfers
@@ -106,9 +108,11 @@ class Worker:
             compile_layers(model)
         cache = KVCache()
         cached_layers = layers | self._proposer.layers
-        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device)
+        recurrent = recurrent_layers(model)
+        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent)
         cache.open_swap_space(num_host_blocks, self._host_memory)
-        specs = [layer.spec for layer in cached_layers.values()]
+        specs = [layer.spec for layer in (*cached_layers.values(), *recurrent.values())]
+        states = state_layout(specs, config.block_size)
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
@@ -116,11 +120,13 @@ class Worker:
             for module in self._proposer.recordable(model):
                 self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
-        windows = [_window_of([cached_layers[name] for name in names]) for names in groups]
-        table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks, windows)
+        windows = [_window_of([cached_layers[name] for name in names]) for names in groups if names[0] in cached_layers]
+        blocks_per_row = -(-config.max_model_len // config.block_size)
+        table.open_groups(len(groups), blocks_per_row, num_blocks, windows, states.num_blocks if states else 0)
         backend = next((layer.backend for layer in layers.values()), None)
         sampler = Sampler(table, model.compute_logits, self._grammars)
-        batches = BatchBuilder(table, config.block_size, device)
+        state_tables = StateTables(table, states, device) if states else NoStates()
+        batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
         computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform)
@@ -196,7 +202,9 @@ class Worker:
         """Where the forward pass of a model can be one program, it is from now on."""
         config = self._config
         layers = attention_layers(model).values()
-        if layers and all(isinstance(layer.backend, CpuBackend) for layer in layers):
+        # a recurrence is no step of a program yet
+        can_be_recorded = not recurrent_layers(model)
+        if can_be_recorded and layers and all(isinstance(layer.backend, CpuBackend) for layer in layers):
             blocks_per_row = -(-config.max_model_len // config.block_size)
             drafts = config.speculation.num_speculative_tokens if config.speculation else 0
             rows = min(config.max_num_batched_tokens, config.max_num_seqs * (1 + drafts))

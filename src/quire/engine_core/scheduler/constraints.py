@@ -70,6 +70,24 @@ class LongPrefill(Constraint):
 
 
 @dataclass(frozen=True)
+class CheckpointBoundaries(Constraint):
+    """Of models with states: a grant ends where a checkpoint is wanted (kv_cache_manager/checkpoints.py)."""
+
+    block_size: int
+    interval: int
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        start = rows.num_computed[row]
+        known = rows.num_known[row]
+        last = (known - 1) // self.block_size * self.block_size
+        following = (start // self.interval + 1) * self.interval
+        # behind what is known nothing has a name
+        stop = np.where(following < known, following, start + num_tokens)
+        stop = np.where(last > start, np.minimum(stop, last), stop)
+        return np.minimum(num_tokens, stop - start)
+
+
+@dataclass(frozen=True)
 class ChunkAlignment(Constraint):
     """A chunk that does not reach the end of what there is ends at a multiple of `unit` tokens."""
 

@@ -30,6 +30,7 @@ from quire.worker.kernels.fused import (
     silu_and_mul,
 )
 from quire.worker.kernels.linear import pack_quantized, pack_weight, packed_linear, packed_rows, unpack_weight
+from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
 from quire.worker.kernels.sampling import (
     apply_bitmask,
     best_tokens,
@@ -45,9 +46,11 @@ __all__ = [
     "add_rms_norm",
     "apply_bitmask",
     "best_tokens",
+    "causal_conv",
     "choose_tokens",
     "clamped_swiglu",
     "copy_blocks",
+    "gated_delta_rule",
     "gather_logits",
     "grouped_linear",
     "join",
@@ -65,6 +68,7 @@ __all__ = [
     "rotary_embedding",
     "route_tokens",
     "silu_and_mul",
+    "ssd_scan",
     "token_logprobs",
     "unpack_weight",
     "weigh_experts",

@@ -44,6 +44,12 @@ _SCHEMAS = {
     "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
     "Tensor(a!)? counts) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
+    "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) window, Tensor query_starts, Tensor num_kept, "
+    "Tensor num_read, Tensor(b!) out, bool has_silu) -> ()",
+    "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor(a!) state, "
+    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "ssd_scan": "(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor(a!) state, Tensor query_starts, "
+    "Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
     "bool is_interleaved) -> ()",
     "join": "(Tensor x, Tensor y) -> Tensor",
@@ -122,7 +128,7 @@ def _first_call(name: str) -> Callable[..., Any]:
             # Imported here: building and loading is nothing that `import quire.worker.kernels` should pay for.
             from quire.worker.kernels import cpu
 
-            if cpu.load():
+            if cpu.load() and torch._C._dispatch_has_kernel_for_dispatch_key(f"quire::{name}", "CPU"):
                 return globals()[name](*arguments)
         return specification(*arguments)
 
@@ -156,6 +162,9 @@ packed_rows = torch.ops.quire.packed_rows.default
 route_tokens = torch.ops.quire.route_tokens.default
 grouped_linear = torch.ops.quire.grouped_linear.default
 weigh_experts = torch.ops.quire.weigh_experts.default
+causal_conv = torch.ops.quire.causal_conv.default
+gated_delta_rule = torch.ops.quire.gated_delta_rule.default
+ssd_scan = torch.ops.quire.ssd_scan.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default

@@ -13,14 +13,17 @@ from quire.worker.layers.linear import (
 )
 from quire.worker.layers.norm import LayerNorm, RMSNorm
 from quire.worker.layers.parameter import load_weight, make_parameter
+from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, StateSpaceScan
 from quire.worker.layers.rotary import RotaryEmbedding
 from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
 
 __all__ = [
+    "CausalConv",
     "ClampedSwiGLU",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",
+    "GatedDeltaRule",
     "LMHead",
     "LatentProjection",
     "LayerNorm",
@@ -31,6 +34,7 @@ __all__ = [
     "RotaryEmbedding",
     "Routing",
     "RowParallelLinear",
+    "StateSpaceScan",
     "TensorParallelGroup",
     "VocabEmbedding",
     "activation",

@@ -69,7 +69,7 @@ class DeepseekV3ForCausalLM(CausalLM):
         first = config.num_hidden_layers
         drafting = range(first, first + config.num_nextn_predict_layers)
         self.checkpoint_map = dataclasses.replace(
-            LATENT_MAP, ignored_prefixes=tuple(f"model.layers.{index}." for index in drafting)
+            LATENT_MAP, ignored_modules=tuple(f"model.layers.{index}." for index in drafting)
         )
 
 

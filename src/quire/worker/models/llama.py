@@ -25,6 +25,8 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 MakeAttention: TypeAlias = Callable[[Any, int, str, RotaryEmbedding], nn.Module]
 # (config, index of the layer) -> feed-forward module
 MakeMLP: TypeAlias = Callable[[Any, int], nn.Module]
+# config -> norm of the hidden states
+MakeNorm: TypeAlias = Callable[[Any], nn.Module]
 
 
 class LlamaAttention(nn.Module):
@@ -79,13 +81,17 @@ def make_mlp(config: Any, index: int) -> LlamaMLP:
     return LlamaMLP(config, bias=getattr(config, "mlp_bias", False))
 
 
+def make_norm(config: Any) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
 class LlamaDecoderLayer(nn.Module):
-    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm = make_norm) -> None:
         super().__init__()
         self.self_attn = attention
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = make_norm(config)
+        self.post_attention_layernorm = make_norm(config)
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """`residual` is what the layers before have summed up; the last branch is still to be added to it."""
@@ -105,6 +111,7 @@ class LlamaModel(nn.Module):
         max_model_len: int,
         make_attention: MakeAttention,
         make_mlp: MakeMLP = make_mlp,
+        make_norm: MakeNorm = make_norm,
         *,
         is_interleaved: bool = False,
     ) -> None:
@@ -117,10 +124,11 @@ class LlamaModel(nn.Module):
                 config,
                 make_attention(config, index, f"model.layers.{index}.self_attn", rotary),
                 make_mlp(config, index),
+                make_norm,
             )
             for index in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = make_norm(config)
 
     def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
         hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds

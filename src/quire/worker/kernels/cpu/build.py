@@ -50,6 +50,7 @@ COMMON = (
     "matmul_pack.cpp",
     "operators_attention.cpp",
     "operators_linear.cpp",
+    "operators_recurrent.cpp",
     "operators_rows.cpp",
     "operators_sampling.cpp",
     "program.cpp",
