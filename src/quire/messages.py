@@ -115,7 +115,8 @@ class EngineRequest(Message):
     priority: int = 0
     cache_salt: str = ""
     media: list[Any] = []
-    adapter: str | None = None
+    # number of the adapter that it is computed with (core operation load_adapter); 0: the model alone
+    adapter: int = 0
     # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
     is_final: bool = True
     # None: sampling.n sequences are sampled. Otherwise sampling.n says how many outputs there are.
@@ -269,6 +270,7 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     is_final: bool = True
     # prompt positions whose log-probabilities were reported: a sequence that had lost its row is admitted again
     num_reported_positions: int = 0
+    adapter: int = 0
     # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
 

@@ -47,6 +47,7 @@ ROOMS = {
         "quire.sampling_params",
         "quire.thought_marks",
         "quire.beam_search_params",
+        "quire.lora_request",
         "quire.pooling_params",
         "quire.structured_outputs_params",
         "quire.parameter_checks",

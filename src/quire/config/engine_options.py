@@ -171,6 +171,22 @@ class EngineOptions:
         section="speculation",
     )  # fmt: skip
 
+    # adapters
+    enable_lora: bool = option(False, "serve adapters (LoRA) beside the model (docs/adapters.md)", section="adapters")
+    max_loras: int = option(
+        8, "adapters in one step, with memory set aside for each; requests of others wait", section="adapters", least=1,
+        greatest=1024,
+    )  # fmt: skip
+    max_lora_rank: int = option(16, "greatest rank of an adapter", section="adapters", least=1, greatest=512)
+    max_cpu_loras: int | None = option(
+        None, "adapters in memory, of which max_loras are ready for a step; by default four times as many, at least 32",
+        section="adapters", least=1,
+    )  # fmt: skip
+    lora_modules: tuple[str, ...] = option(
+        (), 'adapter to load at start: name=path, or {"name": ..., "path": ...}', section="adapters",
+        flag="--lora-modules",
+    )  # fmt: skip
+
     # execution
     device: str = option("auto", "where the model runs", section="execution", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option("auto", "attention kernels: cpu (C++), reference (PyTorch)", section="execution")

@@ -33,6 +33,8 @@ class Rows:
         self.num_total = np.zeros(num_rows, dtype=np.int64)
         self.priority = np.zeros(num_rows, dtype=np.int64)
         self.tenant = np.zeros(num_rows, dtype=np.int64)
+        # number of the adapter, 0 for none
+        self.adapter = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Where a recurrent state may have absorbed one token more than were computed: the row has stepped back there.
@@ -75,6 +77,9 @@ class Rows:
         self.priority[row] = priority
         self.tenant[row] = tenant
         return row
+
+    def use_adapter(self, row: int, adapter: int) -> None:
+        self.adapter[row] = adapter
 
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1

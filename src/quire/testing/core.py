@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,7 @@ class CoreUnderTest:
         num_drafts: int = 0,
         speculation: Speculation | None = None,
         constraints: Sequence[Constraint] = (),
+        adapters: Set[int] = frozenset(),
         store: PrefixStore | None = None,
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
@@ -152,6 +153,7 @@ class CoreUnderTest:
             speculation=speculation,
             connector=MemoryScheduler(simulated_layout(block_size), store) if store is not None else None,
             constraints=constraints,
+            adapters=adapters,
         )
         ready = EngineReady(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=block_size

@@ -47,6 +47,8 @@ class InputBatch:
     # one for each group of attention layers
     attention: tuple[AttentionBatch, ...]
     states: StateBatch | NoStateBatch
+    # of each token the slot of its adapter, -1 for none; None: no token has one
+    adapter_slots_T: Tensor | None
 
 
 @contextmanager
@@ -55,7 +57,7 @@ def attention_context(batch: InputBatch, backend: AttentionBackend | None) -> It
     metadata: tuple[Any, ...] = ()
     if backend is not None:
         metadata = tuple(backend.build_metadata(group) for group in batch.attention)
-    with forward_context(ForwardContext(metadata, batch.states)):
+    with forward_context(ForwardContext(metadata, states=batch.states, adapter_slots=batch.adapter_slots_T)):
         yield
 
 
@@ -132,7 +134,12 @@ class BatchBuilder:
             logits_indices_N=logits_indices_N,
             attention=attention,
             states=self._states.build(rows_S, num_tokens_S, starts),
+            adapter_slots_T=self._adapter_slots(row_T),
         )
+
+    def _adapter_slots(self, row_T: IntArray) -> Tensor | None:
+        slots_T = self._table.adapter_slots[row_T]
+        return to_device([slots_T], self._device)[0] if (slots_T >= 0).any() else None
 
     def _block_arrays(
         self, rows_S: IntArray, query_starts_S1: Any, row_T: IntArray, position_T: IntArray, max_seq_len: int

@@ -46,6 +46,9 @@ class RowTable:
         # True: the keys and values of the next token lie in the row's blocks already. They are not written again,
         # because by now others may hold these blocks.
         self.is_written = np.zeros(num_rows, dtype=np.bool_)
+        # numbers of the adapters that rows are computed with, 0 for none, and the slots in which these are, -1 for none
+        self.adapters = np.zeros(num_rows, dtype=np.int64)
+        self.adapter_slots = np.full(num_rows, -1, dtype=np.int32)
         self.block_tables = lazy_zeros((0, num_rows, 0), np.int32)
         # A block that the window has passed stays in the table, and may be somebody else's by then.
         self.windows: tuple[int, ...] = ()
@@ -87,6 +90,8 @@ class RowTable:
         self.num_prompt[row] = sequence.num_prompt_tokens
         self.is_final[row] = sequence.is_final
         self.samples[row] = not sequence.pooling
+        self.adapters[row] = sequence.adapter
+        self.adapter_slots[row] = -1
         self.is_used[row] = True
         self.is_written[row] = False
 
@@ -106,6 +111,8 @@ class RowTable:
         self.num_prompt[row] = min(self.num_prompt[parent], num_tokens)
         self.is_final[row] = self.is_final[parent]
         self.samples[row] = self.samples[parent]
+        self.adapters[row] = self.adapters[parent]
+        self.adapter_slots[row] = self.adapter_slots[parent]
         self.is_used[row] = True
         self.is_written[row] = False
 
@@ -162,6 +169,10 @@ class RowTable:
         self.num_total[rows] = np.where(is_right, self.num_total[rows], lengths + 1)
         self.num_drafts[rows] = self.num_total[rows] - lengths - 1
         self.num_computed[rows] = computed
+
+    def use_slots(self, rows: IntArray, slots: IntArray) -> None:
+        """Where the adapters of these rows are in the step that comes."""
+        self.adapter_slots[rows] = slots
 
     def add_drafts(self, rows: IntArray, drafts: IntArray) -> None:
         """Guesses [rows, K] after the tokens of rows that have none, -1 after the last of a row."""

@@ -20,6 +20,7 @@ from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.state_layout import state_layout
 from quire.structured_output.grammars import Grammars
+from quire.worker.adapter_slots import AdapterMember, Adapters, attach
 from quire.worker.attention import Attention, attention_layers
 from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
@@ -41,6 +42,7 @@ from quire.worker.speculative.cost import measure_costs
 from quire.worker.state_cache import NoStates, StateTables, recurrent_layers
 from quire.worker.step_computation import StepComputation
 from quire.worker.step_isolation import StepIsolation
+from quire.worker.step_member import StepMember
 from quire.worker.transfers import Transfers
 
 # what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
@@ -60,6 +62,7 @@ class Worker:
         self._proposer: Proposer = NoProposer()
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
+        self._adapters: Adapters | None = None
         self._runner: ModelRunner | None = None
         self._seconds_per_token = 0.0
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
@@ -77,6 +80,7 @@ class Worker:
     def load(self) -> None:
         self._platform.set_threads(self._config.num_threads, self._config.processors)
         self._model = self._model_loader(self._config)
+        self._adapters = self._open_adapters(self._model)
         self._proposer = make_proposer(self._config, self._model)
 
     def measure_capacity(self) -> WorkerCapacity:
@@ -133,7 +137,10 @@ class Worker:
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)
         followers = (sampler, self._proposer)
-        self._runner = ModelRunner(table, cache, isolation, followers, members=(sampler, drafting, transfers))
+        members: list[StepMember] = [sampler, drafting, transfers]
+        if self._adapters is not None:
+            members.append(AdapterMember(self._adapters, table, isolation))
+        self._runner = ModelRunner(table, cache, isolation, followers, members)
         forget_expert_tokens(model)
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
@@ -157,6 +164,7 @@ class Worker:
         swap_bytes = self._runner.cache.swap_arena.num_bytes if self._runner else 0
         return {
             **self._counters,
+            **(self._adapters.statistics() if self._adapters is not None else {}),
             "num_rows_used": used,
             "kv_cache_bytes": cache_bytes,
             "swap_space_bytes": swap_bytes,
@@ -176,7 +184,23 @@ class Worker:
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()
         self._grammars.close()
+        self._adapters = None
         self._model = None
+
+    def _open_adapters(self, model: nn.Module) -> Adapters | None:
+        """Slots in the model's layers, before anything is measured: what they take is no room for the cache."""
+        config = self._config
+        if not config.max_loras:
+            return None
+        dtype = self._platform.dtype(config.dtype)
+        attach(model, config.max_loras, config.max_lora_rank, dtype)
+        adapters = Adapters(model, config.max_loras, config.max_lora_rank, dtype)
+        self._controls |= {
+            "load_adapter": adapters.load,
+            "adapter_state": adapters.state,
+            "drop_adapter": adapters.drop,
+        }
+        return adapters
 
     def _patience(self) -> Patience:
         """Endless where a step may stop to compile."""

@@ -229,6 +229,7 @@ QUIRE_ROWS(activate, ActivationArgs, activate_rows)
 QUIRE_ROWS(layer_norm, LayerNormArgs, layer_norm_rows)
 QUIRE_ROWS(weigh_experts, WeighArgs, weigh_rows)
 
+extern const AdapterKernels adapter_kernels;
 extern const AttentionKernels attention_kernels;
 extern const MatmulKernels matmul_kernels;
 extern const SamplingKernels sampling_kernels;
@@ -239,8 +240,8 @@ extern const SamplingKernels sampling_kernels;
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
   static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, clamped_swiglu, rotary,
-                                        combine_pair, activate, layer_norm, weigh_experts, &attention_kernels,
-                                        &matmul_kernels, &sampling_kernels};
+                                        combine_pair, activate, layer_norm, weigh_experts, &adapter_kernels,
+                                        &attention_kernels, &matmul_kernels, &sampling_kernels};
   return &TABLE;
 }
 

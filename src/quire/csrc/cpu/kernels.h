@@ -78,6 +78,7 @@ struct WeighArgs {
   int64_t top_k, width, x_token_stride, x_row_stride;
 };
 
+struct AdapterKernels;
 struct AttentionKernels;
 struct MatmulKernels;
 struct SamplingKernels;
@@ -93,6 +94,7 @@ struct KernelTable {
   void (*activate)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
   void (*weigh_experts)(const WeighArgs&, int64_t begin, int64_t end);
+  const AdapterKernels* adapters;  // adapters.h
   const AttentionKernels* attention;  // attention_args.h
   const MatmulKernels* matmul;  // matmul.h
   const SamplingKernels* sampling;  // sampling_kernels.h

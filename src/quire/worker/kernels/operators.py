@@ -50,6 +50,7 @@ _SCHEMAS = {
     "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
     "ssd_scan": "(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor(a!) state, Tensor query_starts, "
     "Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
     "bool is_interleaved) -> ()",
     "join": "(Tensor x, Tensor y) -> Tensor",
@@ -165,6 +166,7 @@ weigh_experts = torch.ops.quire.weigh_experts.default
 causal_conv = torch.ops.quire.causal_conv.default
 gated_delta_rule = torch.ops.quire.gated_delta_rule.default
 ssd_scan = torch.ops.quire.ssd_scan.default
+add_adapters = torch.ops.quire.add_adapters.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default

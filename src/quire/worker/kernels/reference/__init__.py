@@ -5,6 +5,7 @@ It runs on any device. Nothing here waits for a device where that is easy to avo
 
 from quire.worker.kernels.reference.activate import activate
 from quire.worker.kernels.reference.add import add
+from quire.worker.kernels.reference.add_adapters import add_adapters
 from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
 from quire.worker.kernels.reference.apply_bitmask import apply_bitmask
 from quire.worker.kernels.reference.best_tokens import best_tokens
@@ -40,6 +41,7 @@ from quire.worker.kernels.reference.write_kv import write_kv
 __all__ = [
     "activate",
     "add",
+    "add_adapters",
     "add_rms_norm",
     "apply_bitmask",
     "best_tokens",
