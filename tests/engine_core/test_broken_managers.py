@@ -245,6 +245,15 @@ def window_passes_early(first_needed: Method) -> Method:
     return broken
 
 
+def chunk_passes_with_its_last_token(first_needed: Method) -> Method:
+    def broken(self: KVGroup, num_computed: int, block_size: int) -> int:
+        if not self.is_chunked:
+            return first_needed(self, num_computed, block_size)
+        return num_computed // self.sliding_window * self.sliding_window // block_size
+
+    return broken
+
+
 def pinned_gives_up_blocks(give_up: Method) -> Method:
     def broken(self: KeptSequences, num_blocks: int) -> None:
         for kept in self._by_handle.values():
@@ -370,6 +379,12 @@ BREAKAGES: dict[str, Breakage] = {
         KVGroup,
         "first_needed_block",
         window_passes_early,
+    ),
+    "chunk too short": (
+        "the blocks of a chunk are freed while its last token may be computed again",
+        KVGroup,
+        "first_needed_block",
+        chunk_passes_with_its_last_token,
     ),
     "pinned evicted": ("a pinned prefix gives up its blocks", KeptSequences, "give_up_blocks", pinned_gives_up_blocks),
 }
