@@ -115,7 +115,8 @@ class EngineRequest(Message):
     priority: int = 0
     cache_salt: str = ""
     media: list[Any] = []
-    adapter: str | None = None
+    # number of the adapter that it is computed with (core operation load_adapter); 0: the model alone
+    adapter: int = 0
     # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
     is_final: bool = True
     # None: sampling.n sequences are sampled. Otherwise sampling.n says how many outputs there are.
@@ -269,6 +270,7 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     is_final: bool = True
     # prompt positions whose log-probabilities were reported: a sequence that had lost its row is admitted again
     num_reported_positions: int = 0
+    adapter: int = 0
     # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
 
@@ -366,7 +368,10 @@ DRAFT_PREFIX = "draft."
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What one attention layer keeps per token. Layers with equal specs form a group; those of a draft join it."""
+    """What one layer keeps: keys and values of every token, or a state of the whole sequence.
+
+    Attention layers with equal specs form a group; those of a draft join it.
+    """
 
     name: str
     num_kv_heads: int
@@ -376,6 +381,8 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     # of a key and a value, where their elements are codes
     scale_bytes: int = 0
     sliding_window: int = 0
+    # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
+    state_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:

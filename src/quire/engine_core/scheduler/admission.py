@@ -46,8 +46,10 @@ class Admission:
         """A request that could never run, even alone, must not wait for ever in front of the others. Asked before
         its tokens are written anywhere."""
         message = request.message
-        if message.media or message.adapter:
-            return "media and adapters are not supported by this engine yet."
+        if message.media:
+            return "media are not supported by this engine yet."
+        if message.adapter and message.transfer is not None:
+            return "transfer: not together with an adapter, of which another engine knows nothing."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
         reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
@@ -150,6 +152,7 @@ class Admission:
             # the first sequence reports the prompt for all of them
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
             pooling=request.message.pooling,
+            adapter=request.message.adapter,
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:

@@ -14,7 +14,7 @@ from starlette.routing import Match
 from quire.errors import QuireError
 from quire.interfaces.server import openapi, page
 from quire.interfaces.server.access.caller import Door, EverybodyMayEnter, OpenDoor
-from quire.interfaces.server.administration import admin, pinned_prefixes
+from quire.interfaces.server.administration import adapters, admin, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.gate import Gate
@@ -46,7 +46,7 @@ FAMILIES = (
     page,
 )
 # Of whoever runs the server; their routers ask `admins_only`.
-ADMIN_FAMILIES = (admin, pinned_prefixes)
+ADMIN_FAMILIES = (admin, adapters, pinned_prefixes)
 # These stand on the port of administrators, too.
 ALSO_FOR_ADMINS = (health, metrics, observe)
 

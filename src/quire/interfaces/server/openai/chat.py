@@ -64,7 +64,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def _prepared(body: ChatRequest, state: ServerState) -> Chat:
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     return Chat(body, *await prepare_chat(body, state), state)
 
 

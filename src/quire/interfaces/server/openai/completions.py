@@ -61,7 +61,7 @@ async def create_completion(request: Request) -> Response:
 
 
 async def _prepared(body: CompletionRequest, state: ServerState) -> Continuations:
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     check_stream_options(body)
     params = completion_params(body, state.defaults)
     prompts: list[list[int]] = []

@@ -46,7 +46,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def _prepared(body: ResponsesRequest, state: ServerState) -> Making:
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     return await Making.prepare(body, state, current_caller().name)
 
 
@@ -58,6 +58,6 @@ async def count_input_tokens(request: Request) -> Response:
     """How many tokens the input of such a response would have."""
     state = state_of(request)
     body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     num_tokens = await Making.count_input(body, state, tenant_of(request))
     return json_answer(InputTokenCount(num_tokens))
