@@ -79,7 +79,8 @@ class KVCache:
                     tensor = _zeros(shape, num_blocks, block_size, device)
                     by_place[place] = tensor, *_key_and_value(tensor, shape, block_size)
                 layer.bind(group, *by_place[place][1:])
-        layout = state_layout([layer.spec for layer in (*layers.values(), *states.values())], block_size)
+        specs = [layer.spec for layer in layers.values()] + [layer.spec for layer in states.values()]
+        layout = state_layout(specs, block_size)
         self._bind_states(layout, states, by_place, num_blocks, device)
         # Codes and scales are bytes to all that move blocks.
         self.tensors += (

@@ -115,7 +115,8 @@ class Worker:
         recurrent = recurrent_layers(model)
         cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent)
         cache.open_swap_space(num_host_blocks, self._host_memory)
-        specs = [layer.spec for layer in (*cached_layers.values(), *recurrent.values())]
+        specs = [layer.spec for layer in cached_layers.values()]
+        specs += [layer.spec for layer in recurrent.values()]
         states = state_layout(specs, config.block_size)
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)

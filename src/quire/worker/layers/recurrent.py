@@ -34,8 +34,9 @@ class CausalConv(RecurrentLayer):
         return self.run([x_TC], torch.empty_like(x_TC, memory_format=torch.contiguous_format))
 
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+        [x_TC] = inputs
         kernels.causal_conv(
-            *inputs,
+            x_TC,
             self.weight.squeeze(1).float(),
             None if self.bias is None else self.bias.float(),
             states["window"],
@@ -60,8 +61,13 @@ class GatedDeltaRule(RecurrentLayer):
         return self.run([query_THK, key_THK, value_TVE, a_TV, b_TV], out_TVE)
 
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+        query_THK, key_THK, value_TVE, a_TV, b_TV = inputs
         kernels.gated_delta_rule(
-            *inputs,
+            query_THK,
+            key_THK,
+            value_TVE,
+            a_TV,
+            b_TV,
             self.A_log.float(),
             self.dt_bias.float(),
             states["memory"],
