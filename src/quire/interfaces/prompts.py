@@ -65,7 +65,9 @@ def _images_of(prompt: object) -> list[Any]:
     if data is None:
         return []
     if not isinstance(data, Mapping) or any(key != "image" for key in data):
-        raise RequestError(f'{_MEDIA}: must be {{"image": IMAGE or a list of them}}; nothing else is read.', param=_MEDIA)
+        raise RequestError(
+            f'{_MEDIA}: must be {{"image": IMAGE or a list of them}}; nothing else is read.', param=_MEDIA
+        )
     images = data.get("image")
     if images is None:
         return []
@@ -102,6 +104,14 @@ def check_unsalted(prompt: object, why: str) -> None:
     """For prompts that belong to something that has a salt of its own."""
     if isinstance(prompt, Mapping) and _SALT in prompt:
         raise RequestError(f"{_SALT}={_short(prompt[_SALT])}: {why}", param=_SALT)
+
+
+def check_no_media(media: list[Any], what: str) -> None:
+    """For prompts that are named by their tokens alone."""
+    if media:
+        raise RequestError(
+            f"{_MEDIA}: {what} takes text only. Leave the images out, or ask with generate.", param=_MEDIA
+        )
 
 
 def as_list(prompts: object) -> list[object]:
@@ -148,7 +158,8 @@ def _check_keys(prompt: Mapping[str, Any]) -> None:
         if key not in known:
             hint = _CHAT_HINT if key in ("role", "content") else suggestion(str(key), known)
             raise RequestError(
-                f"prompt: {key!r} is not supported, only {', '.join(known[:-1])} and {known[-1]} are.{hint}", param="prompt"
+                f"prompt: {key!r} is not supported, only {', '.join(known[:-1])} and {known[-1]} are.{hint}",
+                param="prompt",
             )
     if all(key in prompt for key in _KEYS):
         raise RequestError(f"prompt: both {' and '.join(_KEYS)} are given. Give one of them.", param="prompt")

@@ -82,7 +82,9 @@ def _opened(content: bytes, where: str) -> Image:
             f"{where}: the bytes are no image of a known format. Allowed are {', '.join(FORMATS).lower()}.", param=where
         ) from error
     except Image.DecompressionBombError as error:
-        raise RequestError(f"{where}: the image has too many pixels, at most {MOST_PIXELS} are allowed.", param=where) from error
+        raise RequestError(
+            f"{where}: the image has too many pixels, at most {MOST_PIXELS} are allowed.", param=where
+        ) from error
 
 
 def _check_size(image: Image, where: str) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
-from quire.renderer.chat_template import ChatTemplates, NotBriefError
 from quire.messages import Media
+from quire.renderer.chat_template import ChatTemplates, NotBriefError
 from quire.renderer.growing_text import GrowingText, PieceEncoder
 from quire.renderer.image_processor import ImageProcessor
 from quire.renderer.output_formats import AUTO, OutputFormats

@@ -171,7 +171,11 @@ class PrefixCache:
         """Names one block of each, whose tokens stand in `content` one block after the other."""
         size = self._block_size * 4
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
-            name = self.hasher.digest(self.hasher.parent(sequence) + content[start : start + size] + self.hasher.media_content(sequence.request, index))
+            name = self.hasher.digest(
+                self.hasher.parent(sequence)
+                + content[start : start + size]
+                + self.hasher.media_content(sequence.request, index)
+            )
             sequence.block_hashes.append(name)
             block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), sequence.request.owner):
