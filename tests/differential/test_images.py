@@ -16,7 +16,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, l
 WAYS = {
     "at once": {},
     "chunks of 5 end within images": {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4},
-    "few blocks: preempted": {"block_size": 4, "num_gpu_blocks_override": 24, "enable_prefix_caching": False},
+    "few blocks: preempted": {"block_size": 4, "num_gpu_blocks_override": 33, "enable_prefix_caching": False},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }
 

@@ -175,7 +175,7 @@ class ImageProcessor:
         from PIL.Image import Resampling
 
         resized = image.resize((width, height), resample=Resampling.BICUBIC)
-        pixels_HWC = np.asarray(resized, dtype=np.float32) * np.float32(1 / 255)
+        pixels_HWC: npt.NDArray[Any] = np.asarray(resized, dtype=np.float32) * np.float32(1 / 255)
         pixels_HWC = (pixels_HWC - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
         side, merge, times = self.patch_size, self.merge_size, self.temporal_patch_size
         rows, columns = height // side // merge, width // side // merge
