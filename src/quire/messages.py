@@ -139,7 +139,8 @@ class EngineRequest(Message):
     priority: int = 0
     cache_salt: str = ""
     media: list[Media] = []
-    adapter: str | None = None
+    # number of the adapter that it is computed with (core operation load_adapter); 0: the model alone
+    adapter: int = 0
     # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
     is_final: bool = True
     # None: sampling.n sequences are sampled. Otherwise sampling.n says how many outputs there are.
@@ -295,6 +296,7 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     num_reported_positions: int = 0
     # in the order of their places
     media: list[Media] = []
+    adapter: int = 0
     # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
 
@@ -392,7 +394,10 @@ DRAFT_PREFIX = "draft."
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What one attention layer keeps per token. Layers with equal specs form a group; those of a draft join it."""
+    """What one layer keeps: keys and values of every token, or a state of the whole sequence.
+
+    Attention layers with equal specs form a group; those of a draft join it.
+    """
 
     name: str
     num_kv_heads: int
@@ -402,6 +407,8 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     # of a key and a value, where their elements are codes
     scale_bytes: int = 0
     sliding_window: int = 0
+    # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
+    state_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:

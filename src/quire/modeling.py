@@ -2,6 +2,7 @@
 
 from quire.worker.attention import Attention, AttentionBackend, AttentionBatch, AttentionSpec
 from quire.worker.layers import (
+    ClampedSwiGLU,
     ColumnParallelLinear,
     Experts,
     GatedActivation,
@@ -31,6 +32,7 @@ __all__ = [
     "AttentionSpec",
     "CausalLM",
     "CheckpointMap",
+    "ClampedSwiGLU",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",

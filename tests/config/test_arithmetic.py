@@ -64,9 +64,8 @@ def test_a_config_without_sizes_is_a_clear_error() -> None:
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"num_local_experts": 8}, "num_local_experts=8: the model is a mixture of experts"),
-        ({"n_routed_experts": 256, "kv_lora_rank": 512}, "n_routed_experts=256: the model is a mixture of experts"),
-        ({"text_config": {"num_experts": 128}}, "num_experts=128: the model is a mixture of experts"),
+        ({"text_config": {"moe_num_experts": 128}}, "moe_num_experts=128: the model is a mixture of experts"),
+        ({"num_local_experts": 8, "intermediate_size": 9}, "none of num_experts_per_tok, experts_per_token is there"),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: the model's attention keeps latent vectors"),
         ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),
         ({"linear_num_value_heads": 32}, "linear_num_value_heads=32: the model has layers that keep a state"),

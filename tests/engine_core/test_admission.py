@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
@@ -50,11 +52,14 @@ def test_what_has_no_room_is_said_by_its_own_name() -> None:
     assert "Lower max_tokens or beam_width, or" in errors[1]
 
 
-def test_adapters_and_media_are_refused_until_they_are_built() -> None:
+@pytest.mark.parametrize(
+    ("asked", "words"), [({"adapter": 3}, "not loaded any more"), ({"media": ["an image"]}, "not supported")]
+)
+def test_unknown_adapters_and_media_are_refused(asked: dict[str, Any], words: str) -> None:
     core = CoreUnderTest()
-    core.core.add(EngineRequest(request_id=1, prompt_token_ids=PROMPT, sampling=SamplingParams(), adapter="a"))
+    core.core.add(EngineRequest(request_id=1, prompt_token_ids=PROMPT, sampling=SamplingParams(), **asked))
     core.run()
-    assert "not supported" in (core.ends[sequence_id_of(1, 0)].error or "")
+    assert words in (core.ends[sequence_id_of(1, 0)].error or "")
 
 
 def test_an_abort_frees_blocks_in_the_same_step() -> None:

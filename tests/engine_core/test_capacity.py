@@ -41,6 +41,35 @@ def test_bytes_per_token_follow_the_formula() -> None:
     assert 100 * layers(1)[0].bytes_per_token == 409_600
 
 
+def state(name: str, num_bytes: int) -> LayerSpec:
+    return LayerSpec(name=name, num_kv_heads=0, key_dim=0, value_dim=0, bytes_per_element=0, state_bytes=num_bytes)
+
+
+def test_a_state_costs_blocks_beside_those_of_the_tokens() -> None:
+    """Two attention layers: a block has two chunks of 64 KiB. Three states of 100 KB take two chunks each."""
+    specs = [*layers(2), *(state(f"s{i}", 100_000) for i in range(3))]
+    groups, block_bytes = make_groups(specs, 16)
+    assert [group.num_state_blocks for group in groups] == [0, 3]
+    assert block_bytes == 2 * 4096 * 16
+    plan = plan_cache(measured(64, specs), asked())
+    assert plan.num_blocks == 4 * (2048 // 16 + 3)
+    assert "(the state of a sequence takes 3 of them)" in plan.explanation
+    assert f"{(plan.num_blocks - 3) * 16:,} tokens" in plan.explanation
+    # one request: what is not its state's holds its tokens
+    short = plan_cache(measured(64, specs), asked(num_blocks=19))
+    assert short.max_model_len == 16 * 16
+
+
+def test_without_attention_a_sequence_costs_one_block_whatever_its_length() -> None:
+    specs = [state(f"s{i}", 100_000) for i in range(3)]
+    groups, block_bytes = make_groups(specs, 16)
+    assert [group.num_state_blocks for group in groups] == [1]
+    assert block_bytes == 3 * 100_032
+    plan = plan_cache(measured(64, specs), asked())
+    assert plan.num_blocks == 4
+    assert plan.max_model_len == 2048
+
+
 def test_a_small_model_takes_what_its_requests_can_use() -> None:
     plan = plan_cache(measured(64, layers(2)), asked())
     assert plan.num_blocks == 4 * 2048 // 16

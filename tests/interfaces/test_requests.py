@@ -55,7 +55,6 @@ BAD = [
     ([1], {}, {"cache_salt": b"x"}, "cache_salt", "must be a text"),
     ([1], {}, {"cache_salt": "\ud800"}, "cache_salt", "lone surrogate"),
     ([1], {}, {"media": ["a picture"]}, "media", "takes text only"),
-    ([1], {}, {"adapter": "mine"}, "adapter", "no adapters"),
 ]
 
 

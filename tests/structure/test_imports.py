@@ -41,11 +41,13 @@ ROOMS = {
     "observability": ("quire.observability",),
     "messages": (
         "quire.messages",
+        "quire.state_layout",
         "quire.message_encoding",
         "quire.outputs",
         "quire.sampling_params",
         "quire.thought_marks",
         "quire.beam_search_params",
+        "quire.lora_request",
         "quire.pooling_params",
         "quire.structured_outputs_params",
         "quire.parameter_checks",

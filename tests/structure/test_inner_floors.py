@@ -24,6 +24,7 @@ FLOORS = {
         ("state",),
         ("event_stream", "process_role"),
         ("access", "life", "page", "storage"),
+        ("adapter_engine",),
         ("engine", "options", "wire"),
     ),
     "quire.engine_core": (
@@ -33,7 +34,7 @@ FLOORS = {
         ("process", "scheduler"),
         ("decoding", "kv_cache_manager", "launch_document"),
         ("further_clients", "pulse", "request"),
-        ("block_table", "driver", "executor", "last_steps", "parent_watch", "rows", "unread_frames"),
+        ("adapters", "block_table", "driver", "executor", "last_steps", "parent_watch", "rows", "unread_frames"),
     ),
 }
 

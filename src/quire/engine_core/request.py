@@ -49,6 +49,8 @@ class Sequence:
         self.host_tables: list[list[int]] = []
         # chain hashes of the leading full blocks, as far as anyone has asked
         self.block_hashes: list[bytes] = []
+        # name of the checkpoint of its state that goes when it leaves another one
+        self.last_checkpoint = b""
         # tokens that were computed when it gave way, so that what is computed again can be counted
         self.num_lost_tokens = 0
         # the worker has its row
@@ -99,6 +101,7 @@ class Sequence:
     def place(self, rows: Rows) -> None:
         """From now on a row holds its tokens and numbers."""
         self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
+        rows.use_adapter(self.row, self.request.message.adapter)
         self._rows = rows
         self._prompt = _NO_TOKENS
 
@@ -239,5 +242,7 @@ class Request:
 
 def _user_key(message: EngineRequest) -> bytes:
     """Salt and adapter: each part typed by its length."""
-    parts = [message.cache_salt.encode(), (message.adapter or "").encode()]
+    # an adapter has another number each time it is loaded: what another version has computed is never found
+    adapter = struct.pack("<q", message.adapter) if message.adapter else b""
+    parts = [message.cache_salt.encode(), adapter]
     return b"".join(struct.pack("<q", len(part)) + part for part in parts) if any(parts) else b""

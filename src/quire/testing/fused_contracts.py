@@ -21,6 +21,8 @@ class FusedKernels(Protocol):
 
     def silu_and_mul(self, x_T2I: Tensor) -> Tensor: ...
 
+    def clamped_swiglu(self, x_T2I: Tensor, alpha: float, limit: float) -> Tensor: ...
+
     def rotary_embedding(
         self, positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor
     ) -> None: ...
@@ -53,6 +55,14 @@ def check_silu_and_mul(kernels: FusedKernels, dtype: torch.dtype, device: str = 
     for rows, width in WIDTHS:
         x = (_rows((rows, 2 * width), dtype, 4) * 20).to(device)
         assert_close(kernels.silu_and_mul(x), reference.silu_and_mul(x), factor=2)
+
+
+def check_clamped_swiglu(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Values on both sides of the limit, rows of one expert and of several; NaN stays what it is."""
+    for shape in (*WIDTHS, (6, 3, 50)):
+        x = (_rows((*shape[:-1], 2 * shape[-1]), dtype, 4) * 10).to(device)
+        assert_close(kernels.clamped_swiglu(x, 1.702, 7.0), reference.clamped_swiglu(x, 1.702, 7.0), factor=2)
+    assert kernels.clamped_swiglu(torch.full((1, 40), torch.nan, dtype=dtype, device=device), 1.0, 7.0).isnan().all()
 
 
 def check_rotary_embedding(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:

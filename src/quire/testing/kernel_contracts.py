@@ -65,6 +65,7 @@ class _Reference:
     rms_norm = staticmethod(reference.rms_norm)
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_and_mul = staticmethod(reference.silu_and_mul)
+    clamped_swiglu = staticmethod(reference.clamped_swiglu)
     rotary_embedding = staticmethod(reference.rotary_embedding)
 
     @staticmethod

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import WorkerConfig
+from quire.state_layout import state_layout
 from quire.worker.attention import Attention, AttentionBatch, attention_layers
 from quire.worker.forward_context import ForwardContext, forward_context
 from quire.worker.kernels.cache_format import row_elements
+from quire.worker.state_cache import StateBatch, recurrent_layers
 
 
 def worker_config(path: Path, **changes: Any) -> WorkerConfig:
@@ -57,6 +59,7 @@ class ModelHarness:
         for group, members in enumerate(self.groups):
             for layer in members:
                 layer.bind(group, *_caches(layer, num_blocks, block_size, self.device))
+        self._open_states(num_blocks)
         # Blocks in random order: a table that is accidentally read as a range must fail.
         self._free = [torch.randperm(num_blocks, generator=self.generator).tolist() for _ in self.groups]
         self.tokens: dict[int, list[int]] = defaultdict(list)
@@ -73,8 +76,9 @@ class ModelHarness:
             positions += range(first, first + len(chunk))
             starts.append(len(ids))
             self._grow(sequence)
+        states = self._state_batch(list(chunks), starts)
         metadata = tuple(self._metadata(group, list(chunks), starts) for group in range(len(self.groups)))
-        with forward_context(ForwardContext(metadata)):
+        with forward_context(ForwardContext(metadata, states)):
             hidden = self.model(self._tensor(ids), self._tensor(positions))
         logits = self.model.compute_logits(hidden).to(torch.float32, copy=True)
         return {
@@ -115,6 +119,29 @@ class ModelHarness:
         backend = self.groups[group][0].backend
         assert backend is not None, "load_model binds a backend"
         return backend.build_metadata(batch)
+
+    def _open_states(self, num_sequences: int) -> None:
+        """Recurrent layers have a pool of their own here, in which a sequence has the blocks of its number."""
+        layers = recurrent_layers(self.model)
+        self._layout = state_layout([layer.spec for layer in layers.values()], self.block_size)
+        if self._layout is None:
+            return
+        sizes = (num_sequences, self._layout.chunk_bytes)
+        # Not zeros: what nobody has written must not be read.
+        places = [torch.full(sizes, 0xFF, dtype=torch.uint8) for _ in range(self._layout.num_places)]
+        for layer in layers.values():
+            layer.bind(self._layout, places)
+
+    def _state_batch(self, sequences: list[int], starts: list[int]) -> StateBatch | None:
+        if self._layout is None:
+            return None
+        new = [end - begin for begin, end in pairwise(starts)]
+        first = [len(self.tokens[sequence]) - count for sequence, count in zip(sequences, new, strict=True)]
+        tables = self._tensor(sequences).unsqueeze(1).expand(-1, self._layout.num_blocks)
+        begin = self._tensor([index for index, position in enumerate(first) if not position])
+        return StateBatch(
+            tables, self._tensor(first), self._tensor(new), self._tensor(starts).int(), begin, self._tensor([])
+        )
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -51,10 +51,22 @@ _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 _OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64, "activation_function": "relu"}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
+_SHARED_EXPERT = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1],
+    "shared_expert_intermediate_size": 48, "use_sliding_window": True, "sliding_window": _WINDOW,
+}  # fmt: skip
 _LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
     "v_head_dim": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+_DELTA_NET = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+    "head_dim": 32, "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}  # fmt: skip
+_NEXT_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
 }  # fmt: skip
 
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
@@ -94,6 +106,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
+    "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
+    # hybrids: recurrent layers beside attention
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}),
+    "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     # refused, each for a reason of its own
@@ -102,7 +120,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {"pad_token_id": 0}),
     "bart": ("bart", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}),
     "llama4": ("llama4_text", {"attention_chunk_size": _WINDOW, **_EXPERTS}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
 }
 
 

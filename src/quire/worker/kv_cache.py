@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -28,11 +28,13 @@ from torch import Tensor
 
 from quire.errors import CapacityError
 from quire.messages import IntArray
+from quire.state_layout import StateLayout, state_layout
 from quire.worker import kernels
 from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.kernels.cache_format import has_scales, row_elements
 from quire.worker.lazy_memory import commit_ahead, lazy_zeros
+from quire.worker.state_cache import RecurrentLayer
 from quire.worker.swap_arena import SwapArena
 
 # Of the cache on a CPU, what is committed before it is needed. Blocks are handed out from the first one on.
@@ -56,14 +58,16 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         device: torch.device,
+        states: Mapping[str, RecurrentLayer] | None = None,
     ) -> None:
-        """Allocate and bind."""
-        unknown = {name for names in groups for name in names} ^ set(layers)
+        """Allocate and bind. Layers with `states` form the last group."""
+        states = states or {}
+        unknown = {name for names in groups for name in names} ^ (set(layers) | set(states))
         if unknown:
             raise ValueError(f"KV cache: groups and the model differ in layers {sorted(unknown)}")
         # (shape of a layer, how many of this shape come before it in its group) -> its tensor, keys, values
         by_place: dict[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]] = {}
-        for group, names in enumerate(groups):
+        for group, names in enumerate(groups[: len(groups) - bool(states)]):
             num_before: Counter[Shape] = Counter()
             for name in names:
                 layer = layers[name]
@@ -74,6 +78,8 @@ class KVCache:
                     tensor = _zeros(shape, num_blocks, block_size, device)
                     by_place[place] = tensor, *_key_and_value(tensor, layer.head_dim, block_size)
                 layer.bind(group, *by_place[place][1:])
+        layout = state_layout([layer.spec for layer in (*layers.values(), *states.values())], block_size)
+        self._bind_states(layout, states, by_place, num_blocks, device)
         # Codes and scales are bytes to all that move blocks.
         self.tensors += (
             tensor.view(torch.uint8) if has_scales(tensor.dtype) else tensor for tensor, _, _ in by_place.values()
@@ -81,6 +87,31 @@ class KVCache:
         if device.type == "cpu":
             arrays = [tensor.view(torch.uint8).flatten().numpy() for tensor in self.tensors]
             commit_ahead(arrays, _COMMIT_AHEAD_BYTES)
+
+    def _bind_states(
+        self,
+        layout: StateLayout | None,
+        states: Mapping[str, RecurrentLayer],
+        by_place: Mapping[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]],
+        num_blocks: int,
+        device: torch.device,
+    ) -> None:
+        """States lie in the blocks of the first shape of attention; without attention they have tensors of their own."""
+        if layout is None:
+            return
+        if by_place:
+            shape = next(iter(by_place))[0]
+            tensors = [tensor for (other, _), (tensor, _, _) in by_place.items() if other == shape]
+        else:
+            tensors = [
+                _zeros_of((num_blocks, layout.chunk_bytes), torch.uint8, device) for _ in range(layout.num_places)
+            ]
+            self.tensors += tensors
+        places = [tensor.view(num_blocks, -1).view(torch.uint8) for tensor in tensors[: layout.num_places]]
+        if len(places) < layout.num_places or places[0].shape[1] != layout.chunk_bytes:
+            raise ValueError(f"KV cache: its blocks are not those that states were planned for ({layout})")
+        for layer in states.values():
+            layer.bind(layout, places)
 
     def open_swap_space(self, num_host_blocks: int, memory: HostMemory) -> None:
         """Room for so many blocks of all tensors on the host; called once, after `allocate`."""
@@ -112,7 +143,10 @@ def _key_and_value(tensor: Tensor, head_dim: int, block_size: int) -> tuple[Tens
 def _zeros(shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> Tensor:
     num_kv_heads, head_dim, value_dim, dtype = shape
     width = block_size * (row_elements(head_dim, dtype) + row_elements(value_dim, dtype))
-    sizes = (num_blocks, num_kv_heads, width)
+    return _zeros_of((num_blocks, num_kv_heads, width), dtype, device)
+
+
+def _zeros_of(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     num_bytes = math.prod(sizes) * dtype.itemsize
     try:
         if device.type != "cpu":

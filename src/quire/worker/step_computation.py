@@ -65,10 +65,17 @@ class StepComputation:
         """These tokens of these rows, and what follows them. Changes nothing but the cache."""
         batch = self.batches.build(rows, num_tokens)
         failpoint("in_forward", batch.input_ids_T)
+        try:
+            return self._computed(batch)
+        except BaseException:
+            batch.states.undo()
+            raise
+
+    def _computed(self, batch: InputBatch) -> Computed:
         with attention_context(batch, self.backend):
             hidden_TE = self.model(*self._inputs.of(batch))
         try:
-            failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in rows]))
+            failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in batch.rows_S]))
             return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))
         except Exception as error:
             raise NotSampledError from error

@@ -23,6 +23,7 @@ def test_models(run, served):
                 "owned_by": "quire",
                 "max_model_len": 512,
                 "has_chat_template": True,
+                "parent": None,
             }
             assert (await server.http.get("/v1/models/byte-model")).json() == model
             server.state.model_name = "org/name"

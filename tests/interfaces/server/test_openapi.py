@@ -80,6 +80,8 @@ EXCHANGES = [
 ]
 # of an engine that keeps what it is told to
 ADMIN_EXCHANGES = [
+    ("POST", "/v1/load_lora_adapter", None, {"lora_name": "a", "lora_path": "a"}, 400),
+    ("POST", "/v1/unload_lora_adapter", None, {"lora_name": "a"}, 404),
     ("GET", PREFIXES, None, None, 200),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 201),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 409),

@@ -19,6 +19,10 @@ def test_silu_and_mul(cpu_kernels, dtype):
     fused_contracts.check_silu_and_mul(cpu_kernels, dtype)
 
 
+def test_clamped_swiglu(cpu_kernels, dtype):
+    fused_contracts.check_clamped_swiglu(cpu_kernels, dtype)
+
+
 def test_rotary_embedding(cpu_kernels, dtype):
     fused_contracts.check_rotary_embedding(cpu_kernels, dtype)
 

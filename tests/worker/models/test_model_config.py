@@ -72,9 +72,10 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
     model_class = find_native(model_type, [])
     declared = {*model_class.config_defaults, *getattr(model_class, "config_names", {})}
     only_for_completion = {"use_sliding_window", "max_window_layers", "num_local_experts"}
+    only_for_completion |= {"full_attention_interval", "full_attn_idxs"}
     unread = set(model_class.config_defaults) - read - only_for_completion
-    # dense layers among those with experts are rare
-    assert unread <= {"sliding_window", "intermediate_size"}, "no model file reads these"
+    # dense layers among those with experts are rare, and convolutions must be asked for
+    assert unread <= {"sliding_window", "intermediate_size", "conv_bias", "conv_L_cache"}, "no model file reads these"
     assert read - ROPE - declared <= {"head_dim", "attention_bias", "mlp_bias", "layer_types"}, "not declared"
 
 

@@ -63,6 +63,23 @@ template <class T> void gate_rows(const GateArgs& args, int64_t begin, int64_t e
   }
 }
 
+// What is loaded comes second in min and max, so that NaN stays NaN.
+template <class T> void clamped_gate_rows(const GateArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.width;
+  const vf most = set1(args.limit), least = set1(-args.limit), one = set1(1.0f);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* gate = static_cast<const T*>(args.x) + row * args.x_stride;
+    const T* up = gate + width;
+    T* out = static_cast<T*>(args.out) + row * width;
+    for (int64_t i = 0; i < width; i += W) {
+      const vf g = min(most, load_upto(gate + i, width - i));
+      const vf u = max(least, min(most, load_upto(up + i, width - i)));
+      const vf glu = g / (one + exp(zero() - g * set1(args.alpha)));
+      store_upto(out + i, glu * (u + one), width - i);
+    }
+  }
+}
+
 template <class T> void rotate_rows(const RotaryArgs& args, int64_t begin, int64_t end) {
   const int64_t half = args.half;
   for (int64_t t = begin; t < end; ++t) {
@@ -187,12 +204,14 @@ template <class T> void weigh_rows(const WeighArgs& args, int64_t begin, int64_t
   }
 QUIRE_ROWS(rms_norm, NormArgs, norm_rows)
 QUIRE_ROWS(silu_and_mul, GateArgs, gate_rows)
+QUIRE_ROWS(clamped_swiglu, GateArgs, clamped_gate_rows)
 QUIRE_ROWS(rotary, RotaryArgs, rotate_rows)
 QUIRE_ROWS(combine_pair, PairArgs, pair_rows)
 QUIRE_ROWS(activate, ActivationArgs, activate_rows)
 QUIRE_ROWS(layer_norm, LayerNormArgs, layer_norm_rows)
 QUIRE_ROWS(weigh_experts, WeighArgs, weigh_rows)
 
+extern const AdapterKernels adapter_kernels;
 extern const AttentionKernels attention_kernels;
 extern const MatmulKernels matmul_kernels;
 extern const SamplingKernels sampling_kernels;
@@ -202,8 +221,9 @@ extern const SamplingKernels sampling_kernels;
 
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
-  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, rotary, combine_pair, activate,
-                                        layer_norm, weigh_experts, &attention_kernels, &matmul_kernels, &sampling_kernels};
+  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, clamped_swiglu, rotary,
+                                        combine_pair, activate, layer_norm, weigh_experts, &adapter_kernels,
+                                        &attention_kernels, &matmul_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -75,19 +75,29 @@ Rows flat_rows(const Tensor& t, const char* name) {
   return rows;
 }
 
-Tensor silu_and_mul_op(const Tensor& x) {
+using GateFunction = void (*KernelTable::*)(const GateArgs&, int64_t, int64_t);
+
+Tensor gate(const Tensor& x, GateFunction function, double alpha, double limit) {
   std::vector<int64_t> sizes = sizes_of(x);
   STD_TORCH_CHECK(!sizes.empty() && sizes.back() % 2 == 0, "the last dimension must be even");
   sizes.back() /= 2;
   Tensor out = empty(sizes, x);
   const Rows rows = flat_rows(x, "x");
-  const GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), sizes.back(), rows.token_stride};
+  const GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), sizes.back(), rows.token_stride,
+                      static_cast<float>(alpha), static_cast<float>(limit)};
   // a token has several rows where it has several experts
   const int64_t tokens = sizes.size() < 3 ? rows.tokens : sizes[0];
-  perform(std::make_unique<RowStep<GateArgs>>(&KernelTable::silu_and_mul, args, GATE * args.width,
+  perform(std::make_unique<RowStep<GateArgs>>(function, args, GATE * args.width,
                                               tokens > 0 ? rows.tokens / tokens : 1),
           {tokens, 0});
   return out;
+}
+
+Tensor silu_and_mul_op(const Tensor& x) { return gate(x, &KernelTable::silu_and_mul, 0, 0); }
+
+Tensor clamped_swiglu_op(const Tensor& x, double alpha, double limit) {
+  STD_TORCH_CHECK(limit > 0, "limit must be above zero");
+  return gate(x, &KernelTable::clamped_swiglu, alpha, limit);
 }
 
 Tensor pair(const Tensor& x, const Tensor& y, bool is_product) {
@@ -353,6 +363,7 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("rms_norm", TORCH_BOX(&rms_norm_op));
   library.impl("add_rms_norm", TORCH_BOX(&add_rms_norm_op));
   library.impl("silu_and_mul", TORCH_BOX(&silu_and_mul_op));
+  library.impl("clamped_swiglu", TORCH_BOX(&clamped_swiglu_op));
   library.impl("rotary_embedding", TORCH_BOX(&rotary_op));
   library.impl("add", TORCH_BOX(&add_op));
   library.impl("multiply", TORCH_BOX(&multiply_op));

@@ -3,6 +3,9 @@
 Layers with equal specs keep the same tokens. Specs with more layers than the rarest one are cut into several groups of
 that size, so that a block costs the same bytes in every group and any block can serve any group. Layers of a model that
 drafts have other shapes and join these groups: whatever becomes of a block, happens to their keys and values as well.
+
+Recurrent layers keep a state of the whole sequence instead. They are one group, the last: its table has so many blocks
+from the first token to the last, and all of them are written in every step (state_layout.py).
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from quire.errors import ModelError
-from quire.messages import LayerSpec
+from quire.messages import IntArray, LayerSpec
+from quire.state_layout import StateLayout, state_layout
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,25 @@ class KVGroup:
 
     layer_names: tuple[str, ...]
     sliding_window: int = 0
+    # blocks of the state of one sequence, whatever its length; 0: a group that keeps tokens
+    num_state_blocks: int = 0
+
+    def num_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Entries of the table of a sequence of that length."""
+        return min(num_tokens, 1) * self.num_state_blocks or -(-num_tokens // block_size)
+
+    def written_at(self, position: int, block_size: int) -> range:
+        """Entries of the table that change when the token at this position is computed."""
+        if self.num_state_blocks:
+            return range(self.num_state_blocks)
+        index = position // block_size
+        return range(index, index + 1)
+
+    def num_filled(self, num_tokens: int, num_entries: int, block_size: int) -> IntArray:
+        """Filled slots by entry of the table; a state has no slots that are still empty."""
+        if self.num_state_blocks:
+            return np.full(num_entries, block_size, dtype=np.int64)
+        return np.clip(num_tokens - np.arange(num_entries) * block_size, 0, block_size)
 
     def first_needed_block(self, num_computed_tokens: int, block_size: int) -> int:
         """Blocks before this one are not read by any token from num_computed_tokens - 1 on.
@@ -34,7 +58,7 @@ class KVGroup:
 
     def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
         """Most blocks that one sequence of that length ever holds, when a step writes up to step_tokens."""
-        whole = -(-num_tokens // block_size)
+        whole = self.num_blocks(num_tokens, block_size)
         if self.sliding_window == 0:
             return whole
         # what the window reaches back to, what the step writes, and one for the boundaries of both
@@ -42,14 +66,26 @@ class KVGroup:
         return min(whole, windowed)
 
 
-def make_groups(layers: list[LayerSpec]) -> tuple[list[KVGroup], int]:
-    """The groups of a model and of what drafts for it, and the bytes that one token costs in a block of any group."""
-    groups = _groups_of_target([layer for layer in layers if not layer.is_draft])
-    groups = _with_draft(groups, [layer for layer in layers if layer.is_draft])
-    return groups, _bytes_per_token(groups, layers)
+def make_groups(layers: list[LayerSpec], block_size: int = 1) -> tuple[list[KVGroup], int]:
+    """The groups of a model and of what drafts for it, and the bytes of a block of any group."""
+    attention = [layer for layer in layers if not layer.state_bytes]
+    groups = _groups_of_target([layer for layer in attention if not layer.is_draft])
+    groups = _with_draft(groups, [layer for layer in attention if layer.is_draft])
+    block_bytes = _bytes_per_token(groups, attention) * block_size
+    layout = state_layout(layers, block_size)
+    if layout is not None:
+        groups = [*groups, _group_of_states(layout)]
+        block_bytes = block_bytes or layout.chunk_bytes * layout.num_places
+    return groups, block_bytes
+
+
+def _group_of_states(layout: StateLayout) -> KVGroup:
+    return KVGroup(tuple(layout.first_chunk_by_layer), num_state_blocks=layout.num_blocks)
 
 
 def _groups_of_target(layers: list[LayerSpec]) -> list[KVGroup]:
+    if not layers:
+        return []
     by_spec: dict[LayerSpec, list[str]] = {}
     for layer in layers:
         by_spec.setdefault(_without_name(layer), []).append(layer.name)

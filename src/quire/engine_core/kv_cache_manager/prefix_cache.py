@@ -123,7 +123,11 @@ class PrefixCache:
         self._pool = pool
         self._groups = groups
         self._block_size = hasher.block_size
-        self._is_whole = [group.sliding_window == 0 for group in groups]
+        # a state has a name of its own, for all tokens before it, and its blocks no place in a chain
+        self.num_state_blocks = groups[-1].num_state_blocks
+        self.state_group = len(groups) - 1
+        self._attention = groups[:-1] if self.num_state_blocks else groups
+        self._is_whole = [group.sliding_window == 0 for group in self._attention]
         # block -> request that was granted its tokens in the step that is being decided
         self._promises: dict[int, int] = {}
         # blocks that were named in each step whose results are not there, earliest first, and in the one being decided
@@ -133,11 +137,15 @@ class PrefixCache:
         """The longest prefix that every group can serve, in whole blocks."""
         # At least one token is always computed: its hidden state is what the next token is sampled from.
         limit = (sequence.num_known_tokens - 1) // self._block_size
-        if limit <= 0 or not looks_up(sequence):
+        # Siblings would hold a checkpoint while all of them copy it, and that is more than they were admitted with.
+        is_crowd = self.num_state_blocks and len(sequence.request.sequences) > 1
+        if limit <= 0 or is_crowd or not looks_up(sequence):
             return ComputedBlocks(0, [[] for _ in self._groups])
         hashes = self.hasher.hashes(sequence, limit)
         length = self._longest(hashes, sequence.request.request_id)
-        blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._groups))]
+        blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._attention))]
+        if self.num_state_blocks:
+            blocks.append((self.state_after(hashes[length - 1]) or []) if length else [])
         return ComputedBlocks(length * self._block_size, blocks)
 
     def find(self, group: int, content: bytes, request_id: int) -> int | None:
@@ -153,14 +161,41 @@ class PrefixCache:
         block = self._pool.find((group, content))
         return None if any(block in named for named in self._fresh) else block
 
+    # ---- states: block i of one is found under the number of its group + i, and only with all the others
+
+    def state_after(self, content: bytes) -> list[int] | None:
+        """The blocks of a checkpoint behind these tokens, if there is one, surely written. Without states: none are
+        needed."""
+        blocks = [self.find_computed(self.state_group + i, content) for i in range(self.num_state_blocks)]
+        found = [block for block in blocks if block is not None]
+        return found if len(found) == self.num_state_blocks else None
+
+    def name_state(self, sequence: Sequence, num_tokens: int) -> bytes:
+        """The blocks of its state, which stands behind so many tokens, get their names. Copies are made before anything
+        is computed, so nobody finds them before what has written them is known to have done so."""
+        name = self.hasher.hashes(sequence, num_tokens // self._block_size)[-1]
+        for i, block in enumerate(sequence.block_tables[self.state_group]):
+            if self._pool.register(block, (self.state_group + i, name), sequence.request.owner):
+                self._fresh[-1].add(block)
+        return name
+
+    def names_state(self, name: bytes) -> bool:
+        return all(self._pool.find((self.state_group + i, name)) is not None for i in range(self.num_state_blocks))
+
+    def forget_state(self, name: bytes) -> None:
+        for i in range(self.num_state_blocks):
+            block = self._pool.find((self.state_group + i, name))
+            if block is not None:
+                self._pool.discard(block)
+
     def name_blocks(self, sequence: Sequence, num_computed: int, *, is_promise: bool) -> None:
         """Names the full blocks below num_computed that have no name yet."""
         num_full = num_computed // self._block_size
         owner = sequence.request.owner
         hashes = self.hasher.hashes(sequence, num_full)
         for index in range(sequence.num_named_blocks, num_full):
-            for number, table in enumerate(sequence.block_tables):
-                block = table[index]
+            for number, _ in enumerate(self._attention):
+                block = sequence.block_tables[number][index]
                 if block == NO_BLOCK or not self._pool.register(block, (number, hashes[index]), owner):
                     continue
                 self._fresh[-1].add(block)
@@ -208,19 +243,19 @@ class PrefixCache:
 
     def _longest(self, hashes: list[bytes], request_id: int) -> int:
         """Blocks of the longest prefix that all groups can serve: one pass over the hashes, for any mix of windows."""
-        if self._is_whole == [True] and not self._promises:
+        if self._is_whole == [True] and not self._promises and not self.num_state_blocks:
             return self._pool.length_of_chain(0, hashes)
-        run_lengths = [0] * len(self._groups)
+        run_lengths = [0] * len(self._attention)
         longest = 0
         for index, content in enumerate(hashes):
-            for number in range(len(self._groups)):
+            for number in range(len(self._attention)):
                 is_there = self.find(number, content, request_id) is not None
                 if self._is_whole[number] and not is_there:
                     return longest
                 run_lengths[number] = run_lengths[number] + 1 if is_there else 0
             length = index + 1
             if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
-                longest = length
+                longest = length if self.state_after(content) is not None else longest
         return longest
 
     def _blocks_of(self, number: int, hashes: list[bytes], length: int) -> list[int]:

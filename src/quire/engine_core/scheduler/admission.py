@@ -46,10 +46,10 @@ class Admission:
         """A request that could never run, even alone, must not wait for ever in front of the others. Asked before
         its tokens are written anywhere."""
         message = request.message
-        if message.adapter:
-            return "adapters are not supported by this engine yet."
         if message.media and (reason := _bad_media(message)):
             return reason
+        if message.adapter and message.transfer is not None:
+            return "transfer: not together with an adapter, of which another engine knows nothing."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
         reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
@@ -153,6 +153,7 @@ class Admission:
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
             pooling=request.message.pooling,
             media=request.message.media,
+            adapter=request.message.adapter,
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:

@@ -74,6 +74,10 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------------ messages
 
+    def adapters_in_use(self) -> Iterator[int]:
+        """Their numbers, of all requests; 0 is the model alone."""
+        return (request.message.adapter for request in self.requests.values())
+
     def add(self, message: EngineRequest) -> None:
         """A request that can never run ends at once, with the reason; the others do not notice."""
         if message.request_id in self.requests:

@@ -15,7 +15,7 @@ from starlette.routing import Match
 from quire.errors import QuireError
 from quire.interfaces.server import openapi, page
 from quire.interfaces.server.access.access import Access
-from quire.interfaces.server.administration import admin, memory, pinned_prefixes
+from quire.interfaces.server.administration import adapters, admin, memory, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
 from quire.interfaces.server.batches import endpoints as batches
 from quire.interfaces.server.engine import ServedEngine
@@ -58,7 +58,7 @@ _FAMILIES = (
     turns,
 )
 # Of whoever runs the server; their routers ask `admins_only`.
-_ADMIN_FAMILIES = (admin, pinned_prefixes, memory)
+_ADMIN_FAMILIES = (admin, adapters, pinned_prefixes, memory)
 
 
 def create_app(

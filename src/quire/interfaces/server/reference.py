@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from quire.interfaces.server.administration.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from quire.interfaces.server.administration.pinned_prefixes import PinPrefixRequest
 from quire.interfaces.server.anthropic_messages.fields import REFUSED as REFUSED_BY_MESSAGES
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
@@ -52,6 +53,8 @@ def tables() -> dict[str, str]:
         "Fields of /v1/completions": _implemented(CompletionRequest, shared),
         "Fields of /v1/embeddings": _implemented(EmbeddingRequest, set()),
         "Fields of a piece": _implemented(PromptPiece, set()),
+        "Fields of /v1/load_lora_adapter": _implemented(LoadAdapterRequest, set()),
+        "Fields of /v1/unload_lora_adapter": _implemented(UnloadAdapterRequest, set()),
         "Fields of /v1/admin/pinned_prefixes": _implemented(PinPrefixRequest, set()),
         "Fields of /v1/batches": _implemented(BatchRequest, set()),
         "Fields of /v1/sessions": _implemented(SessionRequest, set()),

@@ -15,6 +15,7 @@ from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.access.tenants import Tenants
 from quire.interfaces.server.access.turnstile import Turnstile
 from quire.interfaces.server.access.waiting_room import WaitingRoom
+from quire.interfaces.server.adapter_engine import AdapterEngine
 from quire.interfaces.server.engine import ServedEngine, generation_defaults
 from quire.interfaces.server.life.log_level import LogLevelOfEngine
 from quire.interfaces.server.options import ServerOptions
@@ -122,6 +123,8 @@ class ServerState:
         self.openapi: bytes | None = None
         self.created = int(time.time())
         self.model_name = ""
+        # below it lie the adapters that may be loaded over HTTP; None: none may
+        self.adapter_root = options.adapter_root
         self.defaults: dict[str, Any] = {}
         self._engine: ServedEngine | None = None
         self._storage = _LazyStorage(storage or StorageSettings(IN_MEMORY))
@@ -184,9 +187,26 @@ class ServerState:
             raise unavailable(f"Not ready: {self.readiness.value}.", {**RETRY_SOON, **(CLOSE if is_ending else {})})
 
     def check_model(self, name: str | None) -> None:
+        """For what is of the model alone."""
         if name is not None and name != self.model_name:
-            text = f"The model `{name[:200]}` does not exist. This server has `{self.model_name}`."
-            raise ApiError(404, text, param="model", code="model_not_found")
+            raise self._unknown(name)
+
+    async def of_model(self, name: str | None) -> ServerState:
+        """The server as a request sees it that names this model, which may be an adapter."""
+        if name is None or name == self.model_name:
+            return self
+        if not self.engine.config.worker.max_loras:
+            raise self._unknown(name)
+        adapter = await self.engine.find_adapter(name)
+        if adapter is None:
+            raise self._unknown(name)
+        view = self.with_engine(AdapterEngine(self.engine, adapter))
+        view.model_name = name
+        return view
+
+    def _unknown(self, name: str) -> ApiError:
+        text = f"The model `{name[:200]}` does not exist. This server has `{self.model_name}`."
+        return ApiError(404, text, param="model", code="model_not_found")
 
 
 def tenant_of(connection: HTTPConnection) -> str:

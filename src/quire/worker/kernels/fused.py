@@ -22,6 +22,11 @@ def silu_and_mul(x_T2I: Tensor) -> Tensor:
     return operators.silu_and_mul(x_T2I)
 
 
+def clamped_swiglu(x_T2I: Tensor, alpha: float, limit: float) -> Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1) of the halves of the last dimension, both bounded by `limit`."""
+    return operators.clamped_swiglu(x_T2I, alpha, limit)
+
+
 def rotary_embedding(positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor) -> None:
     """Turn the first R dimensions of each head by the angles of the token's position, in place."""
     operators.rotary_embedding(positions_T, query_THD, key_TKD, cos_sin_cache_PR)

@@ -58,7 +58,7 @@ async def create_message(request: Request) -> Response:
     """Answers a chat in Anthropic's form."""
     state = state_of(request)
     body = await read_request(request, MessagesRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     with in_words_of(NAMES):
         chat = chat_of(body)
         budget = thinking_budget(body)
@@ -81,7 +81,7 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has."""
     state = state_of(request)
     body = await read_request(request, CountTokensRequest, COUNT_RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     with in_words_of(NAMES):
         num_tokens = await ChatRun.count_input(ChatRun.prepare(chat_of(body), state))
     return json_answer(TokenCount(num_tokens))

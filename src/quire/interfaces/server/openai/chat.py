@@ -56,7 +56,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers a chat."""
     state = state_of(request)
     body = await read_request(request, ChatRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     work, formats = await prepare_chat(body, state)
     chat = Chat(body, work, formats, state)
     if body.stream:

@@ -52,7 +52,7 @@ async def create_completion(request: Request) -> Response:
     if is_in_lines(request):
         return await answer_to_lines(request, state)
     body = await read_request(request, CompletionRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     completion = await _started(body, state)
     if body.stream:
         return EventStream(state.in_flight, completion.events())

@@ -169,7 +169,7 @@ async def _received(
         body = read_text(first, StreamedCompletionRequest, _RULES, strict=state.strict, what=what)
         if is_socket:
             _check_socket_fields(body)
-        state.check_model(body.model)
+        state = await state.of_model(body.model)
         check_stream_options(body)
         work = await Work.receive(
             state.engine,

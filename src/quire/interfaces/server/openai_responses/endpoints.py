@@ -49,7 +49,7 @@ async def create_response(request: Request) -> Response:
     """Answers, and keeps the answer unless store is false."""
     state = state_of(request)
     body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     making = await Making.prepare(body, state, tenant_of(request))
     if making.is_background:
         return json_answer(await _background(request).start(making))
@@ -65,7 +65,7 @@ async def count_input_tokens(request: Request) -> Response:
     """How many tokens the input of such a response would have."""
     state = state_of(request)
     body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     num_tokens = await Making.count_input(body, state, tenant_of(request))
     return json_answer(InputTokenCount(num_tokens))
 

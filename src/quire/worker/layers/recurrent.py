@@ -1,0 +1,77 @@
+"""Layers that keep a state of each sequence: a short convolution, the gated delta rule, the scan of Mamba 2.
+
+Each is a RecurrentLayer (`state_cache.py`): the tensors that it keeps, and one kernel. What is kept, and what a kernel
+computes, is float32, whatever the model's type is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.worker import kernels
+from quire.worker.layers.parameter import make_parameter
+from quire.worker.state_cache import RecurrentLayer, StateTensor, TokenSpans
+
+
+class CausalConv(RecurrentLayer):
+    """A short convolution over the tokens of each sequence, each channel by itself.
+
+    Its weight is [channels, 1, width], as checkpoints write that of a Conv1d.
+    """
+
+    def __init__(self, channels: int, width: int, *, name: str, bias: bool, activation: str | None = None) -> None:
+        super().__init__(name, {"window": StateTensor((channels, width), torch.float32)})
+        if activation not in (None, "silu"):
+            raise ValueError(f"{name}: activation={activation!r}: must be None or 'silu'")
+        self.has_silu = activation is not None
+        self.weight = make_parameter(channels, 1, width)
+        self.bias = make_parameter(channels) if bias else None
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        return self.run([x_TC], torch.empty_like(x_TC, memory_format=torch.contiguous_format))
+
+    def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+        kernels.causal_conv(
+            *inputs,
+            self.weight.squeeze(1).float(),
+            None if self.bias is None else self.bias.float(),
+            states["window"],
+            spans.query_starts_S1,
+            spans.num_kept_S,
+            spans.num_read_S,
+            out,
+            has_silu=self.has_silu,
+        )
+
+
+class GatedDeltaRule(RecurrentLayer):
+    """The recurrence of Gated DeltaNet; its state is kept in float32."""
+
+    def __init__(self, num_value_heads: int, key_dim: int, value_dim: int, *, name: str) -> None:
+        super().__init__(name, {"memory": StateTensor((num_value_heads, key_dim, value_dim), torch.float32)})
+
+    def forward(
+        self, query_THK: Tensor, key_THK: Tensor, value_TVE: Tensor, decay_TV: Tensor, beta_TV: Tensor
+    ) -> Tensor:
+        out_TVE = torch.empty_like(value_TVE, memory_format=torch.contiguous_format)
+        return self.run([query_THK, key_THK, value_TVE, decay_TV, beta_TV], out_TVE)
+
+    def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+        kernels.gated_delta_rule(
+            *inputs, states["memory"], spans.query_starts_S1, spans.num_kept_S, spans.num_read_S, out
+        )
+
+
+class StateSpaceScan(RecurrentLayer):
+    """The recurrence of Mamba 2; its state is kept in float32."""
+
+    def __init__(self, num_heads: int, head_dim: int, state_size: int, *, name: str) -> None:
+        super().__init__(name, {"memory": StateTensor((num_heads, head_dim, state_size), torch.float32)})
+
+    def forward(self, x_THP: Tensor, dt_TH: Tensor, a_H: Tensor, b_TGN: Tensor, c_TGN: Tensor, d_H: Tensor) -> Tensor:
+        out_THP = torch.empty_like(x_THP, memory_format=torch.contiguous_format)
+        return self.run([x_THP, dt_TH, a_H, b_TGN, c_TGN, d_H], out_THP)
+
+    def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+        kernels.ssd_scan(*inputs, states["memory"], spans.query_starts_S1, spans.num_kept_S, spans.num_read_S, out)
