@@ -116,9 +116,11 @@ def test_other_images_behind_the_same_tokens_are_not_found(checkpoint: Path):
 def test_a_text_model_refuses_images(tmp_path: Path):
     from quire.testing.tiny_checkpoints import make_checkpoint
 
-    with LLM(str(make_checkpoint(tmp_path / "m", "llama")), dtype="float32", max_model_len=64) as llm:
-        with pytest.raises(RequestError, match="takes text only"):
-            llm.generate([{"prompt": "x", "multi_modal_data": {"image": IMAGES[0]}}], GREEDY)
+    with (
+        LLM(str(make_checkpoint(tmp_path / "m", "llama")), dtype="float32", max_model_len=64) as llm,
+        pytest.raises(RequestError, match="takes text only"),
+    ):
+        llm.generate([{"prompt": "x", "multi_modal_data": {"image": IMAGES[0]}}], GREEDY)
 
 
 def test_a_placeholder_that_a_client_wrote_is_text(checkpoint: Path):

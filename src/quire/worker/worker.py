@@ -140,17 +140,12 @@ class Worker:
         computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._inputs)
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)
-<<<<<<< HEAD
         followers = (sampler, self._proposer, self._inputs)
-        self._runner = ModelRunner(table, cache, isolation, followers, members=(sampler, drafting, transfers))
-=======
-        followers = (sampler, self._proposer)
         members: list[StepMember] = [sampler, drafting, transfers]
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
         self._runner = ModelRunner(table, cache, isolation, followers, members)
         forget_expert_tokens(model)
->>>>>>> main
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)
@@ -173,11 +168,8 @@ class Worker:
         swap_bytes = self._runner.cache.swap_arena.num_bytes if self._runner else 0
         return {
             **self._counters,
-<<<<<<< HEAD
             **self._inputs.statistics(),
-=======
             **(self._adapters.statistics() if self._adapters is not None else {}),
->>>>>>> main
             "num_rows_used": used,
             "kv_cache_bytes": cache_bytes,
             "swap_space_bytes": swap_bytes,

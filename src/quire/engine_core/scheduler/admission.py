@@ -173,6 +173,8 @@ def _bad_media(message: EngineRequest) -> str | None:
     """Images stand in a prompt that comes whole: what is kept or sent elsewhere is named by its tokens alone."""
     if message.keep is not None or message.continues is not None or message.transfer is not None:
         return "media: not together with sessions, keep, continues or transfers of KV, which know tokens only."
+    if message.adapter:
+        return "media: not together with an adapter, which knows nothing of an encoder. Leave one of them out."
     if not message.is_final:
         return "media: not in a prompt that arrives in pieces. Send it whole."
     end = 0
