@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, Tenancy, sequence_id_of
+from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, Media, Tenancy, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 
