@@ -22,7 +22,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "quire"
 # belongs to its room.
 ROOMS = {
     "front door": ("quire",),
-    "interfaces": ("quire.interfaces", "quire.__main__"),
+    "server": ("quire.interfaces.server",),
+    "gateway": ("quire.interfaces.gateway",),
+    "command line": ("quire.interfaces.cli", "quire.__main__"),
+    "interfaces": ("quire.interfaces",),
     "renderer": ("quire.renderer",),
     "engine_client": ("quire.engine_client",),
     "request": ("quire.engine_core.request", "quire.engine_core.rows", "quire.engine_core.block_table"),
@@ -67,6 +70,9 @@ ROOMS = {
 # siblings: neither imports the other.
 FLOORS = (
     ("front door",),
+    ("command line",),
+    ("gateway",),
+    ("server",),
     ("interfaces",),
     ("renderer", "engine_client"),
     ("engine_core",),

@@ -1,7 +1,7 @@
 """What a layer needs beyond its inputs, set once per step (4.2.2).
 
-Owns: the metadata of attention, one entry a group, the states of recurrent layers, and the adapters' slots. Must never: be
-nested, outlive its step, or be read by a model. Called by: the model runner around `model(...)`; read by
+Owns: the metadata of attention, one entry a group, the states of recurrent layers, and the adapters' slots. Must never:
+be nested, outlive its step, or be read by a model. Called by: the model runner around `model(...)`; read by
 `attention/layer.py`, `state_cache.py` and `layers/adapters.py`.
 """
 

@@ -96,7 +96,7 @@ class KVCache:
         num_blocks: int,
         device: torch.device,
     ) -> None:
-        """States lie in the blocks of the first shape of attention; without attention they have tensors of their own."""
+        """States lie in the blocks of the first shape of attention, without attention in tensors of their own."""
         if layout is None:
             return
         if by_place:

@@ -66,8 +66,8 @@ class RowTable:
         num_state_blocks: int = 0,
     ) -> None:
         """Block tables for so many groups; called once, when the cache is there. `windows`: how many tokens the layers
-        of each group look back; 0: at all. `num_state_blocks`: of the last group, which holds recurrent states; 0: there
-        is no such group."""
+        of each group look back; 0: at all. `num_state_blocks`: of the last group, which holds recurrent states; 0:
+        there is no such group."""
         blocks_per_row = max(blocks_per_row, num_state_blocks)
         self.block_tables = lazy_zeros((num_groups, self.num_rows, blocks_per_row), np.int32)
         self.num_attention_groups = num_groups - (num_state_blocks > 0)

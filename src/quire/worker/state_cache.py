@@ -165,8 +165,8 @@ _next_index = 0
 class RecurrentLayer(nn.Module):
     """A layer that keeps a state of each sequence instead of keys and values of each token.
 
-    A subclass declares its tensors and says in `compute` what a step does with them. Its recurrence goes token by token,
-    whatever the grant, so that no bit depends on how a prompt is cut.
+    A subclass declares its tensors and says in `compute` what a step does with them. Its recurrence goes token by
+    token, whatever the grant, so that no bit depends on how a prompt is cut.
     """
 
     def __init__(self, name: str, tensors: Mapping[str, StateTensor]) -> None:
@@ -199,7 +199,7 @@ class RecurrentLayer(nn.Module):
 
     @abstractmethod
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
-        """Fill `out`, and change `states` ([S, *shape] by name) in place. Inputs and `out` are contiguous and float32."""
+        """Fill `out` and change `states` ([S, *shape] by name) in place. All are float32, inputs and `out` contiguous."""
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The declared tensors inside of gathered states."""

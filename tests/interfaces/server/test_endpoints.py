@@ -5,7 +5,8 @@ import asyncio
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app, page
+from quire.interfaces.gateway import create_app
+from quire.interfaces.server import page
 from quire.interfaces.server.state import Readiness
 from quire.version import __version__
 

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from fastapi.routing import APIRoute
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openapi import document
 from quire.interfaces.server.wire.api_description import description_of

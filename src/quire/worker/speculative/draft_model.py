@@ -60,8 +60,8 @@ class DraftModelProposer:
         )
         if recurrent_layers(model):
             raise ModelError(
-                f"speculative_config: the draft {config.speculation.model_path} has recurrent layers, whose states cannot "
-                "take back what was rejected. Use a draft with attention alone, or method=ngram."
+                f"speculative_config: the draft {config.speculation.model_path} has recurrent layers, whose states "
+                "cannot take back what was rejected. Use a draft with attention alone, or method=ngram."
             )
         self._model = _TargetsVocabulary(model, facts.vocab_size, target_facts.vocab_size)
         self._most_tokens = config.max_num_batched_tokens

@@ -54,7 +54,8 @@ class Drafting(StepMember):
     def report(
         self, scheduled: SchedulerOutput, late: Collection[int] = (), verified: IntArray | None = None
     ) -> IntArray:
-        """Rows that had drafts, were asked for some or are late, or all of a model with recurrent states, with their numbers; `verified` as below."""
+        """Rows that had drafts, were asked for some or are late, or all of a model with states, with their numbers;
+        `verified` as below."""
         asked = scheduled.step_data.get(NUM_DRAFTS)
         if asked is None and verified is None and not late and not self._concerns_all:
             return _NO_REPORT

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from quire.errors import ContextLengthError
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.anthropic_messages.answer import PING, MessageInTheMaking
-from quire.interfaces.server.anthropic_messages.failures import failure_body
 from quire.interfaces.server.anthropic_messages.fields import (
     COUNT_RULES,
     NAMES,
@@ -30,7 +29,7 @@ from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import ApiError, in_words_of
+from quire.interfaces.server.wire.errors import DIALECTS, ApiError, Dialect, in_words_of
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.pumped import pumped
 
@@ -116,3 +115,25 @@ async def _whole(run: ChatRun, answer: MessageInTheMaking) -> dict[str, Any]:
         async for _ in events:
             pass
     return answer.message
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def failure_body(status: int, message: str) -> bytes:
+    """{"type": "error", "error": {"type", "message"}}: the type follows from the status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+DIALECTS.append(Dialect("/v1/messages", failure_body, b"request-id"))

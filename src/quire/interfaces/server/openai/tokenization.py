@@ -15,7 +15,7 @@ from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.token_ids import check_token_ids
+from quire.interfaces.server.wire.prompt_forms import check_token_ids
 
 router = APIRouter()
 TOKENIZE_RULES = rules_for(TokenizeRequest)

@@ -8,9 +8,8 @@ from typing import Any
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import RequestError
-from quire.interfaces.server.access.caller import Caller, current_caller
+from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.responses import Usage, usage_of
@@ -47,8 +46,11 @@ class Work:
         """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's, and
         so are `prompt_names`, of each prompt where there are several."""
         caller = current_caller()
-        caller.check_priority(priority)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": caller.tenancy}
+        whose: dict[str, Any] = {
+            "priority": caller.priority(priority),
+            "cache_salt": cache_salt,
+            "tenant": caller.tenancy,
+        }
         prepared: list[Any] = []
         try:
             for prompt in prompts:
@@ -73,11 +75,14 @@ class Work:
     ) -> Work:
         """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
         caller = current_caller()
-        caller.check_priority(priority)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": caller.tenancy}
-        reservation = caller.room.admit(caller.tenant, [(num_sequences(params), 0)], is_arriving=True)
+        whose: dict[str, Any] = {
+            "priority": caller.priority(priority),
+            "cache_salt": cache_salt,
+            "tenant": caller.tenancy,
+        }
+        reservation = caller.admission.admit([(num_sequences(params), 0)], is_arriving=True)
         try:
-            with within_time(caller.room, reservation, is_arriving=True):
+            with within_time(caller.admission, reservation, is_arriving=True):
                 received = await engine.receive(pieces, params, add_special_tokens=add_special_tokens, **whose)
         except BaseException as error:
             reservation.close()
@@ -99,7 +104,7 @@ class Work:
             count = num_sequences(self.params)
             sizes = [(count, len(prompt)) for prompt in self.prompts]
             try:
-                self.reservation = self.caller.room.admit(self.caller.tenant, sizes)
+                self.reservation = self.caller.admission.admit(sizes)
             except RequestError as error:
                 raise _in_words_of_the_client(error, self.params, self.names) from None
         return self.reservation
