@@ -402,11 +402,15 @@ class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
     name: str
     num_kv_heads: int
     key_dim: int
+    # 0: a value is a part of its key
     value_dim: int
     bytes_per_element: int
-    # of a key and a value, where their elements are codes
+    # of a key and its value, where their elements are codes
     scale_bytes: int = 0
+    # tokens that a token sees at most, itself included; 0: all
     sliding_window: int = 0
+    # they begin at multiples of the window, which does not slide then
+    is_chunked: bool = False
     # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
     state_bytes: int = 0
 

@@ -25,12 +25,14 @@ from quire.worker.kernels import cpu
 
 pytestmark = pytest.mark.skipif(not cpu.load(), reason="torch's own kernels do not promise this")
 
-# checkpoint, dtype, further options: 8 x 5 engines x 40 cases
+# checkpoint, dtype, further options: 10 x 5 engines x 40 cases
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "float32": ("qwen3", {"dtype": "float32"}),
     "bfloat16": ("embedded", {"dtype": "bfloat16"}),
     "window": ("mistral", {"dtype": "bfloat16"}),
     "experts": ("qwen3_moe", {"dtype": "bfloat16"}),
+    "chunks": ("llama4_chunks", {"dtype": "bfloat16"}),
+    "latent": ("deepseek_v3_groups", {"dtype": "bfloat16"}),
     "sinks": ("gpt_oss", {"dtype": "bfloat16"}),
     "experts in int4": ("mixtral", {"dtype": "bfloat16", "quantization": "int4"}),
     "states": ("qwen3_next", {"dtype": "bfloat16"}),

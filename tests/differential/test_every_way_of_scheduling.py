@@ -22,7 +22,7 @@ from quire.testing.greedy import Reference, assert_same_tokens, real_core, refer
 from quire.testing.run_requests import Results, SequenceResult, collect
 from quire.testing.tiny_checkpoints import make_checkpoint
 
-ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe", "gpt_oss", "lfm2", "qwen3_next")
+ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3_groups", "lfm2", "qwen3_next")
 HYBRIDS = ("lfm2", "qwen3_next")
 NUM_TOKENS = 24
 SHARED = list(range(40, 70))

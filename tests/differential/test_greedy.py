@@ -28,7 +28,9 @@ NATIVE = [
     "qwen3_5_text",
     "mamba2",
 ]
-FALLBACK = ["gemma2", "phi3", "deepseek_v3"]
+LATENT = ["deepseek_v2", "deepseek_v3_groups"]
+CHUNKED = ["llama4"]
+FALLBACK = ["gemma2", "phi3"]
 LENGTHS = [1, 15, 16, 17, 63, 101]
 NUM_TOKENS = 40
 SETTINGS = {
@@ -41,7 +43,7 @@ SETTINGS = {
 Checkpoint = tuple[Path, list[list[int]], list[Reference]]
 
 
-@pytest.fixture(scope="module", params=NATIVE + FALLBACK)
+@pytest.fixture(scope="module", params=NATIVE + LATENT + CHUNKED + FALLBACK)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -86,6 +88,7 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
         "qwen3_5_text": 32,
         "qwen2_moe": 42,
         "gpt_oss": 42,
+        "llama4": 42,
     }.get(name, 24)
     core = real_core(
         path,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from quire.engine_core.kv_cache_manager.capacity import GIB, CacheOptions, plan_cache
-from quire.engine_core.kv_cache_manager.groups import make_groups
+from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
 from quire.errors import CapacityError, ModelError
 from quire.messages import LayerSpec, WorkerCapacity
 
@@ -118,6 +118,24 @@ def test_windows_form_groups_of_equal_size_and_need_fewer_blocks() -> None:
     ]
     # 128 blocks for all tokens, and 8 for a window, 4 for a step, 1 for the boundaries, three times
     assert plan.num_blocks == 4 * (128 + 3 * 13)
+
+
+def test_chunks_form_groups_of_their_own() -> None:
+    chunked = [
+        msgspec.structs.replace(layer, name=f"chunk.{layer.name}", is_chunked=True) for layer in layers(2, window=128)
+    ]
+    groups, bytes_per_token = make_groups([*layers(2), *layers(2, window=128), *chunked, *draft(1, window=128)])
+    assert [(group.sliding_window, group.is_chunked, len(group.layer_names)) for group in groups] == [
+        (0, False, 2),
+        (128, False, 3),
+        (128, True, 2),
+    ]
+    assert bytes_per_token == 3 * 4096
+
+
+@pytest.mark.parametrize(("num_computed", "first"), [(0, 0), (1, 0), (12, 0), (13, 3), (24, 3), (25, 6), (30, 6)])
+def test_a_chunk_is_kept_until_its_last_token_is_surely_computed(num_computed: int, first: int) -> None:
+    assert KVGroup(("a",), 12, is_chunked=True).first_needed_block(num_computed, 4) == first
 
 
 def test_layers_of_different_shapes_are_refused() -> None:

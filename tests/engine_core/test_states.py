@@ -75,6 +75,18 @@ def test_checkpoints_stand_in_long_prompts_and_a_hit_is_what_all_groups_can_serv
     core.assert_empty()
 
 
+def test_the_second_that_begins_alike_leaves_a_checkpoint_for_the_third() -> None:
+    """As prompts with a common beginning do that ends anywhere."""
+    core = Watched()
+    common = [index % 50 for index in range(14)]
+    for number in (1, 2, 3):
+        core.add(number, [*common, *[40 + number] * 12], max_tokens=2)
+        core.run()
+        expect(core, number, [*common, *[40 + number] * 12], 2)
+    assert [core.cached[number << 10] for number in (1, 2, 3)] == [0, 0, 12]
+    core.assert_empty()
+
+
 def test_without_a_share_nothing_is_found() -> None:
     core = Watched(checkpoint_share=0.0)
     for number in (1, 2):

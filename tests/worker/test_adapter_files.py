@@ -180,3 +180,15 @@ def test_what_peft_itself_writes(house, tmp_path):
                     torch.testing.assert_close(found, delta, atol=1e-5, rtol=1e-4)
                     num_found += part in pieces
         assert num_found == {0: 21, 1: 6, 2: 4}[number]
+
+
+def test_what_latent_vectors_go_through_takes_no_adapter(tmp_path):
+    """It is multiplied in another direction, so that what an adapter adds to it would be lost without a word."""
+    model = load_model(worker_config(make_checkpoint(tmp_path / "base", "deepseek_v2")))
+    attach(model, 2, 8, torch.float32)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["kv_b_proj"]}
+    name = "base_model.model.model.layers.0.self_attn.kv_b_proj.lora_{}.weight"
+    tensors = {name.format("A"): torch.zeros(4, 32), name.format("B"): torch.zeros(160, 4)}
+    write_adapter(tmp_path / "adapter", config, tensors)
+    with pytest.raises(ModelError, match="no linear layer of this model"):
+        read_adapter(tmp_path / "adapter", AdapterTargets.of(model, 8, torch.float32))

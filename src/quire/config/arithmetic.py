@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config.latent_shape import LatentShape
 from quire.errors import ModelError
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -93,13 +94,16 @@ class ModelShape:
     # layers that see so many tokens and no more
     num_windowed_layers: int = 0
     window: int = 0
+    # None: every head keeps keys and values
+    latent: LatentShape | None = None
 
     @classmethod
     def of(cls, hf_config: dict[str, Any]) -> ModelShape:
         text_config = hf_config.get("text_config")
         config = {**hf_config, **(text_config if isinstance(text_config, dict) else {})}
+        latent = LatentShape.of(config)
         for name, what in _OTHER_ARITHMETIC.items():
-            if config.get(name):
+            if config.get(name) and not (what is _LATENT and latent is not None):
                 raise ModelError(
                     f"config.json: {name}={str(config[name])[:40]}: {what}, of which the size and the time cannot be "
                     "computed from config.json yet. Serve it: the log of the start says what it takes."
@@ -123,6 +127,7 @@ class ModelShape:
             experts=ExpertShape.of(config, num_layers),
             num_windowed_layers=min(num_windowed, num_layers),
             window=_size(config, "sliding_window") if num_windowed else 0,
+            latent=latent,
         )
 
     @property
@@ -143,6 +148,8 @@ class ModelShape:
     def num_linear_parameters(self) -> int:
         """Of the layers, without what tokens choose from: neither embedding nor head, neither router nor expert."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        if self.latent is not None:
+            attention = self.latent.num_parameters(self.hidden_size, self.num_heads)
         num_sparse = 0 if self.experts is None else self.experts.num_layers
         shared = 0 if self.experts is None else self.experts.shared_size
         mlp = self.hidden_size * (3 if self.has_gated_mlp else 2)
@@ -168,9 +175,11 @@ class ModelShape:
         return self.num_parameters * FLOAT_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """2.1.2: 2 x layers x KV heads x head dimension x size."""
-        row = self.head_dim + _SCALE_BYTES if dtype in _CODES else self.head_dim * FLOAT_BYTES[dtype]
-        return 2 * self.num_layers * self.num_kv_heads * row
+        """2.1.2: 2 x layers x KV heads x head dimension x size; of latent attention one row a layer."""
+        num_rows, dim = 2 * self.num_layers * self.num_kv_heads, self.head_dim
+        if self.latent is not None:
+            num_rows, dim = self.num_layers, self.latent.kept_values
+        return num_rows * (dim + _SCALE_BYTES if dtype in _CODES else dim * FLOAT_BYTES[dtype])
 
     def kv_bytes(self, num_tokens: int, dtype: str) -> int:
         """Of a sequence: layers with a window keep no more tokens than it has."""

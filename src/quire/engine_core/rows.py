@@ -39,6 +39,8 @@ class Rows:
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Where a recurrent state may have absorbed one token more than were computed: the row has stepped back there.
         self.doubtful_at = np.full(num_rows, -1, dtype=np.int64)
+        # Where a state is to be left behind, because others had the same tokens up to there; 0: nowhere.
+        self.branches_at = np.zeros(num_rows, dtype=np.int64)
         # leading full blocks that the prefix cache knows by name
         self.num_named = np.zeros(num_rows, dtype=np.int64)
         self.max_total = np.zeros(num_rows, dtype=np.int64)
@@ -87,6 +89,7 @@ class Rows:
             numbers[row] = 0
         self.is_watched[row] = self.runs_on[row] = False
         self.doubtful_at[row] = -1
+        self.branches_at[row] = 0
         self.num_changes += 1
         self.left_at[row] = self.num_changes
         self._free.append(row)
@@ -125,6 +128,10 @@ class Rows:
         """Where the grant that is being decided begins."""
         self.num_computed[row] = num_computed
         self.doubtful_at[row] = num_computed
+
+    def checkpoint_at(self, row: int, num_tokens: int) -> None:
+        """A grant ends there, and a state is left behind."""
+        self.branches_at[row] = num_tokens
 
     def doubt(self, rows: IntArray, positions: IntArray) -> None:
         """These rows may have stepped back to there."""

@@ -151,17 +151,16 @@ def _groups(layers: list[Attention]) -> list[list[Attention]]:
     groups: dict[Any, list[Attention]] = defaultdict(list)
     for layer in layers:
         spec = layer.spec
-        groups[(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.sliding_window)].append(layer)
+        groups[(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.sliding_window, spec.is_chunked)].append(layer)
     return list(groups.values())
 
 
 def _caches(layer: Attention, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     # NaN: what nobody has written must not be read.
     dtype, shape = layer.cache_dtype, (num_blocks, layer.num_kv_heads, block_size)
-    keys, values = (
-        torch.empty((*shape, row_elements(dim, dtype)), dtype=dtype, device=device)
-        for dim in (layer.head_dim, layer.value_dim)
-    )
-    for cache in (keys, values):
+    caches = []
+    for dim in (layer.head_dim, layer.value_dim)[: 1 if layer.values_in_keys else 2]:
+        cache = torch.empty((*shape, row_elements(dim, dtype)), dtype=dtype, device=device)
         cache.view(torch.uint8).fill_(0xFF)
-    return keys, values
+        caches.append(cache)
+    return caches[0], caches[-1]

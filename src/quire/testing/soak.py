@@ -98,7 +98,14 @@ def command_for(seed: int) -> str:
 def _workload(seed: int, engine: EngineSettings | None = None) -> Workload:
     has_mishaps, has_late_rows = seed not in _WITHOUT_MISHAPS, seed not in _WITHOUT_LATE_ROWS
     has_states = seed not in _WITHOUT_STATES
-    return Workload(seed, engine=engine, has_mishaps=has_mishaps, has_late_rows=has_late_rows, has_states=has_states)
+    return Workload(
+        seed,
+        engine=engine,
+        has_mishaps=has_mishaps,
+        has_late_rows=has_late_rows,
+        has_states=has_states,
+        is_chunked=seed % 3 == 2,
+    )
 
 
 def run_seed(seed: int, num_steps: int = STEPS_OF_A_SEED, engine: EngineSettings | None = None) -> Workload:

@@ -60,6 +60,16 @@ _LATENT = {
     "v_head_dim": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "moe_intermediate_size": 32, "first_k_dense_replace": 1,
 }  # fmt: skip
+_GROUPED_LATENT = {**_LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+_LATENT_YARN = {
+    "rope_parameters": {**_YARN_ROPE, "mscale": 0.8, "mscale_all_dim": 1.2, "beta_fast": 32, "beta_slow": 1},
+}
+
+_LLAMA4 = {
+    "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4,
+    "num_experts_per_tok": 1, "attention_chunk_size": _WINDOW, "no_rope_layers": [1, 0, 1], "floor_scale": 16,
+    "attn_scale": 0.3,
+}  # fmt: skip
 
 _DELTA_NET = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
@@ -114,12 +124,31 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
+    "deepseek_v3_groups": ("deepseek_v3", {**_GROUPED_LATENT, **_LATENT_YARN}),
+    "deepseek_v3_halves": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "rope_interleave": False}),
+    "deepseek_v3_bias": ("deepseek_v3", {**_LATENT, "attention_bias": True, "n_shared_experts": 2}),
+    "deepseek_v2": ("deepseek_v2", {**_LATENT, "q_lora_rank": None}),
+    "deepseek_v2_groups": (
+        "deepseek_v2",
+        {**_GROUPED_LATENT, **_LATENT_YARN, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
+    ),
+    "llama4": ("llama4_text", _LLAMA4),
+    "llama4_chunks": ("llama4_text", {**_LLAMA4, "no_rope_layers": [1, 1, 1]}),
+    "llama4_dense": (
+        "llama4_text",
+        {
+            **_LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    ),
     # refused, each for a reason of its own
     "mamba": ("mamba", {}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "bert": ("bert", {"pad_token_id": 0}),
     "bart": ("bart", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}),
-    "llama4": ("llama4_text", {"attention_chunk_size": _WINDOW, **_EXPERTS}),
 }
 
 
@@ -160,6 +189,9 @@ def widen(model: Any, seed: int) -> None:
             # Norms stay near what they were (one, or zero where one is added to them).
             is_vector = parameter.ndim == 1
             parameter.copy_(parameter.float() + noise * 0.5 if is_vector else noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # a weight, though nothing is learned in it
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) * _STD)
 
 
 def write_tokenizer(

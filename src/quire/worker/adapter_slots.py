@@ -22,6 +22,7 @@ from quire.messages import SchedulerOutput
 from quire.worker.adapter_files import AdapterTargets, Weights, read_adapter
 from quire.worker.layers.adapters import AdapterStack
 from quire.worker.layers.experts import Expert, Router
+from quire.worker.layers.latent import LatentProjection
 from quire.worker.layers.linear import ReplicatedLinear
 from quire.worker.models.causal_lm import CausalLM
 from quire.worker.row_table import RowTable
@@ -29,6 +30,8 @@ from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 
 logger = logging.getLogger(__name__)
+# linear layers that are computed by other operators than theirs
+_WITHOUT_SLOTS = (Router, LatentProjection)
 NOT_LOADED = "its adapter is not loaded any more. Load it again."
 
 
@@ -144,7 +147,7 @@ class AdapterMember(StepMember):
 def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) -> int:
     """Gives every linear layer of the model slots for adapters; bytes that they take.
 
-    The head and the embedding have none, and neither have experts and their routers.
+    The head and the embedding have none, and neither have experts, their routers and what latent vectors go through.
     """
     if not isinstance(model, CausalLM):
         raise ModelError(
@@ -155,7 +158,7 @@ def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) 
     inside_experts = {id(layer) for expert in experts for layer in expert.modules()}
     num_bytes = 0
     for layer in model.modules():
-        if not isinstance(layer, ReplicatedLinear) or isinstance(layer, Router) or id(layer) in inside_experts:
+        if not isinstance(layer, ReplicatedLinear) or isinstance(layer, _WITHOUT_SLOTS) or id(layer) in inside_experts:
             continue
         if layer.group.size > 1:
             raise ModelError("enable_lora: not together with several workers that share a layer.")

@@ -40,7 +40,7 @@ from quire.worker.swap_arena import SwapArena
 # Of the cache on a CPU, what is committed before it is needed. Blocks are handed out from the first one on.
 _COMMIT_AHEAD_BYTES = 512 << 20
 
-# heads of keys and values, size of a key, size of a value, type
+# heads of keys and values, size of a key, size of a value (0: a part of its key), type
 Shape: TypeAlias = tuple[int, int, int, torch.dtype]
 
 
@@ -71,12 +71,13 @@ class KVCache:
             num_before: Counter[Shape] = Counter()
             for name in names:
                 layer = layers[name]
-                shape = (layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.cache_dtype)
+                spec = layer.spec
+                shape = (spec.num_kv_heads, spec.key_dim, spec.value_dim, layer.cache_dtype)
                 place = shape, num_before[shape]
                 num_before[shape] += 1
                 if place not in by_place:
                     tensor = _zeros(shape, num_blocks, block_size, device)
-                    by_place[place] = tensor, *_key_and_value(tensor, layer.head_dim, block_size)
+                    by_place[place] = tensor, *_key_and_value(tensor, shape, block_size)
                 layer.bind(group, *by_place[place][1:])
         layout = state_layout([layer.spec for layer in (*layers.values(), *states.values())], block_size)
         self._bind_states(layout, states, by_place, num_blocks, device)
@@ -132,17 +133,19 @@ class KVCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
-def _key_and_value(tensor: Tensor, head_dim: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """Views [num_blocks, num_kv_heads, block_size, *] of a layer's tensor."""
-    num_key_elements = block_size * row_elements(head_dim, tensor.dtype)
-    keys = tensor[..., :num_key_elements]
-    values = tensor[..., num_key_elements:]
-    return keys.unflatten(-1, (block_size, -1)), values.unflatten(-1, (block_size, -1))
+def _key_and_value(tensor: Tensor, shape: Shape, block_size: int) -> tuple[Tensor, Tensor]:
+    """Views [num_blocks, num_kv_heads, block_size, *] of a layer's tensor; the same one where values are in keys."""
+    _, head_dim, value_dim, dtype = shape
+    num_key_elements = block_size * row_elements(head_dim, dtype)
+    keys = tensor[..., :num_key_elements].unflatten(-1, (block_size, -1))
+    if not value_dim:
+        return keys, keys
+    return keys, tensor[..., num_key_elements:].unflatten(-1, (block_size, -1))
 
 
 def _zeros(shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> Tensor:
     num_kv_heads, head_dim, value_dim, dtype = shape
-    width = block_size * (row_elements(head_dim, dtype) + row_elements(value_dim, dtype))
+    width = block_size * sum(row_elements(dim, dtype) for dim in (head_dim, value_dim) if dim)
     return _zeros_of((num_blocks, num_kv_heads, width), dtype, device)
 
 

@@ -199,7 +199,7 @@ class RecurrentLayer(nn.Module):
 
     @abstractmethod
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
-        """Fill `out` and change `states` ([S, *shape] by name) in place. All are float32, inputs and `out` contiguous."""
+        """Fill `out`, and change `states` ([S, *shape] by name) in place. Inputs and `out` are contiguous float32."""
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The declared tensors inside of gathered states."""

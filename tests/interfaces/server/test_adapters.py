@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from quire import AsyncLLM, LoRARequest, SamplingParams
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.testing.tiny_adapters import make_adapter
 from quire.testing.tiny_checkpoints import make_checkpoint
 

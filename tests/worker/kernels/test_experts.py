@@ -142,3 +142,18 @@ def test_experts_that_are_packed_differently_are_refused():
         kernels.grouped_linear(
             torch.zeros(1, WIDTH), torch.zeros(1, 1, dtype=torch.int32), [ours[0], others[1]], [], NUM_ROWS
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_for_each_row_of_a_token(dtype):
+    """Rows are a slice of wider ones, as the heads of a query are."""
+    ours, theirs = packed_experts(None, dtype)
+    x = random(70, NUM_EXPERTS, WIDTH + 32, seed=3).to(dtype)[..., :WIDTH]
+    found = kernels.grouped_linear(x, None, ours, [], NUM_ROWS)
+    expected = reference.grouped_linear(x, None, theirs, [], NUM_ROWS, None)
+    bound = 1e-5 if dtype == torch.float32 else 2 * ROUNDING[dtype]
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound * float(expected.abs().max()))
+    for t in (0, 13, 69):
+        assert torch.equal(kernels.grouped_linear(x[t : t + 1], None, ours, [], NUM_ROWS)[0], found[t])
+    with pytest.raises(RuntimeError, match="evenly spaced"):
+        kernels.grouped_linear(x[:, :, :WIDTH].transpose(0, 1)[:NUM_EXPERTS, :NUM_EXPERTS], None, ours, [], NUM_ROWS)

@@ -29,12 +29,13 @@ def conv(home: Any, inputs: list[Tensor], state: Tensor, spans: tuple[Tensor, Te
 
 
 def rule(home: Any, inputs: list[Tensor], state: Tensor, spans: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
-    home.gated_delta_rule(*inputs, state, *spans, out)
+    home.gated_delta_rule(*inputs, randn(VALUE_HEADS, seed=3), randn(VALUE_HEADS, seed=4), state, *spans, out)
 
 
 def scan(home: Any, inputs: list[Tensor], state: Tensor, spans: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
     x, dt, b, c = inputs
-    home.ssd_scan(x, dt, -randn(VALUE_HEADS, seed=3).exp(), b, c, randn(VALUE_HEADS, seed=4), state, *spans, out)
+    dt_bias, a_log, skip = (randn(VALUE_HEADS, seed=seed) for seed in (2, 3, 4))
+    home.ssd_scan(x, dt, dt_bias, a_log, b, c, skip, state, *spans, out, least_dt=0.01, most_dt=2.0)
 
 
 def conv_inputs(tokens: int) -> list[Tensor]:
@@ -44,13 +45,13 @@ def conv_inputs(tokens: int) -> list[Tensor]:
 def rule_inputs(tokens: int) -> list[Tensor]:
     query, key = (randn(tokens, HEADS, KEY_DIM, seed=seed) for seed in (5, 6))
     value = randn(tokens, VALUE_HEADS, VALUE_DIM, seed=7)
-    decay, beta = -randn(tokens, VALUE_HEADS, seed=8).exp(), randn(tokens, VALUE_HEADS, seed=9).sigmoid()
-    return [query, key, value, decay, beta]
+    a, b = (randn(tokens, VALUE_HEADS, seed=seed) for seed in (8, 9))
+    return [query, key, value, a, b]
 
 
 def scan_inputs(tokens: int) -> list[Tensor]:
     b, c = (randn(tokens, GROUPS, STATE_SIZE, seed=seed) for seed in (6, 7))
-    return [randn(tokens, VALUE_HEADS, VALUE_DIM, seed=5), randn(tokens, VALUE_HEADS, seed=8).exp(), b, c]
+    return [randn(tokens, VALUE_HEADS, VALUE_DIM, seed=5), randn(tokens, VALUE_HEADS, seed=8), b, c]
 
 
 KINDS: dict[str, tuple[Run, Callable[[int], list[Tensor]], tuple[int, ...]]] = {

@@ -80,7 +80,25 @@ template <class T> void clamped_gate_rows(const GateArgs& args, int64_t begin, i
   }
 }
 
+template <class T> void rotate_pairs(const RotaryArgs& args, int64_t begin, int64_t end) {
+  const int64_t half = args.half, width = 2 * half;
+  for (int64_t t = begin; t < end; ++t) {
+    const float* cos = args.cos_sin + args.positions[t] * args.cos_sin_stride;
+    for (int64_t h = 0; h < args.heads; ++h) {
+      T* x = static_cast<T*>(args.x) + t * args.token_stride + h * args.head_stride;
+      for (int64_t i = 0; i < width; i += W) {
+        const int64_t n = width - i, num_angles = min64(W, n) / 2;
+        const vf a = load_upto(x + i, n);
+        const vf c = spread_pairs(load_upto(cos + i / 2, num_angles));
+        const vf s = spread_pairs(load_upto(cos + half + i / 2, num_angles));
+        store_upto(x + i, fma_subtract_add(a, c, swap_pairs(a) * s), n);
+      }
+    }
+  }
+}
+
 template <class T> void rotate_rows(const RotaryArgs& args, int64_t begin, int64_t end) {
+  if (args.is_interleaved) return rotate_pairs<T>(args, begin, end);
   const int64_t half = args.half;
   for (int64_t t = begin; t < end; ++t) {
     const float* cos = args.cos_sin + args.positions[t] * args.cos_sin_stride;
@@ -179,13 +197,13 @@ template <class T> void layer_norm_rows(const LayerNormArgs& args, int64_t begin
 
 template <class T> void weigh_rows(const WeighArgs& args, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
-    const T* x = static_cast<const T*>(args.x) + t * args.top_k * args.width;
+    const T* x = static_cast<const T*>(args.x) + t * args.x_token_stride;
     const float* weights = args.weights + t * args.top_k;
     T* out = static_cast<T*>(args.out) + t * args.width;
     for (int64_t i = 0; i < args.width; i += W) {
       vf sum = zero();
       for (int64_t k = 0; k < args.top_k; ++k) {
-        sum = fma(load_upto(x + k * args.width + i, args.width - i), set1(weights[k]), sum);
+        sum = fma(load_upto(x + k * args.x_row_stride + i, args.width - i), set1(weights[k]), sum);
       }
       store_upto(out + i, sum, args.width - i);
     }

@@ -38,6 +38,7 @@ struct RotaryArgs {
   const float* cos_sin;
   int64_t heads, token_stride, head_stride, cos_sin_stride;
   int half;  // rotary dimensions / 2
+  bool is_interleaved;  // dimension 2 i is paired with 2 i + 1, or else i with i + half
 };
 
 struct PairArgs {
@@ -74,7 +75,7 @@ struct WeighArgs {
   const void* x;  // [tokens, top_k, width]
   const float* weights;
   void* out;
-  int64_t top_k, width;
+  int64_t top_k, width, x_token_stride, x_row_stride;
 };
 
 struct AdapterKernels;

@@ -244,8 +244,8 @@ class LinearStep final : public Step {
 // an expert stand together, in the order of tokens, and a run is some of them.
 class GroupedStep final : public Step {
  public:
-  // `experts` have everything but the rows; `ids` are [tokens, top_k], and a row of x belongs to a token or to a pair.
-  // `counts` (or null) grow by the rows of each expert.
+  // `experts` have everything but the rows; `ids` are [tokens, top_k], or null: pair (t, k) is sent to k. A row of x
+  // belongs to a token or to a pair. `counts` (or null) grow by the rows of each expert.
   GroupedStep(std::vector<MatmulArgs> experts, const int32_t* ids, int64_t top_k, bool has_row_per_pair,
               int64_t* counts)
       : experts_(std::move(experts)), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair), counts_(counts),
@@ -324,6 +324,7 @@ class GroupedStep final : public Step {
 
   // Ids are made by the same program, so that nobody can look at them before: a wrong one must not leave the weights.
   int32_t expert_of(int64_t pair) const {
+    if (ids_ == nullptr) return static_cast<int32_t>(pair % top_k_);
     const int32_t id = ids_[pair], last = static_cast<int32_t>(experts_.size()) - 1;
     return id < 0 ? 0 : id > last ? last : id;
   }
@@ -428,16 +429,22 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
   return out;
 }
 
-Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<Tensor>& packed,
+Tensor grouped_linear_op(const Tensor& x, std::optional<Tensor> ids, const std::vector<Tensor>& packed,
                          const std::vector<Tensor>& biases, int64_t num_rows, std::optional<Tensor> counts) {
   STD_TORCH_CHECK(!packed.empty(), "there must be at least one expert");
-  STD_TORCH_CHECK(ids.is_cpu() && ids.dim() == 2 && ids.scalar_type() == ScalarType::Int && ids.is_contiguous(),
+  STD_TORCH_CHECK(!ids.has_value() || (ids->is_cpu() && ids->dim() == 2 && ids->scalar_type() == ScalarType::Int &&
+                                       ids->is_contiguous()),
                   "ids must be a contiguous int32 tensor [tokens, experts of a token] on the CPU");
-  const int64_t tokens = ids.size(0), top_k = ids.size(1), num_experts = static_cast<int64_t>(packed.size());
+  const int64_t num_experts = static_cast<int64_t>(packed.size());
+  const int64_t tokens = x.size(0), top_k = ids.has_value() ? ids->size(1) : num_experts;
   const bool has_row_per_pair = x.dim() == 3;
-  STD_TORCH_CHECK(x.is_cpu() && (x.dim() == 2 || x.dim() == 3) && x.is_contiguous() && x.size(0) == tokens &&
-                      (!has_row_per_pair || x.size(1) == top_k),
-                  "x must be contiguous, a row for each token or for each pair of a token and an expert");
+  STD_TORCH_CHECK(x.is_cpu() && (x.dim() == 2 || x.dim() == 3) && (!ids.has_value() || ids->size(0) == tokens) &&
+                      (has_row_per_pair ? x.size(1) == top_k : ids.has_value()),
+                  "x must have a row for each token or for each pair of a token and an expert");
+  // as they are cut out of a wider tensor, too
+  const int64_t x_stride = x.stride(x.dim() - 2);
+  check_rows(x, x.dim(), "x");
+  STD_TORCH_CHECK(!has_row_per_pair || tokens <= 1 || x.stride(0) == top_k * x_stride, "the rows of x must be evenly spaced");
   STD_TORCH_CHECK(biases.empty() || biases.size() == packed.size(), "there must be a bias for each expert, or none");
   STD_TORCH_CHECK(!counts.has_value() || (counts->is_cpu() && counts->scalar_type() == ScalarType::Long &&
                                           counts->dim() == 1 && counts->size(0) == num_experts && counts->is_contiguous()),
@@ -456,12 +463,12 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<T
     args.dtype = dtype_of(x);
     args.arithmetic = arithmetic_of(own, args.dtype);
     args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr();
-    args.x_stride = own.columns, args.out_stride = num_rows;
+    args.x_stride = x_stride, args.out_stride = num_rows;
     if (!biases.empty()) take_bias(biases[e], num_rows, args);
     experts.push_back(args);
   }
   if (tokens > 0 || is_recording()) {
-    const int32_t* numbers = static_cast<const int32_t*>(ids.const_data_ptr());
+    const int32_t* numbers = ids.has_value() ? static_cast<const int32_t*>(ids->const_data_ptr()) : nullptr;
     int64_t* numbers_of_rows = counts.has_value() ? static_cast<int64_t*>(counts->mutable_data_ptr()) : nullptr;
     perform(std::make_unique<GroupedStep>(std::move(experts), numbers, top_k, has_row_per_pair, numbers_of_rows),
             {tokens, 0});

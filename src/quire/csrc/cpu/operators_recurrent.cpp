@@ -85,6 +85,7 @@ template <class Work> void for_each_part(int64_t sequences, int64_t parts, const
   });
 }
 
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 float dot(const float* x, const float* y, int64_t n) {
@@ -139,8 +140,8 @@ void unit(const float* x, float* out, int64_t n, float scale) {
   for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
-void gated_delta_rule_op(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay,
-                         const Tensor& beta, const Tensor& state, const Tensor& starts, const Tensor& kept,
+void gated_delta_rule_op(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a,
+                         const Tensor& b, const Tensor& a_log, const Tensor& dt_bias, const Tensor& state, const Tensor& starts, const Tensor& kept,
                          const Tensor& read, const Tensor& result) {
   STD_TORCH_CHECK(query.dim() == 3 && value.dim() == 3 && state.dim() == 4,
                   "queries and values must be [tokens, heads, size], the state [sequences, heads, key, value]");
@@ -151,8 +152,10 @@ void gated_delta_rule_op(const Tensor& query, const Tensor& key, const Tensor& v
   const float* q = floats(query, {tokens, key_heads, D}, "query");
   const float* k = floats(key, {tokens, key_heads, D}, "key");
   const float* v = floats(value, {tokens, heads, E}, "value");
-  const float* fade = floats(decay, {tokens, heads}, "decay");
-  const float* share = floats(beta, {tokens, heads}, "beta");
+  const float* steps_of = floats(a, {tokens, heads}, "a");
+  const float* shares = floats(b, {tokens, heads}, "b");
+  const float* speeds = floats(a_log, {heads}, "a_log");
+  const float* bias = floats(dt_bias, {heads}, "dt_bias");
   float* out = results(result, {tokens, heads, E});
   const Steps steps(state, starts, kept, read, tokens);
   const float scale = 1.0f / std::sqrt(static_cast<float>(D));
@@ -162,11 +165,12 @@ void gated_delta_rule_op(const Tensor& query, const Tensor& key, const Tensor& v
     steps.each(s, head * D * E, D * E, copy, [&](int64_t t, float* own, bool absorbs) {
       const int64_t row = t * key_heads + head / (heads / key_heads), at = t * heads + head;
       if (absorbs) {
-        const float left = std::exp(fade[at]);
+        const float left = std::exp(-std::exp(speeds[head]) * softplus(steps_of[at] + bias[head]));
+        const float share = sigmoid(shares[at]);
         for (int64_t i = 0; i < D * E; ++i) own[i] *= left;
         unit(k + row * D, direction, D, 1.0f);
         read_off(own, direction, change, D, E);
-        for (int64_t e = 0; e < E; ++e) change[e] = (v[at * E + e] - change[e]) * share[at];
+        for (int64_t e = 0; e < E; ++e) change[e] = (v[at * E + e] - change[e]) * share;
         for (int64_t d = 0; d < D; ++d) {
           for (int64_t e = 0; e < E; ++e) own[d * E + e] += direction[d] * change[e];
         }
@@ -177,8 +181,9 @@ void gated_delta_rule_op(const Tensor& query, const Tensor& key, const Tensor& v
   });
 }
 
-void ssd_scan_op(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& d,
-                 const Tensor& state, const Tensor& starts, const Tensor& kept, const Tensor& read, const Tensor& result) {
+void ssd_scan_op(const Tensor& x, const Tensor& dt, const Tensor& dt_bias, const Tensor& a_log, const Tensor& b,
+                 const Tensor& c, const Tensor& d, const Tensor& state, const Tensor& starts, const Tensor& kept,
+                 const Tensor& read, const Tensor& result, double least_dt, double most_dt) {
   STD_TORCH_CHECK(x.dim() == 3 && b.dim() == 3 && state.dim() == 4,
                   "x must be [tokens, heads, size], b [tokens, groups, numbers], the state [sequences, heads, size, numbers]");
   const int64_t tokens = x.size(0), heads = x.size(1), E = x.size(2), groups = b.size(1), N = b.size(2);
@@ -186,7 +191,9 @@ void ssd_scan_op(const Tensor& x, const Tensor& dt, const Tensor& a, const Tenso
                   "heads must be a multiple of groups, and the state must fit them");
   const float* in = floats(x, {tokens, heads, E}, "x");
   const float* spans = floats(dt, {tokens, heads}, "dt");
-  const float* speeds = floats(a, {heads}, "a");
+  const float* bias = floats(dt_bias, {heads}, "dt_bias");
+  const float* speeds = floats(a_log, {heads}, "a_log");
+  const float least = static_cast<float>(least_dt), most = static_cast<float>(most_dt);
   const float* bs = floats(b, {tokens, groups, N}, "b");
   const float* cs = floats(c, {tokens, groups, N}, "c");
   const float* past = floats(d, {heads}, "d");
@@ -197,9 +204,10 @@ void ssd_scan_op(const Tensor& x, const Tensor& dt, const Tensor& a, const Tenso
     steps.each(s, head * E * N, E * N, copy, [&](int64_t t, float* own, bool absorbs) {
       const int64_t at = t * heads + head, row = t * groups + head / (heads / groups);
       if (absorbs) {
-        const float left = std::exp(spans[at] * speeds[head]);
+        const float span = std::min(std::max(softplus(spans[at] + bias[head]), least), most);
+        const float left = std::exp(-span * std::exp(speeds[head]));
         for (int64_t e = 0; e < E; ++e) {
-          const float input = spans[at] * in[at * E + e];
+          const float input = span * in[at * E + e];
           for (int64_t n = 0; n < N; ++n) own[e * N + n] = own[e * N + n] * left + input * bs[row * N + n];
         }
       }

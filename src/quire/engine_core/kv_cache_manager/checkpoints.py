@@ -4,7 +4,8 @@ A state is overwritten with every token, so of a prefix that others may continue
 blocks themselves: a sequence that stands at a boundary that is wanted names its blocks, goes on in copies of them, and
 lets go of the old ones, which are found and evicted like any cached block. Nobody gives way for a checkpoint.
 
-    prompt        |--------|--------|-----        every `interval` tokens, at the last boundary
+    prompt        |--------|--------|-----        every `interval` tokens, at the last boundary, and where tokens of
+                                                  others were found, but no state behind them
     output                            ---|--      the last multiple of `interval`; the one before goes
 
 Called by the KV cache manager.
@@ -114,7 +115,8 @@ class StateCheckpoints:
         if position > sequence.num_known_tokens or self._rows.doubtful_at[sequence.row] == position:
             return False
         last_of_prompt = (sequence.request.num_prompt_tokens - 1) // self._block_size * self._block_size
-        return position % self.interval == 0 or position == last_of_prompt
+        is_branch = self._rows.branches_at[sequence.row] == position
+        return position % self.interval == 0 or position == last_of_prompt or bool(is_branch)
 
     def leave(self, sequence: Sequence, start: int, entries: list[Entry]) -> None:
         name = self._cache.name_state(sequence, start)

@@ -23,10 +23,14 @@ from quire.state_layout import StateLayout, state_layout
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers with one block table. `sliding_window` of 0 means that every token is kept."""
+    """Layers with one block table. `sliding_window` of 0 means that every token is kept.
+
+    Where `is_chunked`, a token sees the tokens of its own chunk of `sliding_window` tokens, counted from position 0.
+    """
 
     layer_names: tuple[str, ...]
     sliding_window: int = 0
+    is_chunked: bool = False
     # blocks of the state of one sequence, whatever its length; 0: a group that keeps tokens
     num_state_blocks: int = 0
 
@@ -54,6 +58,9 @@ class KVGroup:
         """
         if self.sliding_window == 0:
             return 0
+        if self.is_chunked:
+            last = max(0, num_computed_tokens - 1)
+            return (last - last % self.sliding_window) // block_size
         return max(0, num_computed_tokens - self.sliding_window) // block_size
 
     def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
@@ -61,7 +68,7 @@ class KVGroup:
         whole = self.num_blocks(num_tokens, block_size)
         if self.sliding_window == 0:
             return whole
-        # what the window reaches back to, what the step writes, and one for the boundaries of both
+        # what the window reaches back to (a chunk no further), what the step writes, and one for the boundaries of both
         windowed = -(-self.sliding_window // block_size) + -(-step_tokens // block_size) + 1
         return min(whole, windowed)
 
@@ -96,7 +103,7 @@ def _groups_of_target(layers: list[LayerSpec]) -> list[KVGroup]:
         )
     size = min(len(names) for names in by_spec.values())
     return [
-        KVGroup(tuple(names[start : start + size]), spec.sliding_window)
+        KVGroup(tuple(names[start : start + size]), spec.sliding_window, spec.is_chunked)
         for spec, names in by_spec.items()
         for start in range(0, len(names), size)
     ]
@@ -106,16 +113,17 @@ def _with_draft(groups: list[KVGroup], layers: list[LayerSpec]) -> list[KVGroup]
     """A draft's layer joins the smallest of the groups that keep its tokens: those with its window, or else those that
     keep all tokens. Where there is none, layers of one window form a group of their own."""
     names = [list(group.layer_names) for group in groups]
-    windows = [group.sliding_window for group in groups]
+    windows = [(group.sliding_window, group.is_chunked) for group in groups]
     for layer in layers:
-        window = layer.sliding_window if layer.sliding_window in windows else 0
+        own = layer.sliding_window, layer.is_chunked
+        window = own if own in windows else (0, False)
         fitting = [index for index, other in enumerate(windows) if other == window]
         if fitting:
             min((names[index] for index in fitting), key=len).append(layer.name)
         else:
             names.append([layer.name])
-            windows.append(layer.sliding_window)
-    return [KVGroup(tuple(members), window) for members, window in zip(names, windows, strict=True)]
+            windows.append(own)
+    return [KVGroup(tuple(members), *window) for members, window in zip(names, windows, strict=True)]
 
 
 def _bytes_per_token(groups: list[KVGroup], layers: list[LayerSpec]) -> int:
@@ -123,9 +131,12 @@ def _bytes_per_token(groups: list[KVGroup], layers: list[LayerSpec]) -> int:
     by_name = {layer.name: layer for layer in layers}
     most: Counter[LayerSpec] = Counter()
     for group in groups:
-        shapes = (msgspec.structs.replace(_without_name(by_name[name]), sliding_window=0) for name in group.layer_names)
-        most |= Counter(shapes)
+        most |= Counter(_shape(by_name[name]) for name in group.layer_names)
     return sum(shape.bytes_per_token * count for shape, count in most.items())
+
+
+def _shape(layer: LayerSpec) -> LayerSpec:
+    return msgspec.structs.replace(layer, name="", sliding_window=0, is_chunked=False)
 
 
 def _without_name(layer: LayerSpec) -> LayerSpec:

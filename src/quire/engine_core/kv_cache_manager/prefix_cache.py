@@ -43,6 +43,8 @@ class ComputedBlocks:
     blocks: list[list[int]] = field(default_factory=list)
     # the kept sequence that served it, if it was one
     source: KeptSequence | None = None
+    # so many tokens are there, but no state behind them: others have begun like this, and will again
+    num_without_state: int = 0
 
     def held_blocks(self, first: int = 0) -> Blocks:
         """Those that are there, of each group from its `first` one on."""
@@ -142,11 +144,11 @@ class PrefixCache:
         if limit <= 0 or is_crowd or not looks_up(sequence):
             return ComputedBlocks(0, [[] for _ in self._groups])
         hashes = self.hasher.hashes(sequence, limit)
-        length = self._longest(hashes, sequence.request.request_id)
+        length, reached = self._longest(hashes, sequence.request.request_id)
         blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._attention))]
         if self.num_state_blocks:
             blocks.append((self.state_after(hashes[length - 1]) or []) if length else [])
-        return ComputedBlocks(length * self._block_size, blocks)
+        return ComputedBlocks(length * self._block_size, blocks, num_without_state=reached * self._block_size)
 
     def find(self, group: int, content: bytes, request_id: int) -> int | None:
         """The block with that content, unless it is another request's promise."""
@@ -241,22 +243,25 @@ class PrefixCache:
         """Nobody can be preempted in this step any more: promises will be kept."""
         self._promises.clear()
 
-    def _longest(self, hashes: list[bytes], request_id: int) -> int:
-        """Blocks of the longest prefix that all groups can serve: one pass over the hashes, for any mix of windows."""
+    def _longest(self, hashes: list[bytes], request_id: int) -> tuple[int, int]:
+        """Blocks of the longest prefix that all groups can serve, and of the one that those with tokens can: one pass
+        over the hashes, for any mix of windows."""
         if self._is_whole == [True] and not self._promises and not self.num_state_blocks:
-            return self._pool.length_of_chain(0, hashes)
+            length = self._pool.length_of_chain(0, hashes)
+            return length, length
         run_lengths = [0] * len(self._attention)
-        longest = 0
+        longest = reached = 0
         for index, content in enumerate(hashes):
             for number in range(len(self._attention)):
                 is_there = self.find(number, content, request_id) is not None
                 if self._is_whole[number] and not is_there:
-                    return longest
+                    return longest, reached
                 run_lengths[number] = run_lengths[number] + 1 if is_there else 0
             length = index + 1
             if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
+                reached = length if self._attention else 0
                 longest = length if self.state_after(content) is not None else longest
-        return longest
+        return longest, reached
 
     def _blocks_of(self, number: int, hashes: list[bytes], length: int) -> list[int]:
         first = self._first_block(number, length)

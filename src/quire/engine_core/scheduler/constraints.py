@@ -85,7 +85,8 @@ class CheckpointBoundaries(Constraint):
         following = (start // self.interval + 1) * self.interval
         # behind what is known nothing has a name
         stop = np.where(following < known, following, start + num_tokens)
-        stop = np.where(last > start, np.minimum(stop, last), stop)
+        for place in (last, rows.branches_at[row]):
+            stop = np.where(place > start, np.minimum(stop, place), stop)
         return np.minimum(num_tokens, stop - start)
 
 

@@ -291,6 +291,7 @@ class Scheduler:
         num_fetched = self._transfers.begin(sequence, computed.num_tokens)
         num_computed = computed.num_tokens + num_fetched
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
+        self.rows.checkpoint_at(sequence.row, computed.num_without_state)
         num_tokens = self._most(sequence, budget)
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.begin_at(sequence.row, 0)

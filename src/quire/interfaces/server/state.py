@@ -62,8 +62,6 @@ class ServerState:
         self.strict = options.strict
         self.created = int(time.time())
         self.model_name = ""
-        # below it lie the adapters that may be loaded over HTTP; None: none may
-        self.adapter_root = options.adapter_root
         self.defaults: dict[str, Any] = {}
         self._engine: ServedEngine | None = None
 

@@ -79,6 +79,7 @@ class SimulatedExecutor:
         self.lateness = SimulatedLateness(self.rows)
         # by group: how many tokens back from a new one, itself included, attention reads
         self._reach = np.array([[group.sliding_window or _EVERYTHING] for group in groups])
+        self._is_chunked = np.array([[group.is_chunked] for group in groups])
         self._has_windows = any(group.sliding_window for group in groups)
         # the layers of a group write something of their own: a block of one group is of no use to another
         self._marks = np.arange(len(groups), dtype=np.uint64)[:, None] << np.uint64(56)
@@ -229,7 +230,8 @@ class SimulatedExecutor:
         # those that fail read nothing
         is_read = positions < (ends * ~fails)[:, None]
         if self._has_windows:
-            is_read = is_read & (positions > (starts - self._reach)[:, :, None])
+            first = np.where(self._is_chunked, starts - starts % self._reach, starts - self._reach + 1)
+            is_read = is_read & (positions >= first[:, :, None])
         expected = expected ^ self._marks_of_cells
         reads_hole: Flags | None = None
         for cache in self._caches:

@@ -45,6 +45,8 @@ class Sizes:
     prefix_caching: bool
     preemption_mode: str
     host_share: float
+    # windows do not slide
+    is_chunked: bool = False
     # blocks of a state, and how many of them there is room for beside the tokens
     num_state_blocks: int = 0
     num_states: int = 0
@@ -67,7 +69,9 @@ class Sizes:
     def groups(self) -> list[KVGroup]:
         if self.windows == (0,) and not self.num_state_blocks:
             return [FULL]
-        groups = [KVGroup((f"layer{i}",), window) for i, window in enumerate(self.windows)]
+        groups = [
+            KVGroup((f"layer{i}",), window, self.is_chunked and window > 0) for i, window in enumerate(self.windows)
+        ]
         if self.num_state_blocks:
             groups.append(KVGroup(("states",), num_state_blocks=self.num_state_blocks))
         return groups
@@ -112,12 +116,16 @@ class Workload:
         *,
         has_mishaps: bool = False,
         has_late_rows: bool = False,
+        is_chunked: bool = False,
         has_states: bool = False,
     ) -> None:
-        """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them."""
+        """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them.
+
+        `is_chunked`: what would be windows are chunks.
+        """
         self.seed = seed
         self.random = random.Random(seed)
-        self.sizes = sizes = random_sizes(self.random)
+        self.sizes = sizes = replace(random_sizes(self.random), is_chunked=is_chunked)
         if has_states:
             self.sizes = sizes = with_states(sizes, random.Random(f"states of {seed}"))
         self.engine = engine or random_engine(seed)

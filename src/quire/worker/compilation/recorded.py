@@ -73,6 +73,12 @@ def _layer_norm(
     return operators.layer_norm(x, weight, bias, eps)
 
 
+def _join(tensors: list[Tensor], dim: int = 0) -> Tensor:
+    if len(tensors) != 2 or dim not in (-1, tensors[0].ndim - 1):
+        raise CannotRecordError("other tensors side by side than two rows")
+    return operators.join(*tensors)
+
+
 def _embedding(weight: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
     return operators.look_up(weight, ids)
 
@@ -94,6 +100,7 @@ _TWINS: dict[Any, Callable[..., Any]] = {
     _aten.gelu.default: _gelu,
     _aten.layer_norm.default: _layer_norm,
     _aten.embedding.default: _embedding,
+    _aten.cat.default: _join,
     _aten.new_empty.default: _new_empty,
 }
 

@@ -24,7 +24,7 @@ def route_tokens(
 
 def grouped_linear(
     x: Tensor,
-    ids_TK: Tensor,
+    ids_TK: Tensor | None,
     packed: list[Tensor],
     biases: list[Tensor],
     num_rows: int,
@@ -32,6 +32,8 @@ def grouped_linear(
 ) -> Tensor:
     """[T, K, num_rows]: rows of tokens, [T, C] or [T, K, C], times the packed weights of their experts. `biases`: one
     for each of them, or none. `counts`, int64, grows by the rows of each expert.
+
+    Without ids row k of each token goes to weight k.
 
     A row gives the same bits whatever other rows there are, and whoever else is sent to its expert.
     """

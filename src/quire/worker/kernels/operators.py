@@ -18,9 +18,10 @@ from torch import Tensor
 from quire.worker.kernels import reference
 
 _SCHEMAS = {
-    "write_kv": "(Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
+    "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-    "Tensor query_starts, Tensor(a!) out, Tensor? sinks, float scale, int sliding_window, float soft_cap) -> ()",
+    "Tensor query_starts, Tensor(a!) out, Tensor? sinks, float scale, int sliding_window, bool is_chunked, "
+    "float soft_cap) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
@@ -40,17 +41,19 @@ _SCHEMAS = {
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
-    "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
+    "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
     "Tensor(a!)? counts) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
     "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) window, Tensor query_starts, Tensor num_kept, "
     "Tensor num_read, Tensor(b!) out, bool has_silu) -> ()",
-    "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor(a!) state, "
-    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
-    "ssd_scan": "(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor(a!) state, Tensor query_starts, "
-    "Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, "
+    "Tensor(a!) state, Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, Tensor(a!) state, "
+    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out, float least_dt, float most_dt) -> ()",
     "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
-    "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
+    "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
+    "bool is_interleaved) -> ()",
+    "join": "(Tensor x, Tensor y) -> Tensor",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor uniform) -> (Tensor, Tensor)",
@@ -98,7 +101,10 @@ _SHAPES: dict[str, Callable[..., Any]] = {
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
-    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty((*ids.shape, num_rows)),
+    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty(
+        (*(x.shape[:2] if ids is None else ids.shape), num_rows)
+    ),
+    "join": lambda x, y: x.new_empty((*x.shape[:-1], x.shape[-1] + y.shape[-1])),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
     "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
@@ -166,6 +172,7 @@ multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default
 layer_norm = torch.ops.quire.layer_norm.default
 look_up = torch.ops.quire.look_up.default
+join = torch.ops.quire.join.default
 new_rows = torch.ops.quire.new_rows.default
 best_tokens = torch.ops.quire.best_tokens.default
 choose_tokens = torch.ops.quire.choose_tokens.default

@@ -33,8 +33,10 @@ def gated_delta_rule(
     query_THK: Tensor,
     key_THK: Tensor,
     value_TVE: Tensor,
-    decay_TV: Tensor,
-    beta_TV: Tensor,
+    a_TV: Tensor,
+    b_TV: Tensor,
+    a_log_V: Tensor,
+    dt_bias_V: Tensor,
     state_SVKE: Tensor,
     query_starts_S1: Tensor,
     num_kept_S: Tensor,
@@ -43,14 +45,26 @@ def gated_delta_rule(
 ) -> None:
     """The recurrence of Gated DeltaNet."""
     operators.gated_delta_rule(
-        query_THK, key_THK, value_TVE, decay_TV, beta_TV, state_SVKE, query_starts_S1, num_kept_S, num_read_S, out_TVE
+        query_THK,
+        key_THK,
+        value_TVE,
+        a_TV,
+        b_TV,
+        a_log_V,
+        dt_bias_V,
+        state_SVKE,
+        query_starts_S1,
+        num_kept_S,
+        num_read_S,
+        out_TVE,
     )
 
 
 def ssd_scan(
     x_THP: Tensor,
     dt_TH: Tensor,
-    a_H: Tensor,
+    dt_bias_H: Tensor,
+    a_log_H: Tensor,
     b_TGN: Tensor,
     c_TGN: Tensor,
     d_H: Tensor,
@@ -59,8 +73,24 @@ def ssd_scan(
     num_kept_S: Tensor,
     num_read_S: Tensor,
     out_THP: Tensor,
+    *,
+    least_dt: float,
+    most_dt: float,
 ) -> None:
     """The recurrence of Mamba 2."""
     operators.ssd_scan(
-        x_THP, dt_TH, a_H, b_TGN, c_TGN, d_H, state_SHPN, query_starts_S1, num_kept_S, num_read_S, out_THP
+        x_THP,
+        dt_TH,
+        dt_bias_H,
+        a_log_H,
+        b_TGN,
+        c_TGN,
+        d_H,
+        state_SHPN,
+        query_starts_S1,
+        num_kept_S,
+        num_read_S,
+        out_THP,
+        least_dt,
+        most_dt,
     )

@@ -3,6 +3,7 @@
 from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activation
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
+from quire.worker.layers.latent import LatentProjection
 from quire.worker.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -24,6 +25,7 @@ __all__ = [
     "GatedActivation",
     "GatedDeltaRule",
     "LMHead",
+    "LatentProjection",
     "LayerNorm",
     "MergedColumnParallelLinear",
     "QKVParallelLinear",

@@ -23,7 +23,6 @@ from quire.errors import ModelError
 from quire.worker import kernels
 from quire.worker.layers.activation import GatedActivation
 from quire.worker.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from quire.worker.layers.parameter import make_parameter
 from quire.worker.layers.tensor_parallel import current_group
 
 # of a layer; a larger number comes from a config.json that is broken
@@ -54,9 +53,13 @@ class Router(Gate):
     """A score for each expert."""
 
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, has_correction: bool = False) -> None:
-        """`has_correction`: a bias of the choice alone, which checkpoints call e_score_correction_bias."""
+        """`has_correction`: a bias of the choice alone, in float32, which checkpoints call e_score_correction_bias."""
         super().__init__(hidden_size, num_experts, bias=bias)
-        self.e_score_correction_bias = make_parameter(num_experts) if has_correction else None
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if has_correction:
+            self.e_score_correction_bias = nn.Parameter(
+                torch.empty(num_experts, dtype=torch.float32), requires_grad=False
+            )
 
 
 class Expert(nn.Module):
@@ -117,8 +120,14 @@ class Experts(nn.Module):
         return out + shared
 
     def _routed(self, x: Tensor) -> Tensor:
+        weights, ids = self._route(x)
+        out = kernels.weigh_experts(self._outputs(x, ids), weights)
+        return out if self.group.size == 1 else self.group.all_reduce(out)
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, ids) of each token's experts."""
         routing = self.routing
-        weights, ids = kernels.route_tokens(
+        return kernels.route_tokens(
             self.gate(x),
             self.gate.e_score_correction_bias,
             top_k=routing.top_k,
@@ -128,13 +137,14 @@ class Experts(nn.Module):
             top_groups=routing.top_groups,
             scale=routing.scale,
         )
+
+    def _outputs(self, x: Tensor, ids: Tensor) -> Tensor:
+        """[T, K, H]: what each of a token's experts makes of it."""
         first = [expert.gate_up_proj for expert in self._each()]
         inner = self.act(_products(x, ids, first, counts_X=self.num_tokens_X))
         # what all ranks sum gets its bias from one of them
         has_bias = self.group.rank == 0
-        outer = _products(inner, ids, [expert.down_proj for expert in self._each()], has_bias=has_bias)
-        out = kernels.weigh_experts(outer, weights)
-        return out if self.group.size == 1 else self.group.all_reduce(out)
+        return _products(inner, ids, [expert.down_proj for expert in self._each()], has_bias=has_bias)
 
     def _each(self) -> Iterable[Expert]:
         return self.experts

@@ -6,6 +6,8 @@ computes, is float32, whatever the model's type is.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -46,32 +48,67 @@ class CausalConv(RecurrentLayer):
 
 
 class GatedDeltaRule(RecurrentLayer):
-    """The recurrence of Gated DeltaNet; its state is kept in float32."""
+    """The recurrence of Gated DeltaNet, with the two numbers a head that say how fast it forgets."""
 
     def __init__(self, num_value_heads: int, key_dim: int, value_dim: int, *, name: str) -> None:
         super().__init__(name, {"memory": StateTensor((num_value_heads, key_dim, value_dim), torch.float32)})
+        self.A_log = make_parameter(num_value_heads)
+        self.dt_bias = make_parameter(num_value_heads)
 
-    def forward(
-        self, query_THK: Tensor, key_THK: Tensor, value_TVE: Tensor, decay_TV: Tensor, beta_TV: Tensor
-    ) -> Tensor:
+    def forward(self, query_THK: Tensor, key_THK: Tensor, value_TVE: Tensor, a_TV: Tensor, b_TV: Tensor) -> Tensor:
         out_TVE = torch.empty_like(value_TVE, memory_format=torch.contiguous_format)
-        return self.run([query_THK, key_THK, value_TVE, decay_TV, beta_TV], out_TVE)
+        return self.run([query_THK, key_THK, value_TVE, a_TV, b_TV], out_TVE)
 
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
         kernels.gated_delta_rule(
-            *inputs, states["memory"], spans.query_starts_S1, spans.num_kept_S, spans.num_read_S, out
+            *inputs,
+            self.A_log.float(),
+            self.dt_bias.float(),
+            states["memory"],
+            spans.query_starts_S1,
+            spans.num_kept_S,
+            spans.num_read_S,
+            out,
         )
 
 
 class StateSpaceScan(RecurrentLayer):
-    """The recurrence of Mamba 2; its state is kept in float32."""
+    """The recurrence of Mamba 2, with its numbers of each head. Limits are those of a time step."""
 
-    def __init__(self, num_heads: int, head_dim: int, state_size: int, *, name: str) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        state_size: int,
+        *,
+        name: str,
+        limits: tuple[float, float] = (0.0, math.inf),
+    ) -> None:
         super().__init__(name, {"memory": StateTensor((num_heads, head_dim, state_size), torch.float32)})
+        self.limits = limits
+        self.dt_bias = make_parameter(num_heads)
+        self.A_log = make_parameter(num_heads)
+        self.D = make_parameter(num_heads)
 
-    def forward(self, x_THP: Tensor, dt_TH: Tensor, a_H: Tensor, b_TGN: Tensor, c_TGN: Tensor, d_H: Tensor) -> Tensor:
-        out_THP = torch.empty_like(x_THP, memory_format=torch.contiguous_format)
-        return self.run([x_THP, dt_TH, a_H, b_TGN, c_TGN, d_H], out_THP)
+    def forward(self, x_THP: Tensor, dt_TH: Tensor, b_TGN: Tensor, c_TGN: Tensor) -> Tensor:
+        return self.run([x_THP, dt_TH, b_TGN, c_TGN], torch.empty_like(x_THP, memory_format=torch.contiguous_format))
 
     def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
-        kernels.ssd_scan(*inputs, states["memory"], spans.query_starts_S1, spans.num_kept_S, spans.num_read_S, out)
+        x_THP, dt_TH, b_TGN, c_TGN = inputs
+        least_dt, most_dt = self.limits
+        kernels.ssd_scan(
+            x_THP,
+            dt_TH,
+            self.dt_bias.float(),
+            self.A_log.float(),
+            b_TGN,
+            c_TGN,
+            self.D.float(),
+            states["memory"],
+            spans.query_starts_S1,
+            spans.num_kept_S,
+            spans.num_read_S,
+            out,
+            least_dt=least_dt,
+            most_dt=most_dt,
+        )

@@ -112,9 +112,12 @@ class LlamaModel(nn.Module):
         make_attention: MakeAttention,
         make_mlp: MakeMLP = make_mlp,
         make_norm: MakeNorm = make_norm,
+        *,
+        is_interleaved: bool = False,
     ) -> None:
+        """`is_interleaved`: how rotary dimensions are paired (layers/rotary.py)."""
         super().__init__()
-        rotary = RotaryEmbedding.from_config(config, max_model_len)
+        rotary = RotaryEmbedding.from_config(config, max_model_len, is_interleaved=is_interleaved)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.errors import ModelError
+from quire.worker import kernels
 from quire.worker.layers import (
     CausalConv,
     ReplicatedLinear,
     RMSNorm,
     StateSpaceScan,
     VocabEmbedding,
+    activation,
     make_parameter,
 )
 from quire.worker.models.causal_lm import CausalLM, head_of
@@ -53,11 +54,13 @@ class GatedGroupNorm(nn.Module):
         self.weight = make_parameter(size)
         self.num_groups = num_groups
         self.eps = eps
+        self.silu = activation("silu")
 
     def forward(self, x_TF: Tensor, gate_TF: Tensor) -> Tensor:
-        gated_TGF = (x_TF.float() * F.silu(gate_TF.float())).unflatten(-1, (self.num_groups, -1))
-        scale_TG1 = torch.rsqrt(gated_TGF.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * (gated_TGF * scale_TG1).flatten(1).to(x_TF.dtype)
+        gated_TF = x_TF.float() * self.silu(gate_TF.float())
+        gated_TGF = gated_TF.unflatten(-1, (self.num_groups, -1))
+        normed_TGF = kernels.rms_norm(gated_TGF, torch.ones_like(gated_TGF[0, 0]), self.eps)
+        return self.weight * normed_TGF.flatten(1).to(x_TF.dtype)
 
 
 class Mamba2Mixer(nn.Module):
@@ -73,10 +76,9 @@ class Mamba2Mixer(nn.Module):
         self.conv1d = CausalConv(
             channels, sizes.kernel_size, name=f"{name}.conv", bias=sizes.conv_bias, activation="silu"
         )
-        self.scan = StateSpaceScan(sizes.num_heads, sizes.head_dim, sizes.state_size, name=f"{name}.scan")
-        self.dt_bias = make_parameter(sizes.num_heads)
-        self.A_log = make_parameter(sizes.num_heads)
-        self.D = make_parameter(sizes.num_heads)
+        self.scan = StateSpaceScan(
+            sizes.num_heads, sizes.head_dim, sizes.state_size, name=f"{name}.scan", limits=sizes.time_step_limit
+        )
         self.norm = GatedGroupNorm(inner, sizes.num_groups, sizes.eps)
         self.out_proj = ReplicatedLinear(inner, sizes.hidden_size, bias=sizes.bias)
 
@@ -84,14 +86,11 @@ class Mamba2Mixer(nn.Module):
         sizes = self.sizes
         gate, mixed, dt_TH = self.in_proj(hidden).split(self.parts, dim=-1)
         x, b, c = self.conv1d(mixed).split(self.channels, dim=-1)
-        dt_TH = F.softplus(dt_TH.float() + self.dt_bias.float()).clamp(*sizes.time_step_limit)
         y_THP = self.scan(
             x.unflatten(-1, (sizes.num_heads, sizes.head_dim)),
             dt_TH,
-            -self.A_log.float().exp(),
             b.unflatten(-1, (sizes.num_groups, sizes.state_size)),
             c.unflatten(-1, (sizes.num_groups, sizes.state_size)),
-            self.D,
         )
         return self.out_proj(self.norm(y_THP.flatten(1), gate))
 
@@ -162,7 +161,10 @@ def complete_config(config: Any) -> None:
 
 class Mamba2ForCausalLM(CausalLM):
     architectures = ("Mamba2ForCausalLM",)
-    checkpoint_map = CheckpointMap(prefixes={"backbone.embedding.": "model.embeddings.", "backbone.": "model."})
+    checkpoint_map = CheckpointMap(
+        prefixes={"backbone.embedding.": "model.embeddings.", "backbone.": "model."},
+        modules={"A_log": "scan.A_log", "dt_bias": "scan.dt_bias", "D": "scan.D"},
+    )
     config_defaults = {
         "vocab_size": 32_768,
         "hidden_size": 4096,

@@ -47,7 +47,7 @@ def make_mlp(config: Any, index: int) -> LlamaMLP:
 class Qwen35TextForCausalLM(CausalLM):
     architectures = ("Qwen3_5ForCausalLM",)
     checkpoint_map = CheckpointMap(
-        modules={"linear_attn": "self_attn"},
+        modules=Qwen3NextForCausalLM.checkpoint_map.modules,
         ignored_modules=("mtp.", "model.visual."),
         merged=Qwen3NextForCausalLM.checkpoint_map.merged,
     )

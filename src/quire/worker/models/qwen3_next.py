@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.errors import ModelError
@@ -28,7 +27,7 @@ from quire.worker.layers import (
     RotaryEmbedding,
     Routing,
     RowParallelLinear,
-    make_parameter,
+    activation,
 )
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
@@ -43,6 +42,7 @@ class Qwen3NextAttention(nn.Module):
         self.head_dim = config.head_dim
         num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.rotary = rotary
+        self.sigmoid = activation("sigmoid")
         sizes = [2 * num_heads * self.head_dim, num_kv_heads * self.head_dim, num_kv_heads * self.head_dim]
         self.qkv_proj = MergedColumnParallelLinear(config.hidden_size, sizes, bias=config.attention_bias)
         self.o_proj = RowParallelLinear(num_heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
@@ -57,7 +57,7 @@ class Qwen3NextAttention(nn.Module):
         key = self.k_norm(key.unflatten(-1, (-1, self.head_dim)).contiguous()).flatten(1)
         self.rotary(positions, query, key, self.head_dim)
         out = self.attn(query, key, value.contiguous())
-        return self.o_proj(out * torch.sigmoid(gate.flatten(1)))
+        return self.o_proj(out * self.sigmoid(gate.flatten(1)))
 
 
 class GatedDeltaNet(nn.Module):
@@ -78,23 +78,21 @@ class GatedDeltaNet(nn.Module):
             channels, config.linear_conv_kernel_dim, name=f"{name}.conv", bias=False, activation="silu"
         )
         self.rule = GatedDeltaRule(self.num_value_heads, self.key_dim, self.value_dim, name=f"{name}.rule")
-        self.dt_bias = make_parameter(self.num_value_heads)
-        self.A_log = make_parameter(self.num_value_heads)
+        self.silu = activation("silu")
         self.norm = RMSNorm(self.value_dim, config.rms_norm_eps)
         self.out_proj = ReplicatedLinear(values, config.hidden_size, bias=False)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         mixed, z_TVE, b_TV, a_TV = self.projected(hidden)
         query, key, value = self.conv1d(mixed).split(self.sizes, dim=-1)
-        decay_TV = -self.A_log.float().exp() * F.softplus(a_TV.float() + self.dt_bias.float())
         out_TVE = self.rule(
             query.unflatten(-1, (self.num_heads, self.key_dim)),
             key.unflatten(-1, (self.num_heads, self.key_dim)),
             value.unflatten(-1, (self.num_value_heads, self.value_dim)),
-            decay_TV,
-            b_TV.float().sigmoid(),
+            a_TV,
+            b_TV,
         )
-        gated_TVE = self.norm(out_TVE) * F.silu(z_TVE.float())
+        gated_TVE = self.norm(out_TVE) * self.silu(z_TVE.float())
         return self.out_proj(gated_TVE.to(hidden.dtype).flatten(1))
 
     def make_projections(self, hidden_size: int, channels: int, values: int) -> None:
@@ -159,7 +157,7 @@ def complete_layers(config: Any) -> None:
 class Qwen3NextForCausalLM(CausalLM):
     architectures = ("Qwen3NextForCausalLM",)
     checkpoint_map = CheckpointMap(
-        modules={"linear_attn": "self_attn"},
+        modules={"linear_attn": "self_attn", "A_log": "rule.A_log", "dt_bias": "rule.dt_bias"},
         # the head that guesses several tokens is not used
         ignored_modules=("mtp.",),
         merged={

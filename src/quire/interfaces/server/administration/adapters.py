@@ -73,7 +73,7 @@ async def load_lora_adapter(request: Request) -> Response:
     state = state_of(request)
     body = await read_request(request, LoadAdapterRequest, _LOAD_RULES, strict=True)
     # files may lie on a disk that is slow to answer
-    folder = await asyncio.to_thread(folder_below, state.adapter_root, body.lora_path)
+    folder = await asyncio.to_thread(folder_below, state.options.adapter_root, body.lora_path)
     try:
         adapter = await state.engine.load_adapter(body.lora_name, str(folder), in_place=body.load_inplace)
     except RequestError as error:

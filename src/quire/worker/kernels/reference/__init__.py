@@ -16,6 +16,7 @@ from quire.worker.kernels.reference.copy_blocks import copy_blocks
 from quire.worker.kernels.reference.gated_delta_rule import gated_delta_rule
 from quire.worker.kernels.reference.gather_logits import gather_logits
 from quire.worker.kernels.reference.grouped_linear import grouped_linear
+from quire.worker.kernels.reference.join import join
 from quire.worker.kernels.reference.layer_norm import layer_norm
 from quire.worker.kernels.reference.look_up import look_up
 from quire.worker.kernels.reference.move_blocks import move_blocks
@@ -51,6 +52,7 @@ __all__ = [
     "gated_delta_rule",
     "gather_logits",
     "grouped_linear",
+    "join",
     "layer_norm",
     "look_up",
     "move_blocks",

@@ -1,7 +1,7 @@
 """The gated delta rule: a matrix a head, in which keys look values up, and which forgets.
 
-    S = exp(decay) * S                        read = S^T k
-    S = S + k (beta * (v - read))^T           out = S^T (q / sqrt(K))
+    S = exp(-exp(A_log) softplus(a + dt_bias)) * S        read = S^T k
+    S = S + k (sigmoid(b) * (v - read))^T                 out = S^T (q / sqrt(K))
 
 q and k are brought to length 1 first. All in float32, token by token. A head of queries and keys serves V / H heads of
 values that stand side by side. Suffixes: H heads of keys, V heads of values, K and E their dimensions.
@@ -10,6 +10,7 @@ values that stand side by side. Suffixes: H heads of keys, V heads of values, K 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _EPS = 1e-6
@@ -19,8 +20,10 @@ def gated_delta_rule(
     query_THK: Tensor,
     key_THK: Tensor,
     value_TVE: Tensor,
-    decay_TV: Tensor,
-    beta_TV: Tensor,
+    a_TV: Tensor,
+    b_TV: Tensor,
+    a_log_V: Tensor,
+    dt_bias_V: Tensor,
     state_SVKE: Tensor,
     query_starts_S1: Tensor,
     num_kept_S: Tensor,
@@ -35,9 +38,9 @@ def gated_delta_rule(
         state_VKE = state_SVKE[s].clone()
         for index, t in enumerate(range(starts[s], starts[s + 1])):
             if index >= num_read:
-                state_VKE *= decay_TV[t].float().exp()[:, None, None]
+                state_VKE *= (-a_log_V.exp() * F.softplus(a_TV[t] + dt_bias_V)).exp()[:, None, None]
                 read_VE = (state_VKE * key_TVK[t].unsqueeze(-1)).sum(dim=1)
-                change_VE = (value_TVE[t].float() - read_VE) * beta_TV[t].float().unsqueeze(-1)
+                change_VE = (value_TVE[t] - read_VE) * b_TV[t].sigmoid().unsqueeze(-1)
                 state_VKE += key_TVK[t].unsqueeze(-1) * change_VE.unsqueeze(1)
             out_TVE[t] = (state_VKE * query_TVK[t].unsqueeze(-1)).sum(dim=1).to(out_TVE.dtype)
             if index == num_kept - 1:
