@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace, build: Build, engines: list[Engine]) -> No
     settings: dict[str, Any] = {
         "config": config,
         "weight_bytes": {
-            name: ModelCost.of(facts, "float32" if name == "float32" else "bfloat16", scheme).weight_bytes
+            name: ModelCost.of(facts, "float32" if name == "float32" else "bfloat16", scheme).step_bytes(1)
             for name, scheme in schemes.items()
         },
         "sizes": asdict(sizes),

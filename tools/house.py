@@ -180,11 +180,11 @@ def _num_up(order: list[str], arrows: Counter[tuple[str, str]]) -> int:
     return sum(count for (importer, imported), count in arrows.items() if place[importer] > place[imported])
 
 
-def server_report(sources: list[Source], package: Path) -> str:
-    server = package / "interfaces" / "server"
-    inside = [source for source in sources if server in source.file.parents]
+def inner_report(sources: list[Source], folder: Path) -> str:
+    """Of one room that has rooms inside."""
+    inside = [source for source in sources if folder in source.file.parents]
     names = {source.name for source in inside}
-    room = {source.name: source.file.relative_to(server).parts[0].removesuffix(".py") for source in inside}
+    room = {source.name: source.file.relative_to(folder).parts[0].removesuffix(".py") for source in inside}
     files = {source.name: set(imports_of(source, names)) - {source.name} for source in inside}
     between = Counter(
         (room[name], room[imported])
@@ -193,7 +193,8 @@ def server_report(sources: list[Source], package: Path) -> str:
         if room[name] != room[imported]
     )
     largest = len((circles(files) or [[]])[0])
-    return f"{len(set(room.values()))} rooms, {arrows_up(between)} arrows up, largest circle of {largest} files"
+    rooms = f"{len(set(room.values()))} rooms, {arrows_up(between)} arrows up, largest circle of {largest} files"
+    return f"{size_of(inside)}, {rooms}"
 
 
 # ---- who writes a field ---------------------------------------------------------------------------------------------
@@ -310,7 +311,8 @@ def rows_of(root: Path, *, with_chat: bool) -> Iterator[tuple[str, str]]:
         rooms[source.room] += source.num_lines
     total = rooms.total()
     yield "rooms", ", ".join(f"{room} {100 * lines / total:.0f} %" for room, lines in rooms.most_common(5))
-    yield "server", server_report(sources, package)
+    for name in ("server", "gateway"):
+        yield name, inner_report(sources, package / "interfaces" / name)
     for owner, by_field in writers(core).items():
         several = sorted(name for name, those in by_field.items() if len(those) > 1)
         yield f"fields of {owner}", f"{len(by_field)}, of which {len(several)} have several writers {' '.join(several)}"

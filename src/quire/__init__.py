@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from quire.interfaces.async_llm import AsyncLLM
     from quire.interfaces.llm import LLM
+    from quire.lora_request import LoRARequest
     from quire.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -48,6 +49,7 @@ _MODULES = {
     "quire.sampling_params": ("SamplingParams",),
     "quire.beam_search_params": ("BeamSearchParams",),
     "quire.structured_outputs_params": ("StructuredOutputsParams",),
+    "quire.lora_request": ("LoRARequest",),
     "quire.pooling_params": ("PoolingParams",),
     "quire.outputs": (
         "BeamSearchOutput",
@@ -86,6 +88,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineDeadError",
     "EngineError",
+    "LoRARequest",
     "Logprob",
     "ModelError",
     "OptionError",

@@ -101,38 +101,28 @@ class Tenancy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     cache_scope: str = ""
 
 
-class ImageItem(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """An image, resized for the model, and where its placeholders stand: rows x columns tokens from `position` on.
+class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """An image, as its encoder takes it, and the tokens that stand for it: prompt[start : start + length]."""
 
-    `content_hash` is over everything that the model sees of it, shape and type included: images with equal hashes are
-    the same, and images with others never share a block of the cache.
-    """
-
-    position: int
-    num_rows: int
-    num_columns: int
+    start: int
+    length: int
+    # float32 numbers, as bytes
     pixels: bytes
-    # of the pixels: [height, width, colours]
-    shape: tuple[int, int, int]
-    dtype: str
-    # what the model gets is (pixels * scale - mean) / std
-    scale: float
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    shape: list[int]
+    # patches in time, height and width; merge_size x merge_size of them are one token
+    grid: list[int]
+    merge_size: int
+    # names the content: over bytes, type and shape
     content_hash: bytes
 
     @property
-    def num_tokens(self) -> int:
-        return self.num_rows * self.num_columns
+    def end(self) -> int:
+        return self.start + self.length
 
     @property
-    def end(self) -> int:
-        """The first token behind it."""
-        return self.position + self.num_tokens
-
-
-# of ImageItem.content_hash: bytes
-CONTENT_HASH_SIZE = 32
+    def cells(self) -> tuple[int, int]:
+        """Tokens in height and width."""
+        return self.grid[1] // self.merge_size, self.grid[2] // self.merge_size
 
 
 class EngineRequest(Message):
@@ -148,9 +138,9 @@ class EngineRequest(Message):
     thought_marks: ThoughtMarks | None = None
     priority: int = 0
     cache_salt: str = ""
-    # in the order of their positions
-    media: list[ImageItem] = []
-    adapter: str | None = None
+    media: list[Media] = []
+    # number of the adapter that it is computed with (core operation load_adapter); 0: the model alone
+    adapter: int = 0
     # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
     is_final: bool = True
     # None: sampling.n sequences are sampled. Otherwise sampling.n says how many outputs there are.
@@ -304,9 +294,11 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     is_final: bool = True
     # prompt positions whose log-probabilities were reported: a sequence that had lost its row is admitted again
     num_reported_positions: int = 0
+    # in the order of their places
+    media: list[Media] = []
+    adapter: int = 0
     # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
-    media: list[ImageItem] = []
 
 
 class ForkedSequence(msgspec.Struct, kw_only=True):
@@ -372,16 +364,8 @@ class Candidates(msgspec.Struct, array_like=True):
 
 
 # What a worker counts in a step and the core adds up: rows whose logits were not finite, rows that got no token yet,
-# steps that failed as a whole and were divided, those short of memory, prompts that a connector could not store, and
-# images that were encoded.
-STEP_COUNTS = (
-    "num_nan_rows",
-    "num_late_rows",
-    "num_divided_steps",
-    "num_out_of_memory",
-    "num_failed_stores",
-    "num_encoder_runs",
-)
+# steps that failed as a whole and were divided, those short of memory, and prompts that a connector could not store.
+STEP_COUNTS = ("num_nan_rows", "num_late_rows", "num_divided_steps", "num_out_of_memory", "num_failed_stores")
 
 
 class StepOutput(msgspec.Struct, kw_only=True):
@@ -410,16 +394,25 @@ DRAFT_PREFIX = "draft."
 
 
 class LayerSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What one attention layer keeps per token. Layers with equal specs form a group; those of a draft join it."""
+    """What one layer keeps: keys and values of every token, or a state of the whole sequence.
+
+    Attention layers with equal specs form a group; those of a draft join it.
+    """
 
     name: str
     num_kv_heads: int
     key_dim: int
+    # 0: a value is a part of its key
     value_dim: int
     bytes_per_element: int
-    # of a key and a value, where their elements are codes
+    # of a key and its value, where their elements are codes
     scale_bytes: int = 0
+    # tokens that a token sees at most, itself included; 0: all
     sliding_window: int = 0
+    # they begin at multiples of the window, which does not slide then
+    is_chunked: bool = False
+    # of a recurrent layer, whatever the sequence's length, header included (state_layout.py); the numbers above are 0
+    state_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:

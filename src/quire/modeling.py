@@ -2,9 +2,11 @@
 
 from quire.worker.attention import Attention, AttentionBackend, AttentionBatch, AttentionSpec
 from quire.worker.layers import (
+    ClampedSwiGLU,
     ColumnParallelLinear,
     Experts,
     GatedActivation,
+    LatentProjection,
     LayerNorm,
     LMHead,
     MergedColumnParallelLinear,
@@ -31,10 +33,12 @@ __all__ = [
     "AttentionSpec",
     "CausalLM",
     "CheckpointMap",
+    "ClampedSwiGLU",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",
     "LMHead",
+    "LatentProjection",
     "LayerNorm",
     "MergedColumnParallelLinear",
     "Nullable",

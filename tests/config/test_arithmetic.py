@@ -37,6 +37,26 @@ def test_a_hundred_layers_of_eight_heads_keep_400_kilobytes() -> None:
     assert H100.kv_read_seconds(cache) == pytest.approx(12e-3, rel=0.03)
 
 
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+
+
+def test_latent_attention_keeps_576_values_a_token_and_layer() -> None:
+    shape = ModelShape.of(DEEPSEEK_V3)
+    assert shape.kv_bytes_per_token("bfloat16") == 61 * 576 * 2
+    assert shape.kv_bytes_per_token("int8") == 61 * (576 + 4)
+    all_heads = 128 * (192 + 128)
+    assert all_heads / 576 == pytest.approx(71, rel=0.01)
+    attention = 1536 * (7168 + 128 * 192) + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    assert shape.num_linear_parameters == 61 * (attention + 3 * 7168 * 18432)
+    assert ModelShape.of({**DEEPSEEK_V3, "q_lora_rank": None}).num_linear_parameters == 61 * (
+        attention - 1536 * (7168 + 128 * 192) + 7168 * 128 * 192 + 3 * 7168 * 18432
+    )
+
+
 def test_the_roofline_of_an_h100() -> None:
     assert H100.ridge == pytest.approx(300, rel=0.01)
     assert H100.compute_bound_batch(bytes_per_weight=2) == pytest.approx(300, rel=0.01)
@@ -64,9 +84,8 @@ def test_a_config_without_sizes_is_a_clear_error() -> None:
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"num_local_experts": 8}, "num_local_experts=8: the model is a mixture of experts"),
-        ({"n_routed_experts": 256, "kv_lora_rank": 512}, "n_routed_experts=256: the model is a mixture of experts"),
-        ({"text_config": {"num_experts": 128}}, "num_experts=128: the model is a mixture of experts"),
+        ({"text_config": {"moe_num_experts": 128}}, "moe_num_experts=128: the model is a mixture of experts"),
+        ({"num_local_experts": 8, "intermediate_size": 9}, "none of num_experts_per_tok, experts_per_token is there"),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: the model's attention keeps latent vectors"),
         ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),
         ({"linear_num_value_heads": 32}, "linear_num_value_heads=32: the model has layers that keep a state"),

@@ -17,7 +17,7 @@ import pytest
 from fastapi.routing import APIRoute
 from tests.support.server_process import ServerProcess
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.openai.requests import PromptPiece, StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.wire.api_description import description_of
 from quire.interfaces.server.wire.field_rules import IGNORED

@@ -22,7 +22,8 @@ from quire.testing.greedy import Reference, assert_same_tokens, real_core, refer
 from quire.testing.run_requests import Results, SequenceResult, collect
 from quire.testing.tiny_checkpoints import make_checkpoint
 
-ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe")
+ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3_groups", "lfm2", "qwen3_next")
+HYBRIDS = ("lfm2", "qwen3_next")
 NUM_TOKENS = 24
 SHARED = list(range(40, 70))
 PROMPTS = [
@@ -44,9 +45,12 @@ OPTIONS: dict[str, Any] = {
 }
 MEMORY: dict[str, dict[str, Any]] = {
     "ample": {"num_gpu_blocks_override": 260},
-    "recompute": {"num_gpu_blocks_override": 26, "preemption_mode": "recompute"},
-    "swap": {"num_gpu_blocks_override": 26, "preemption_mode": "swap"},
+    "recompute": {"preemption_mode": "recompute"},
+    "swap": {"preemption_mode": "swap"},
 }
+NUM_SCARCE = 26
+# one block serves a layer, where some have windows: two groups of these, and one without
+MORE_BLOCKS = {"gpt_oss": 60, "lfm2": 30, "qwen3_next": 120}
 # A step costs a second, a draft nothing: every row gets as many drafts as it may have.
 FREE_DRAFTS = dict.fromkeys(
     ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0
@@ -92,6 +96,7 @@ def pairwise() -> list[Way]:
 
 
 class Subject(NamedTuple):
+    name: str
     path: Path
     drafts: dict[str, dict[str, Any] | None]
     references: list[Reference]
@@ -105,11 +110,13 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     by_model = {"method": "draft_model", "num_speculative_tokens": 3}
     return Subject(
+        request.param,
         path,
         {
             "none": None,
             "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
-            "twin": {**by_model, "model": str(path)},
+            # a draft has no recurrent layers
+            "twin": {**by_model, "model": str(other if request.param in HYBRIDS else path)},
             "other": {**by_model, "model": str(other)},
         },
         [reference_generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS],
@@ -160,12 +167,13 @@ def run(driver: CoreDriver, way: Way) -> Results:
 
 
 def check(subject: Subject, way: Way) -> None:
+    memory = {"num_gpu_blocks_override": MORE_BLOCKS.get(subject.name, NUM_SCARCE), **MEMORY[way.memory]}
     core = real_core(
         subject.path,
         scheduling_policy=way.policy,
         async_scheduling=way.is_async,
         speculative_config=subject.drafts[way.drafts],
-        **MEMORY[way.memory],
+        **memory,
         **OPTIONS,
         **({"staging_size": 2} if way.policy == "two_level" else {}),
     )
@@ -180,7 +188,7 @@ def check(subject: Subject, way: Way) -> None:
     if way.drafts != "none":
         drafted, accepted = statistics["num_draft_tokens_total"], statistics["num_accepted_draft_tokens_total"]
         assert drafted > 20
-        assert way.drafts != "twin" or accepted > 0.9 * drafted
+        assert way.drafts != "twin" or subject.name in HYBRIDS or accepted > 0.9 * drafted
 
 
 @pytest.mark.parametrize("way", pairwise(), ids=str)

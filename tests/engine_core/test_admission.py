@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, Tenancy, sequence_id_of
+from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, Media, Tenancy, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 
@@ -50,11 +52,27 @@ def test_what_has_no_room_is_said_by_its_own_name() -> None:
     assert "Lower max_tokens or beam_width, or" in errors[1]
 
 
-def test_adapters_are_refused_until_they_are_built() -> None:
+def image(start: int) -> Media:
+    """Of two tokens, one beside the other."""
+    return Media(start=start, length=2, pixels=b"", shape=[8, 0], grid=[1, 2, 4], merge_size=2, content_hash=b"")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"adapter": 3}, "not loaded any more"),
+        ({"media": [image(2)]}, "outside of the prompt"),
+        ({"media": [image(1), image(0)]}, "must follow each other"),
+        ({"media": [image(0)], "keep": "a"}, "know tokens only"),
+        ({"media": [image(0)], "is_final": False}, "Send it whole"),
+        ({"media": [image(0)], "adapter": 3}, "an adapter"),
+    ],
+)
+def test_unknown_adapters_and_media_are_refused(asked: dict[str, Any], words: str) -> None:
     core = CoreUnderTest()
-    core.core.add(EngineRequest(request_id=1, prompt_token_ids=PROMPT, sampling=SamplingParams(), adapter="a"))
+    core.core.add(EngineRequest(request_id=1, prompt_token_ids=PROMPT, sampling=SamplingParams(), **asked))
     core.run()
-    assert "not supported" in (core.ends[sequence_id_of(1, 0)].error or "")
+    assert words in (core.ends[sequence_id_of(1, 0)].error or "")
 
 
 def test_an_abort_frees_blocks_in_the_same_step() -> None:

@@ -13,6 +13,7 @@ from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
 from quire.engine_core.request import Sequence
 from quire.messages import int_array
+from quire.testing.core import FULL
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_host_block_that_is_read_in_this_step_is_not_filled_in_it(pool: BlockP
     (block,) = pool.allocate(1)
     sequence = SimpleNamespace(num_computed_tokens=4, block_tables=[BlockTable([block])], host_tables=[])
     request: Any = SimpleNamespace(sequences={0: sequence})
-    swap.swap_out(request, block_size=4)
+    swap.swap_out(request, [FULL], block_size=4)
     moves.take()
     swap.settle()
     ((host_block,),) = sequence.host_tables

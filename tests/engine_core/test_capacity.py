@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from quire.engine_core.kv_cache_manager.capacity import GIB, CacheOptions, plan_cache
-from quire.engine_core.kv_cache_manager.groups import make_groups
+from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
 from quire.errors import CapacityError, ModelError
 from quire.messages import LayerSpec, WorkerCapacity
 
@@ -39,6 +39,35 @@ def test_bytes_per_token_follow_the_formula() -> None:
     opt = LayerSpec(name="", num_kv_heads=40, key_dim=128, value_dim=128, bytes_per_element=2)
     assert 40 * opt.bytes_per_token == 819_200
     assert 100 * layers(1)[0].bytes_per_token == 409_600
+
+
+def state(name: str, num_bytes: int) -> LayerSpec:
+    return LayerSpec(name=name, num_kv_heads=0, key_dim=0, value_dim=0, bytes_per_element=0, state_bytes=num_bytes)
+
+
+def test_a_state_costs_blocks_beside_those_of_the_tokens() -> None:
+    """Two attention layers: a block has two chunks of 64 KiB. Three states of 100 KB take two chunks each."""
+    specs = [*layers(2), *(state(f"s{i}", 100_000) for i in range(3))]
+    groups, block_bytes = make_groups(specs, 16)
+    assert [group.num_state_blocks for group in groups] == [0, 3]
+    assert block_bytes == 2 * 4096 * 16
+    plan = plan_cache(measured(64, specs), asked())
+    assert plan.num_blocks == 4 * (2048 // 16 + 3)
+    assert "(the state of a sequence takes 3 of them)" in plan.explanation
+    assert f"{(plan.num_blocks - 3) * 16:,} tokens" in plan.explanation
+    # one request: what is not its state's holds its tokens
+    short = plan_cache(measured(64, specs), asked(num_blocks=19))
+    assert short.max_model_len == 16 * 16
+
+
+def test_without_attention_a_sequence_costs_one_block_whatever_its_length() -> None:
+    specs = [state(f"s{i}", 100_000) for i in range(3)]
+    groups, block_bytes = make_groups(specs, 16)
+    assert [group.num_state_blocks for group in groups] == [1]
+    assert block_bytes == 3 * 100_032
+    plan = plan_cache(measured(64, specs), asked())
+    assert plan.num_blocks == 4
+    assert plan.max_model_len == 2048
 
 
 def test_a_small_model_takes_what_its_requests_can_use() -> None:
@@ -89,6 +118,24 @@ def test_windows_form_groups_of_equal_size_and_need_fewer_blocks() -> None:
     ]
     # 128 blocks for all tokens, and 8 for a window, 4 for a step, 1 for the boundaries, three times
     assert plan.num_blocks == 4 * (128 + 3 * 13)
+
+
+def test_chunks_form_groups_of_their_own() -> None:
+    chunked = [
+        msgspec.structs.replace(layer, name=f"chunk.{layer.name}", is_chunked=True) for layer in layers(2, window=128)
+    ]
+    groups, bytes_per_token = make_groups([*layers(2), *layers(2, window=128), *chunked, *draft(1, window=128)])
+    assert [(group.sliding_window, group.is_chunked, len(group.layer_names)) for group in groups] == [
+        (0, False, 2),
+        (128, False, 3),
+        (128, True, 2),
+    ]
+    assert bytes_per_token == 3 * 4096
+
+
+@pytest.mark.parametrize(("num_computed", "first"), [(0, 0), (1, 0), (12, 0), (13, 3), (24, 3), (25, 6), (30, 6)])
+def test_a_chunk_is_kept_until_its_last_token_is_surely_computed(num_computed: int, first: int) -> None:
+    assert KVGroup(("a",), 12, is_chunked=True).first_needed_block(num_computed, 4) == first
 
 
 def test_layers_of_different_shapes_are_refused() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pytest
 
 from quire.engine_core.request import Request
 from quire.engine_core.rows import Rows
-from quire.engine_core.scheduler.constraints import ChunkAlignment, Constraint, LongPrefill
+from quire.engine_core.scheduler.constraints import AdapterSlots, ChunkAlignment, Constraint, LongPrefill
 from quire.messages import IntArray, SchedulerOutput
 from quire.testing.core import CoreUnderTest
 
@@ -110,3 +112,71 @@ def test_chunks_are_aligned_behind_a_hit() -> None:
     core.add(1, list(range(30)), max_tokens=1)
     assert grants_until_first_token(core, 1) == [4, 8, 8, 6]
     assert core.cached[1 << 10] == 4
+
+
+class Adapters:
+    """A core with so many slots; which adapters each step has, and that there are never more than slots."""
+
+    def __init__(self, num_slots: int, **options: Any) -> None:
+        self.core = CoreUnderTest(constraints=[AdapterSlots(num_slots)], adapters=frozenset(range(1, 9)), **options)
+        self.steps: list[set[int]] = []
+        self.first_grant: dict[int, int] = {}
+        self._num_slots = num_slots
+        self.core.executor.observers.append(self._see)
+
+    def _see(self, output: SchedulerOutput) -> None:
+        rows = self.core.core.scheduler.rows
+        used = set(rows.adapter[output.rows].tolist()) - {0}
+        assert len(used) <= self._num_slots
+        self.steps.append(used)
+        for sequence_id in rows.sequence_id[output.rows].tolist():
+            self.first_grant.setdefault(sequence_id >> 10, len(self.steps))
+
+    def add(self, request_id: int, adapter: int, **sampling: Any) -> None:
+        self.core.add(request_id, [1, 2, 3, request_id % 40], request={"adapter": adapter}, **sampling)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("policy", ["fifo", "priority", "srtf", "two_level"])
+def test_a_step_has_no_more_adapters_than_slots_and_all_of_them_end(policy: str, is_async: bool) -> None:
+    adapters = Adapters(2, is_async=is_async, policy=policy, budget=11, num_blocks=20, max_num_seqs=6)
+    for request_id in range(24):
+        adapters.add(request_id, request_id % 7, max_tokens=5 + request_id % 3)
+    adapters.core.run()
+    assert all(end.finish_reason == "length" for end in adapters.core.ends.values())
+    assert len(adapters.core.ends) == 24
+
+
+def test_nobody_waits_for_ever_behind_those_that_came_later() -> None:
+    """One slot; requests of adapter 1 never stop coming. The one of adapter 2 has its turn when those before it end."""
+    adapters = Adapters(1)
+    adapters.add(0, 1, max_tokens=10)
+    adapters.core.step()
+    adapters.add(1, 2, max_tokens=3)
+    for request_id in range(2, 40):
+        adapters.add(request_id, 1, max_tokens=10)
+        adapters.core.step()
+    adapters.core.run()
+    assert adapters.first_grant[1] <= 13
+    assert {2} in adapters.steps
+
+
+def test_base_requests_pass_those_that_wait_for_a_slot() -> None:
+    adapters = Adapters(1)
+    adapters.add(0, 1, max_tokens=20)
+    adapters.add(1, 2, max_tokens=20)
+    adapters.add(2, 0, max_tokens=2)
+    adapters.core.step()
+    assert 2 in adapters.first_grant
+    assert 1 not in adapters.first_grant
+
+
+def test_blocks_are_not_shared_between_adapters() -> None:
+    core = CoreUnderTest(block_size=4, adapters=frozenset({1, 2}))
+    prompt = list(range(20))
+    cached: list[int] = []
+    for request_id, adapter in enumerate([0, 1, 2, 1, 0]):
+        core.add(request_id, prompt, request={"adapter": adapter}, max_tokens=2)
+        core.run()
+        cached.append(core.cached[request_id << 10])
+    assert cached == [0, 0, 0, 16, 16]

@@ -16,10 +16,11 @@ from quire.engine_core.scheduler.policies import make_policy
 from quire.testing.simulator.coverage import TRANSITIONS, counts_of
 from quire.testing.simulator.engine_settings import PLAIN_ENGINE, POLICIES
 from quire.testing.simulator.workload import Workload, check_policy
-from quire.testing.soak import STEPS_OF_A_SEED, run_seed
+from quire.testing.soak import FIRST_SEED, STEPS_OF_A_SEED, run_seed
 
 NUM_STEPS = int(os.environ.get("QUIRE_RANDOM_STEPS", "100000"))
 NUM_PARTS = 50
+NUM_STATE_PARTS = 12
 SEED_FILES = sorted((Path(__file__).parents[1] / "seeds").glob("*.txt"))
 OFTEN = 50
 
@@ -41,9 +42,22 @@ def test_every_rule_holds_over_random_schedules(part: int, counts: Counter[str])
         seed += NUM_PARTS
 
 
+@pytest.mark.parametrize("part", range(NUM_STATE_PARTS))
+def test_every_rule_holds_with_states(part: int, counts: Counter[str]) -> None:
+    num_steps, seed = 0, FIRST_SEED + part
+    while num_steps < NUM_STEPS / NUM_PARTS:
+        workload = run_seed(seed)
+        num_steps += workload.core.executor.work.num_steps
+        counts.update(counts_of(workload))
+        counts["workloads with states"] += 1
+        seed += NUM_STATE_PARTS
+
+
 def test_the_workloads_reach_every_transition_often(counts: Counter[str]) -> None:
     """Counts those of the test above; alone, it runs some workloads of its own."""
     for seed in range(160) if counts["workloads"] < 160 else ():
+        counts.update(counts_of(run_seed(seed)))
+    for seed in range(FIRST_SEED, FIRST_SEED + 40) if counts["workloads with states"] < 40 else ():
         counts.update(counts_of(run_seed(seed)))
     assert {name: counts[name] for name in TRANSITIONS if counts[name] < OFTEN} == {}
 

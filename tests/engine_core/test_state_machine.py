@@ -23,6 +23,10 @@ from quire.testing.simulator.executor import SimulatedDrafts, StepCosts
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 HANDLES = st.sampled_from(["a", "b"])
 GROUPS = {"full": [FULL], "window": [KVGroup(("a",), 3)], "mixed": [KVGroup(("a",)), KVGroup(("b",), 3)]}
+GROUPS |= {
+    "chunks": [KVGroup(("a",), 3, is_chunked=True)],
+    "mixed chunks": [KVGroup(("a",)), KVGroup(("b",), 4, is_chunked=True)],
+}
 MAX_MODEL_LEN = 12
 
 

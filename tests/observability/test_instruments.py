@@ -69,8 +69,8 @@ def test_a_statistic_has_a_name_and_the_right_kind(key):
     kind = "counter" if name.endswith("_total") else "gauge"
     text = metrics.exposition({key: 5.0}).decode()
     assert f"# TYPE {name} {kind}" in text
-    shown = "".join(f',{label}="{value}"' for label, value in labels.items())
-    assert f'{name}{{model_name=""{shown}}} 5.0' in text
+    shown = ",".join(f'{label}="{value}"' for label, value in sorted({"model_name": "", **labels}.items()))
+    assert f"{name}{{{shown}}} 5.0" in text
     assert key.endswith("_total") == name.endswith("_total")
 
 

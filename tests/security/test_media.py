@@ -15,7 +15,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.testing.fake_engine import fake_engine
 
 from .bad_inputs.media import URLS
@@ -92,7 +92,7 @@ def play(tmp_path: Path, test: Any) -> None:
                 await test(Client(http, engine))
         finally:
             await app.state.services.stop()
-            app.state.server.close_storage()
+            app.state.services.close()
             engine.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), 60))

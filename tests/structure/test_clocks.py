@@ -20,9 +20,9 @@ TELLS_A_TIME = {
     "interfaces/server/openai/continuations.py": "created",
     "interfaces/server/openai_responses/answer.py": "completed_at",
     "interfaces/server/openai_responses/making.py": "created_at",
-    "interfaces/server/sessions/registry.py": "created_at",
+    "interfaces/gateway/sessions/registry.py": "created_at",
     "interfaces/server/state.py": "created",
-    "interfaces/server/storage/storage.py": "created_at, and days after which what is stored goes",
+    "interfaces/gateway/storage/storage.py": "created_at, and days after which what is stored goes",
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 

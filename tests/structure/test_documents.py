@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.config.engine_options import EngineOptions
 from quire.interfaces.cli import program
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.options import ServerOptions
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "quire"
 # belongs to its room.
 ROOMS = {
     "front door": ("quire",),
-    "interfaces": ("quire.interfaces", "quire.__main__"),
+    "server": ("quire.interfaces.server",),
+    "gateway": ("quire.interfaces.gateway",),
+    "command line": ("quire.interfaces.cli", "quire.__main__"),
+    "interfaces": ("quire.interfaces",),
     "renderer": ("quire.renderer",),
     "engine_client": ("quire.engine_client",),
     "request": ("quire.engine_core.request", "quire.engine_core.rows", "quire.engine_core.block_table"),
@@ -41,11 +44,13 @@ ROOMS = {
     "observability": ("quire.observability",),
     "messages": (
         "quire.messages",
+        "quire.state_layout",
         "quire.message_encoding",
         "quire.outputs",
         "quire.sampling_params",
         "quire.thought_marks",
         "quire.beam_search_params",
+        "quire.lora_request",
         "quire.pooling_params",
         "quire.structured_outputs_params",
         "quire.parameter_checks",
@@ -65,6 +70,9 @@ ROOMS = {
 # siblings: neither imports the other.
 FLOORS = (
     ("front door",),
+    ("command line",),
+    ("gateway",),
+    ("server",),
     ("interfaces",),
     ("renderer", "engine_client"),
     ("engine_core",),

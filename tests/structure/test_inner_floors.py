@@ -1,4 +1,4 @@
-"""The floors inside the two largest rooms, the server and the engine core: their parts import downwards only.
+"""The floors inside the largest rooms, the gateway, the server and the engine core: their parts import downwards only.
 
 A part is a folder or a file that stands directly in the room. Imports inside functions count as well: what is imported
 late to keep a start quick is used all the same.
@@ -11,19 +11,27 @@ from tests.structure.test_imports import SOURCE, Import, imports_of
 
 # From the top down; parts on one floor do not import each other.
 FLOORS = {
-    "quire.interfaces.server": (
+    "quire.interfaces.gateway": (
         ("run",),
         ("processes",),
-        ("http_server",),
         ("app",),
         ("reference", "services"),
-        ("administration", "batches"),
-        ("anthropic_messages", "files", "observing", "openai_responses", "openapi", "sessions"),
+        ("batches",),
+        ("files", "responses", "sessions"),
+        ("access", "storage"),
+    ),
+    "quire.interfaces.server": (
+        ("http_server",),
+        ("app",),
+        ("administration",),
+        ("anthropic_messages", "observing", "openai_responses", "openapi"),
         ("openai", "transport"),
-        ("gate", "request_body", "sibling_answers"),
+        ("gate", "whole_answers"),
+        ("request_body",),
         ("state",),
-        ("event_stream", "process_role"),
-        ("access", "life", "page", "storage"),
+        ("event_stream", "process_role", "services"),
+        ("access", "life", "page"),
+        ("adapter_engine",),
         ("engine", "options", "wire"),
     ),
     "quire.engine_core": (
@@ -33,7 +41,7 @@ FLOORS = {
         ("process", "scheduler"),
         ("decoding", "kv_cache_manager", "launch_document"),
         ("further_clients", "pulse", "request"),
-        ("block_table", "driver", "executor", "last_steps", "parent_watch", "rows", "unread_frames"),
+        ("adapters", "block_table", "driver", "executor", "last_steps", "parent_watch", "rows", "unread_frames"),
     ),
 }
 

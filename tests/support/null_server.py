@@ -15,8 +15,8 @@ import sys
 
 from tests.support.null_core import FIRST, NUM
 
-from quire.interfaces.server.http_server import HttpServer
-from quire.interfaces.server.life.start_objects import set_aside
+from quire.interfaces.gateway.app import http_server
+from quire.interfaces.server.life.process import set_aside
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.listener import listen
 from quire.observability.logging import configure_logging, flush_log
@@ -26,7 +26,7 @@ from quire.testing.fake_llm import fake_async_llm
 async def serve(port: int, max_num_seqs: int, options: ServerOptions) -> None:
     engine = fake_async_llm(own_process=True, core="tests.support.null_core:build", max_num_seqs=max_num_seqs)
     with listen("127.0.0.1", port) as listener:
-        http = HttpServer(options, listener, None)
+        http = http_server(options, listener, None)
         http.start()
         await engine.start()
         http.attach(engine)

@@ -159,6 +159,34 @@ def write_fp8(path: Path, source: Path, *, block: tuple[int, int] | None = (128,
     return _write(path, source, declared, store, ("lm_head",))
 
 
+def write_mxfp4(path: Path, source: Path) -> Weights:
+    """MXFP4, as gpt-oss is published: the experts of a layer as one tensor of codes and one of exponents."""
+    tensors: dict[str, Tensor] = {}
+    weights: Weights = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = weights[name] = weight
+            continue
+        groups = weight.transpose(1, 2).unflatten(2, (-1, 32))  # [experts, outputs, groups, 32]
+        exponents = (groups.abs().amax(-1) / 6).clamp(min=1e-9).log2().ceil()
+        values = torch.tensor([float4(code) for code in range(16)])
+        scaled = groups / 2.0 ** exponents[..., None]
+        codes = (scaled[..., None] - values).abs().argmin(-1)
+        codes[..., 5] = 8  # some negative zeros
+        tensors[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8).contiguous()
+        tensors[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+        weights[name] = (values[codes] * 2.0 ** exponents[..., None]).flatten(2).transpose(1, 2).contiguous()
+    _write_files(path, source, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, tensors)
+    return weights
+
+
+def float4(code: int) -> float:
+    """E2M1: a sign, two bits of exponent, one of mantissa; without exponent the mantissa counts halves."""
+    exponent, mantissa = code >> 1 & 3, code & 1
+    size = 0.5 * mantissa if exponent == 0 else (1 + 0.5 * mantissa) * 2.0 ** (exponent - 1)
+    return -size if code & 8 else size
+
+
 def reference_model(source: Path, weights: Weights) -> Any:
     """Transformers' model with these weights in the place of its own, in float32."""
     from transformers import AutoModelForCausalLM
@@ -226,10 +254,6 @@ def _write(
     store: Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]],
     skipped: tuple[str, ...],
 ) -> Weights:
-    path.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.suffix in (".json", ".jinja"):
-            shutil.copy(file, path / file.name)
     tensors: Weights = {}
     weights: Weights = {}
     for name, tensor in load_file(source / "model.safetensors").items():
@@ -239,7 +263,15 @@ def _write(
             continue
         stored, weights[name] = store(name, tensor.float())
         tensors |= {f"{module}.{leaf}": part for leaf, part in stored.items()}
+    _write_files(path, source, declared, tensors)
+    return weights
+
+
+def _write_files(path: Path, source: Path, declared: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, path / file.name)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     (path / "config.json").write_text(json.dumps({**config, "quantization_config": declared}), encoding="utf-8")
-    return weights

@@ -35,6 +35,18 @@ def test_values_may_be_narrower_than_keys():
     assert model["a"].v_cache.shape == (5, 2, 4, 3)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8])
+def test_values_that_are_in_keys_take_no_memory(kind):
+    model = {"a": Attention(4, 1, 12, 1.0, name="a", value_dim=8, values_in_keys=True)}
+    model["a"].cache_dtype = kind
+    cache = KVCache()
+    cache.allocate(model, [["a"]], num_blocks=5, block_size=4, device=CPU)
+
+    assert model["a"].v_cache is model["a"].k_cache
+    assert cache.num_bytes == 5 * 4 * model["a"].spec.bytes_per_token
+    assert model["a"].spec.bytes_per_token == (48 if kind == torch.float32 else 16)
+
+
 @pytest.mark.parametrize("groups", [[["a"]], [["a", "b", "x"]]])
 def test_groups_must_name_the_layers_of_the_model(groups):
     with pytest.raises(ValueError, match="differ in layers"):

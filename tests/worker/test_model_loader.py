@@ -246,11 +246,14 @@ def test_what_was_loaded_is_logged(path, caplog):
     assert "llama runs as LlamaForCausalLM on torch.float32 with attention backend reference" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "are_all"), [("llama", True), ("phi3", True), ("mixtral", True), ("gpt_oss", False)])
+@pytest.mark.parametrize(
+    ("name", "are_all"), [("llama", True), ("phi3", True), ("mixtral", True), ("gpt_oss", True), ("gpt_oss", False)]
+)
 def test_what_quantization_leaves_as_it_is_is_logged(name, are_all, tmp_path, caplog):
     checkpoint = make_checkpoint(tmp_path, name)
+    impl = "auto" if are_all else "transformers"
     with caplog.at_level(logging.INFO, logger="quire"):
-        model = load_model(worker_config(checkpoint, quantization="int8", attention_backend="reference"))
+        model = load_model(worker_config(checkpoint, quantization="int8", model_impl=impl))
     if are_all:
         assert "with weights as int8" in caplog.text
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

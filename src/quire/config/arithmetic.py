@@ -8,21 +8,73 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config.latent_shape import LatentShape
 from quire.errors import ModelError
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Codes of one byte, and of what they are multiplied with for each token and head.
 _CODES = ("int8", "fp8")
 _SCALE_BYTES = 4
-_EXPERTS = "the model is a mixture of experts"
 _LATENT = "the model's attention keeps latent vectors"
 # Whose formulas are others.
 _OTHER_ARITHMETIC = {
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
+    "moe_num_experts": "the model is a mixture of experts of another kind",
     "kv_lora_rank": _LATENT,
     **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), "the model has layers that keep a state"),
     "linear_num_value_heads": "the model has layers that keep a state",
 }
+
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def has_experts(hf_config: dict[str, Any]) -> bool:
+    """Whether config.json, or what it says of the text model, describes a mixture of experts."""
+    inner = hf_config.get("text_config")
+    parts = (hf_config, inner if isinstance(inner, dict) else {})
+    return any(bool(part.get(name)) for part in parts for name in _NUM_EXPERTS)
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """What stands in the place of feed-forward layers in a mixture of experts."""
+
+    # layers that have it
+    num_layers: int
+    num_experts: int
+    # experts that compute a token
+    top_k: int
+    inner_size: int
+    # of a feed-forward layer beside them that computes every token; 0: there is none
+    shared_size: int = 0
+
+    @classmethod
+    def of(cls, config: dict[str, Any], num_layers: int) -> ExpertShape | None:
+        """None for a model without experts."""
+        if not has_experts(config):
+            return None
+        num_experts = _size(config, *_NUM_EXPERTS)
+        inner = _size(config, "moe_intermediate_size", "intermediate_size")
+        shared = _count(config, "shared_expert_intermediate_size") or _count(config, "n_shared_experts") * inner
+        return cls(
+            num_layers=sum(_has_experts(config, index) for index in range(num_layers)),
+            num_experts=num_experts,
+            top_k=min(num_experts, _size(config, "num_experts_per_tok", "experts_per_token")),
+            inner_size=inner,
+            shared_size=shared,
+        )
+
+    def share_asked(self, num_tokens: int) -> float:
+        """The part of all experts that some token of a step asks, if tokens choose independently and evenly."""
+        return 1.0 - (1.0 - self.top_k / self.num_experts) ** num_tokens
+
+
+def _has_experts(config: dict[str, Any], index: int) -> bool:
+    """Whether this layer has them: every one, unless config.json says something else in one of the known ways."""
+    dense = config.get("mlp_only_layers")
+    if index < _count(config, "first_k_dense_replace") or (isinstance(dense, list) and index in dense):
+        return False
+    return (index + 1) % (_count(config, "decoder_sparse_step") or 1) == 0
 
 
 @dataclass(frozen=True)
@@ -38,13 +90,20 @@ class ModelShape:
     vocab_size: int
     has_gated_mlp: bool
     has_tied_embeddings: bool
+    experts: ExpertShape | None = None
+    # layers that see so many tokens and no more
+    num_windowed_layers: int = 0
+    window: int = 0
+    # None: every head keeps keys and values
+    latent: LatentShape | None = None
 
     @classmethod
     def of(cls, hf_config: dict[str, Any]) -> ModelShape:
         text_config = hf_config.get("text_config")
         config = {**hf_config, **(text_config if isinstance(text_config, dict) else {})}
+        latent = LatentShape.of(config)
         for name, what in _OTHER_ARITHMETIC.items():
-            if config.get(name):
+            if config.get(name) and not (what is _LATENT and latent is not None):
                 raise ModelError(
                     f"config.json: {name}={str(config[name])[:40]}: {what}, of which the size and the time cannot be "
                     "computed from config.json yet. Serve it: the log of the start says what it takes."
@@ -52,8 +111,11 @@ class ModelShape:
         hidden = _size(config, "hidden_size", "n_embd", "d_model")
         heads = _size(config, "num_attention_heads", "n_head")
         is_gated = "intermediate_size" in config
+        num_layers = _size(config, "num_hidden_layers", "n_layer")
+        kinds = config.get("layer_types") if config.get("sliding_window") else None
+        num_windowed = kinds.count("sliding_attention") if isinstance(kinds, list) else 0
         return cls(
-            num_layers=_size(config, "num_hidden_layers", "n_layer"),
+            num_layers=num_layers,
             hidden_size=hidden,
             num_heads=heads,
             num_kv_heads=_size(config, "num_key_value_heads", default=heads),
@@ -62,28 +124,67 @@ class ModelShape:
             vocab_size=_size(config, "vocab_size"),
             has_gated_mlp=is_gated,
             has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated)),
+            experts=ExpertShape.of(config, num_layers),
+            num_windowed_layers=min(num_windowed, num_layers),
+            window=_size(config, "sliding_window") if num_windowed else 0,
+            latent=latent,
         )
 
     @property
     def num_parameters(self) -> int:
-        """Matrices of a dense decoder; norms and biases are left out, which is less than a part in a thousand."""
+        """Matrices of a decoder; norms and biases are left out, which is less than a part in a thousand."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
-        return self.num_linear_parameters + embeddings
+        return self.num_linear_parameters + self.num_router_parameters + self.num_expert_parameters + embeddings
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Those that have a part in a token: of the experts, the ones that it asks."""
+        if self.experts is None:
+            return self.num_parameters
+        asked = self.num_expert_parameters * self.experts.top_k // self.experts.num_experts
+        return self.num_parameters - self.num_expert_parameters + asked
 
     @property
     def num_linear_parameters(self) -> int:
-        """Of the layers alone: neither embedding nor head."""
+        """Of the layers, without what tokens choose from: neither embedding nor head, neither router nor expert."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        mlp = self.hidden_size * self.intermediate_size * (3 if self.has_gated_mlp else 2)
-        return self.num_layers * (attention + mlp)
+        if self.latent is not None:
+            attention = self.latent.num_parameters(self.hidden_size, self.num_heads)
+        num_sparse = 0 if self.experts is None else self.experts.num_layers
+        shared = 0 if self.experts is None else self.experts.shared_size
+        mlp = self.hidden_size * (3 if self.has_gated_mlp else 2)
+        return (
+            self.num_layers * attention
+            + (self.num_layers - num_sparse) * mlp * self.intermediate_size
+            + num_sparse * mlp * shared
+        )
+
+    @property
+    def num_router_parameters(self) -> int:
+        """They stay floats, whatever the other matrices become."""
+        return 0 if self.experts is None else self.experts.num_layers * self.experts.num_experts * self.hidden_size
+
+    @property
+    def num_expert_parameters(self) -> int:
+        experts = self.experts
+        if experts is None:
+            return 0
+        return experts.num_layers * experts.num_experts * 3 * self.hidden_size * experts.inner_size
 
     def weight_bytes(self, dtype: str) -> int:
         return self.num_parameters * FLOAT_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """2.1.2: 2 x layers x KV heads x head dimension x size."""
-        row = self.head_dim + _SCALE_BYTES if dtype in _CODES else self.head_dim * FLOAT_BYTES[dtype]
-        return 2 * self.num_layers * self.num_kv_heads * row
+        """2.1.2: 2 x layers x KV heads x head dimension x size; of latent attention one row a layer."""
+        num_rows, dim = 2 * self.num_layers * self.num_kv_heads, self.head_dim
+        if self.latent is not None:
+            num_rows, dim = self.num_layers, self.latent.kept_values
+        return num_rows * (dim + _SCALE_BYTES if dtype in _CODES else dim * FLOAT_BYTES[dtype])
+
+    def kv_bytes(self, num_tokens: int, dtype: str) -> int:
+        """Of a sequence: layers with a window keep no more tokens than it has."""
+        kept = self.num_layers * num_tokens - self.num_windowed_layers * max(0, num_tokens - self.window)
+        return self.kv_bytes_per_token(dtype) * kept // self.num_layers
 
 
 @dataclass(frozen=True)
@@ -108,6 +209,11 @@ class Machine:
 
     def kv_read_seconds(self, num_bytes: int) -> float:
         return num_bytes / self.bytes_per_second
+
+
+def _count(config: dict[str, Any], name: str) -> int:
+    """A number that may be missing, null or 0."""
+    return _size(config, name) if config.get(name) else 0
 
 
 def _size(config: dict[str, Any], *names: str, default: int | None = None) -> int:

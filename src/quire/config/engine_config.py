@@ -9,10 +9,6 @@ from typing import Any
 from quire.config.model_facts import ModelFacts
 from quire.config.speculation import SpeculationConfig
 
-# of a request
-MOST_IMAGES = 256
-DEFAULT_MM_PER_PROMPT: Mapping[str, int] = {"image": 4}
-
 
 @dataclass(frozen=True)
 class KVConnectorConfig:
@@ -56,6 +52,9 @@ class WorkerConfig:
     speculation: SpeculationConfig | None = None
     # where KV comes from and goes to beside the cache; None: nowhere
     kv_connector: KVConnectorConfig | None = None
+    # slots for adapters, and the greatest rank that one of them may have; 0: no adapters
+    max_loras: int = 0
+    max_lora_rank: int = 0
 
     @property
     def model_as_run(self) -> str:
@@ -109,7 +108,12 @@ class EngineConfig:
     kv_connector: KVConnectorConfig | None = None
     # 0: nothing is recorded
     recorder_bytes: int = 16 * 2**20
-    # most images of a request
-    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_MM_PER_PROMPT))
     # of all blocks, for what one tenant has named; None: nobody asks whose they are
     tenant_cache_share: float | None = None
+    # of models with recurrent layers: tokens between two checkpoints, and what part of all blocks they may take
+    state_checkpoint_interval: int = 256
+    state_checkpoint_share: float = 0.25
+    # adapters in memory, in slots or not; 0: no adapters
+    max_cpu_loras: int = 0
+    # (name, path) of those that are loaded at start
+    lora_modules: tuple[tuple[str, str], ...] = ()

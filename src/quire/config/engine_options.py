@@ -76,10 +76,6 @@ class EngineOptions:
     seed: int = option(0, "seed of everything random that has no seed of its own", section="model", least=0)
     max_logprobs: int = option(20, "most log-probabilities that a request may ask for", section="model", least=0)
 
-    limit_mm_per_prompt: Mapping[str, Any] | None = option(
-        None, 'most images of a request: {"image": 4}; 0 serves text only (docs/images.md)', section="model"
-    )
-
     # memory
     block_size: int = option(16, "tokens in a block of the KV cache", section="memory", least=1, greatest=256)
     kv_cache_dtype: str = option(
@@ -102,6 +98,14 @@ class EngineOptions:
     tenant_cache_share: float | None = option(
         None, "part of the KV cache beyond which a tenant's cached blocks are given up before those of others; by "
         "default the least recently used go first, whose ever they are", section="memory", least=0.0, greatest=1.0,
+    )  # fmt: skip
+    state_checkpoint_interval: int = option(
+        256, "of models with recurrent layers: how many tokens lie between copies of a prompt's state that are kept "
+        "for prompts that begin alike; it is rounded up to whole blocks", section="memory", least=1, unit="tokens",
+    )  # fmt: skip
+    state_checkpoint_share: float = option(
+        0.25, "of models with recurrent layers: part of the KV cache that copies of states may take, 0 for none",
+        section="memory", least=0.0, greatest=1.0,
     )  # fmt: skip
     pinned_prefixes: str | None = option(
         None, "JSON file of prompt beginnings to compute at start and to keep for good", section="memory"
@@ -165,6 +169,22 @@ class EngineOptions:
         None, "who proposes tokens that the model then checks in one step: method (ngram, draft_model or eagle), "
         "num_speculative_tokens, model, prompt_lookup_min, prompt_lookup_max (docs/speculation.md)",
         section="speculation",
+    )  # fmt: skip
+
+    # adapters
+    enable_lora: bool = option(False, "serve adapters (LoRA) beside the model (docs/adapters.md)", section="adapters")
+    max_loras: int = option(
+        8, "adapters in one step, with memory set aside for each; requests of others wait", section="adapters", least=1,
+        greatest=1024,
+    )  # fmt: skip
+    max_lora_rank: int = option(16, "greatest rank of an adapter", section="adapters", least=1, greatest=512)
+    max_cpu_loras: int | None = option(
+        None, "adapters in memory, of which max_loras are ready for a step; by default four times as many, at least 32",
+        section="adapters", least=1,
+    )  # fmt: skip
+    lora_modules: tuple[str, ...] = option(
+        (), 'adapter to load at start: name=path, or {"name": ..., "path": ...}', section="adapters",
+        flag="--lora-modules",
     )  # fmt: skip
 
     # execution

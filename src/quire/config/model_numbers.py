@@ -54,6 +54,8 @@ _RANGES: dict[str, _Range] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads"), _HEADS),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _EXPERTS),
+    **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), _EXPERTS),
+    "num_nextn_predict_layers": _whole(0, 1000, "a number of layers"),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), _POSITIONS),
     **dict.fromkeys(("max_sequence_length", "original_max_position_embeddings"), _POSITIONS),
     **dict.fromkeys(("sliding_window", "attention_window_size"), _WINDOW),

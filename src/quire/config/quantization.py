@@ -14,7 +14,7 @@ from quire.errors import ModelError, OptionError, suggestion
 ENTRY_POINT_GROUP = "quire.quantization"
 SCHEMES = ("int8", "int8_weight_only", "int4", "int4_weight_only")
 # Formats that are read as they come (worker/checkpoints). Naming one as the option says nothing new, and is checked.
-FORMATS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "gguf")
+FORMATS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4", "gguf")
 # Names that other engines have for a format, or for a kernel that reads it.
 _SAME_FORMAT = {
     "gptq_marlin": "gptq",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
-from quire.config.engine_config import DEFAULT_MM_PER_PROMPT, MOST_IMAGES, EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.lora import resolve_lora_modules, resolve_max_cpu_loras
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
 from quire.config.option import checked, options_of
@@ -55,6 +55,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     swap_space, decided["swap_space"] = _swap_space(options)
     speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
     connector = _kv_connector(options)
+    lora_modules = resolve_lora_modules(options)
+    max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     _check_tenant_cache_share(options)
@@ -84,6 +86,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         swap_directory=options.swap_directory,
         speculation=speculation,
         kv_connector=connector,
+        max_loras=options.max_loras if options.enable_lora else 0,
+        max_lora_rank=options.max_lora_rank if options.enable_lora else 0,
     )
     config = EngineConfig(
         facts=facts,
@@ -104,7 +108,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         num_blocks_override=options.num_gpu_blocks_override,
         enable_prefix_caching=options.enable_prefix_caching,
         tenant_cache_share=options.tenant_cache_share,
-        limit_mm_per_prompt=_limit_mm_per_prompt(options),
+        state_checkpoint_interval=options.state_checkpoint_interval,
+        state_checkpoint_share=options.state_checkpoint_share,
         pinned_prefixes=options.pinned_prefixes,
         preemption_mode=options.preemption_mode,
         swap_space_bytes=swap_space,
@@ -121,6 +126,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         recorder_bytes=options.recorder_bytes,
         speculation=speculation,
         kv_connector=connector,
+        max_cpu_loras=max_cpu_loras,
+        lora_modules=lora_modules,
     )
     return config, _reasons(options, decided)
 
@@ -246,16 +253,6 @@ def _check_pinned_prefixes(options: EngineOptions) -> None:
             f"pinned_prefixes={options.pinned_prefixes}: needs the prefix cache, because later prompts find a pinned "
             "prefix there. Leave out enable_prefix_caching=False or pinned_prefixes."
         )
-
-
-def _limit_mm_per_prompt(options: EngineOptions) -> Mapping[str, int]:
-    limits = {**DEFAULT_MM_PER_PROMPT, **(options.limit_mm_per_prompt or {})}
-    for name, most in limits.items():
-        if name not in DEFAULT_MM_PER_PROMPT or type(most) is not int or not 0 <= most <= MOST_IMAGES:
-            raise OptionError(
-                f"limit_mm_per_prompt: {name}={most!r}: only image can be limited, to between 0 and {MOST_IMAGES}."
-            )
-    return limits
 
 
 def _check_tenant_cache_share(options: EngineOptions) -> None:

@@ -15,12 +15,12 @@ from quire.config.quantization import SCHEMES, declared_quantization, format_of
 from quire.errors import OptionError
 
 _SCALE = 2
-_INT4_GROUP = 32
+_INT4_GROUP = _MXFP4_GROUP = 32
 # bits, group and offsets of what the types of GGUF become; types that are not here become floats
 _GGUF = {
     "Q4_0": (4, 32, False), "Q4_1": (4, 32, True), "Q4_K": (4, 32, True), "Q5_0": (8, 32, False), "Q5_1": (8, 32, True),
     "Q5_K": (8, 32, True), "Q8_0": (8, 32, False), "Q6_K": (8, 16, False), "Q3_K": (8, 16, False),
-    "Q2_K": (8, 16, True), "IQ4_NL": (8, 32, False), "IQ4_XS": (8, 32, False), "MXFP4": (8, 32, False),
+    "Q2_K": (8, 16, True), "IQ4_NL": (8, 32, False), "IQ4_XS": (8, 32, False), "MXFP4": (4, 32, False),
 }  # fmt: skip
 
 
@@ -34,15 +34,36 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
     if stored == "gguf":
         return _of_gguf(GGUFFile.read(facts.path), dtype, scheme), f"GGUF{'' if scheme is None else f' as {scheme}'}"
     floats = FLOAT_BYTES[dtype]
-    linear = floats if stored is None else _stored(declared_quantization(facts.hf_config) or {}, shape, floats)
-    head: float = floats
-    if scheme is not None:
-        linear = min(linear, _scheme(scheme, shape, "linear"))
-        head = _scheme(scheme, shape, "head")
+    head: float = floats if scheme is None else _scheme(scheme, shape.hidden_size, "head")
     # Untied, the embedding is looked up and stays as it is.
     embedding = head if shape.has_tied_embeddings else head + floats
-    total = shape.num_linear_parameters * linear + shape.vocab_size * shape.hidden_size * embedding
+    total = (
+        shape.num_linear_parameters * _of_linear(facts, shape, dtype, scheme)
+        + shape.num_router_parameters * floats
+        + expert_bytes(facts, shape, dtype, scheme)
+        + shape.vocab_size * shape.hidden_size * embedding
+    )
     return int(total), " as ".join(name for name in (stored, scheme) if name)
+
+
+def expert_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> float:
+    """Of all matrices, the experts."""
+    if shape.experts is None:
+        return 0.0
+    if format_of(facts.hf_config) == "mxfp4":
+        return shape.num_expert_parameters * _packed(4, _MXFP4_GROUP, has_offsets=False)
+    linear = _of_linear(facts, shape, dtype, scheme)
+    if scheme is not None and linear == _scheme(scheme, shape.hidden_size, "linear"):
+        # two of the three matrices of an expert have hidden_size inputs, one has as many as it is wide
+        linear = (2 * linear + _scheme(scheme, shape.experts.inner_size, "linear")) / 3
+    return shape.num_expert_parameters * linear
+
+
+def _of_linear(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> float:
+    """Bytes a weight of a linear layer."""
+    declared = declared_quantization(facts.hf_config)
+    linear: float = FLOAT_BYTES[dtype] if declared is None else _stored(declared, shape, FLOAT_BYTES[dtype])
+    return linear if scheme is None else min(linear, _scheme(scheme, shape.hidden_size, "linear"))
 
 
 def looked_up_bytes(facts: ModelFacts, shape: ModelShape, dtype: str) -> int:
@@ -65,9 +86,9 @@ def _packed(bits: int, group: int, *, has_offsets: bool) -> float:
     return bits / 8 + _SCALE * (2 if has_offsets else 1) / group
 
 
-def _scheme(name: str, shape: ModelShape, role: str) -> float:
+def _scheme(name: str, num_inputs: int, role: str) -> float:
     is_int4 = name.startswith("int4") and role != "head"
-    return _packed(4, _INT4_GROUP, has_offsets=False) if is_int4 else 1 + 2 * _SCALE / shape.hidden_size
+    return _packed(4, _INT4_GROUP, has_offsets=False) if is_int4 else 1 + 2 * _SCALE / num_inputs
 
 
 def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float:
@@ -77,6 +98,8 @@ def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float
         bits = declared.get("bits", declared.get("w_bit", 4))
         group = declared.get("group_size", 128)
         is_symmetric = bool(declared.get("sym", False))
+    elif declared.get("quant_method") == "mxfp4":
+        return floats  # experts alone are quantised
     else:
         groups = declared.get("config_groups") or {"": {"weights": {"type": "float"}}}
         weights = next(iter(groups.values())).get("weights") or {}

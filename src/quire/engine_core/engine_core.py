@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from quire.engine_core.adapters import EngineAdapters
 from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
@@ -31,6 +32,7 @@ class EngineCore:
         *,
         depth: int = 0,
         check_invariants: bool = False,
+        adapters: EngineAdapters | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -41,6 +43,7 @@ class EngineCore:
         self._depth = depth
         self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants
+        self._adapters = adapters or EngineAdapters(executor.control, 0)
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
         self._on_step: Callable[[SchedulerOutput], None] = _tell_nobody
@@ -56,6 +59,7 @@ class EngineCore:
             "pin_kept": scheduler.pin,
             "check_invariants": self._checked,
             **Observation(scheduler).operations(),
+            **self._adapters.operations(),
         }
 
     # ------------------------------------------------------------------------------------------ messages in
@@ -112,6 +116,7 @@ class EngineCore:
             self._is_idle = not self._in_flight
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
+        self._adapters.drop_unused(self.scheduler.lifecycle.adapters_in_use())
         if self._check_invariants or self.scheduler.take_doubt():
             self._checked()
         return outputs

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 
 from quire.config import EngineConfig
+from quire.engine_core.adapters import EngineAdapters
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.in_process import InProcessExecutor
@@ -14,7 +16,7 @@ from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
-from quire.engine_core.scheduler.constraints import ChunkAlignment, Constraint, LongPrefill
+from quire.engine_core.scheduler.constraints import AdapterSlots, ChunkAlignment, Constraint, LongPrefill
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
@@ -57,13 +59,28 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     kv_dtype = config.worker.kv_cache_dtype or config.worker.dtype
     layout = CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
     connector = make_scheduler_half(config.kv_connector, layout)
-    scheduler = make_scheduler(config, plan, policy=policy, costs=costs, speculation=speculation, connector=connector)
+    adapters = EngineAdapters(executor.control, config.max_cpu_loras)
+    scheduler = make_scheduler(
+        config,
+        plan,
+        policy=policy,
+        costs=costs,
+        speculation=speculation,
+        connector=connector,
+        adapters=adapters.loaded,
+    )
     is_ahead, reason = _runs_ahead(config, measured)
     if is_ahead:
         executor.run_ahead()
     failpoint("start_ready")
     core = assemble(
-        config, executor, plan, scheduler, [*phases.report(), plan.explanation, reason], depth=int(is_ahead)
+        config,
+        executor,
+        plan,
+        scheduler,
+        [*phases.report(), plan.explanation, reason],
+        depth=int(is_ahead),
+        adapters=adapters,
     )
     core.ready.seconds_per_token = measured.seconds_per_token
     return core
@@ -76,6 +93,7 @@ def make_scheduler(
     costs: RecoveryCosts = RecoveryCosts(),  # noqa: B008 (frozen)
     speculation: Speculation | None = None,
     connector: SchedulerHalf | None = None,
+    adapters: Set[int] = frozenset(),
 ) -> Scheduler:
     rows = Rows(config.max_num_seqs, plan.max_model_len)
     recorder = _recorder(config)
@@ -95,6 +113,9 @@ def make_scheduler(
         plan.num_host_blocks,
         lookahead=config.speculation.lookahead if config.speculation else 0,
         num_uncertain=_num_uncertain(config),
+        checkpoint_interval=config.state_checkpoint_interval,
+        checkpoint_share=config.state_checkpoint_share,
+        least_checkpoint=_tokens_worth_a_copy(plan, costs),
     )
     return Scheduler(
         manager,
@@ -107,7 +128,14 @@ def make_scheduler(
         speculation=speculation,
         connector=connector,
         constraints=_constraints(config),
+        adapters=adapters,
     )
+
+
+def _tokens_worth_a_copy(plan: CachePlan, costs: RecoveryCosts) -> int:
+    """Computing so many takes as long as copying the state behind them, once to leave it and once to go on from it."""
+    copying = 2 * plan.groups[-1].num_state_blocks * costs.seconds_per_block
+    return int(copying / costs.seconds_per_token) if costs.seconds_per_token else 0
 
 
 def _recorder(config: EngineConfig) -> Recorder:
@@ -125,6 +153,8 @@ def _constraints(config: EngineConfig) -> list[Constraint]:
         constraints.append(LongPrefill(config.long_prefill_token_threshold))
     if config.chunk_alignment > 1:
         constraints.append(ChunkAlignment(config.chunk_alignment))
+    if config.worker.max_loras:
+        constraints.append(AdapterSlots(config.worker.max_loras))
     return constraints
 
 
@@ -159,6 +189,7 @@ def assemble(
     report: list[str],
     *,
     depth: int = 0,
+    adapters: EngineAdapters | None = None,
 ) -> EngineCore:
     ready = EngineReady(
         max_model_len=plan.max_model_len,
@@ -167,7 +198,9 @@ def assemble(
         block_size=config.block_size,
         report=report,
     )
-    return EngineCore(scheduler, executor, ready, depth=depth, check_invariants=config.check_invariants)
+    return EngineCore(
+        scheduler, executor, ready, depth=depth, check_invariants=config.check_invariants, adapters=adapters
+    )
 
 
 def _asked(config: EngineConfig) -> CacheOptions:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +49,8 @@ class Sequence:
         self.host_tables: list[list[int]] = []
         # chain hashes of the leading full blocks, as far as anyone has asked
         self.block_hashes: list[bytes] = []
+        # name of the checkpoint of its state that goes when it leaves another one
+        self.last_checkpoint = b""
         # tokens that were computed when it gave way, so that what is computed again can be counted
         self.num_lost_tokens = 0
         # the worker has its row
@@ -100,6 +101,7 @@ class Sequence:
     def place(self, rows: Rows) -> None:
         """From now on a row holds its tokens and numbers."""
         self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
+        rows.use_adapter(self.row, self.request.message.adapter)
         self._rows = rows
         self._prompt = _NO_TOKENS
 
@@ -156,8 +158,6 @@ class Request:
         self.tenant = 0
         # and its name, for what it leaves in the cache
         self.owner = message.tenant.name if message.tenant is not None else ""
-        # what images add to the names of blocks, by number of the block; None: nobody has asked (prefix_cache.py)
-        self.block_marks: Mapping[int, bytes] | None = None
         # Without a prefix cache only its own sequences find its blocks by content.
         self.content_key = self.user_key + (struct.pack("<q", message.request_id) if is_private else b"")
         # both need every position computed, so nothing may come from the cache
@@ -242,5 +242,7 @@ class Request:
 
 def _user_key(message: EngineRequest) -> bytes:
     """Salt and adapter: each part typed by its length."""
-    parts = [message.cache_salt.encode(), (message.adapter or "").encode()]
+    # an adapter has another number each time it is loaded: what another version has computed is never found
+    adapter = struct.pack("<q", message.adapter) if message.adapter else b""
+    parts = [message.cache_salt.encode(), adapter]
     return b"".join(struct.pack("<q", len(part)) + part for part in parts) if any(parts) else b""

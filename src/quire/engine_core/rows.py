@@ -33,8 +33,14 @@ class Rows:
         self.num_total = np.zeros(num_rows, dtype=np.int64)
         self.priority = np.zeros(num_rows, dtype=np.int64)
         self.tenant = np.zeros(num_rows, dtype=np.int64)
+        # number of the adapter, 0 for none
+        self.adapter = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
+        # Where a recurrent state may have absorbed one token more than were computed: the row has stepped back there.
+        self.doubtful_at = np.full(num_rows, -1, dtype=np.int64)
+        # Where a state is to be left behind, because others had the same tokens up to there; 0: nowhere.
+        self.branches_at = np.zeros(num_rows, dtype=np.int64)
         # leading full blocks that the prefix cache knows by name
         self.num_named = np.zeros(num_rows, dtype=np.int64)
         self.max_total = np.zeros(num_rows, dtype=np.int64)
@@ -74,11 +80,16 @@ class Rows:
         self.tenant[row] = tenant
         return row
 
+    def use_adapter(self, row: int, adapter: int) -> None:
+        self.adapter[row] = adapter
+
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
         for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
             numbers[row] = 0
         self.is_watched[row] = self.runs_on[row] = False
+        self.doubtful_at[row] = -1
+        self.branches_at[row] = 0
         self.num_changes += 1
         self.left_at[row] = self.num_changes
         self._free.append(row)
@@ -116,6 +127,15 @@ class Rows:
     def begin_at(self, row: int, num_computed: int) -> None:
         """Where the grant that is being decided begins."""
         self.num_computed[row] = num_computed
+        self.doubtful_at[row] = num_computed
+
+    def checkpoint_at(self, row: int, num_tokens: int) -> None:
+        """A grant ends there, and a state is left behind."""
+        self.branches_at[row] = num_tokens
+
+    def doubt(self, rows: IntArray, positions: IntArray) -> None:
+        """These rows may have stepped back to there."""
+        self.doubtful_at[rows] = positions
 
     def grant(self, rows: IntArray, num_tokens: IntArray) -> None:
         self.num_computed[rows] += num_tokens
@@ -123,6 +143,7 @@ class Rows:
     def set_back(self, row: int, num_computed: int) -> None:
         """The core decides where the row goes on, whatever steps in flight compute of it."""
         self.num_computed[row] = num_computed
+        self.doubtful_at[row] = num_computed
         self.num_changes += 1
         self.set_back_at[row] = self.num_changes
 

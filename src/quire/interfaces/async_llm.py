@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
+from quire.config.arithmetic import has_experts
 from quire.engine_client import AsyncEngineClient, items_of
-from quire.errors import EngineError
+from quire.errors import EngineError, RequestError
+from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.embeddings import PreparedEmbedding, embedded
@@ -28,7 +30,7 @@ from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.output_stream import OutputObserver, OutputStream, Unobserved
 from quire.interfaces.pinned_prefixes import PinnedPrefix
-from quire.interfaces.prompts import Prompt, checked_cache_salt, images_of, render, salt_of, text_of
+from quire.interfaces.prompts import Prompt, checked_cache_salt, render, salt_of, text_of
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest
@@ -36,6 +38,7 @@ from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured, default_sampling_params
 from quire.interfaces.streamed_prompt import Piece, PromptFeed
 from quire.interfaces.text_threads import LONG_TEXT, TextThreads
+from quire.lora_request import LoRARequest
 from quire.messages import EngineReady, EngineRequest, Tenancy
 from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
@@ -169,6 +172,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: Tenancy | None = None,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> PreparedRequest:
         """Tokenises and checks a request without starting it; raises RequestError where it cannot be served."""
         parts = await self._started()
@@ -176,7 +180,8 @@ class AsyncLLM:
         params = sampling_params if sampling_params is not None else self._defaults
         await parts.structured.check(self, params)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
-        request = parts.maker.make(token_ids, params, media=media, **whose)
+        adapter = await parts.adapters.number_of(self, lora_request)
+        request = parts.maker.make(token_ids, params, media=media, adapter=adapter, **whose)
         return PreparedRequest(request, text, params.logprobs is not None)
 
     async def receive(
@@ -189,13 +194,16 @@ class AsyncLLM:
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
         tenant: Tenancy | None = None,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> ReceivedRequest:
         """Computes a prompt while it arrives, in texts or in token ids (4.4.4); returns when the last piece has come.
         What it returns runs already: give it to `stream` or `generate`, which take pieces as well, or close it."""
         parts = await self._started()
         params = sampling_params if sampling_params is not None else self._defaults
         await parts.structured.check(self, params)
-        request = parts.maker.make([], params, priority=priority, cache_salt=cache_salt, is_final=False, tenant=tenant)
+        adapter = await parts.adapters.number_of(self, lora_request)
+        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant, "adapter": adapter}
+        request = parts.maker.make([], params, is_final=False, **whose)
         feed = PromptFeed(
             self._held.running,
             parts.maker,
@@ -217,6 +225,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         delta: bool = False,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """The request as it grows: each output holds everything so far, or with delta=True what is new in one sequence.
 
@@ -224,7 +233,7 @@ class AsyncLLM:
         Of beams (BeamSearchParams) come the tokens that all of them share, and at the end the rest, best first.
         `request_id` is a label for outputs and for `abort`; two requests may bear the same one.
         """
-        prepared = await self._prepared(prompt, sampling_params, request_id, priority)
+        prepared = await self._prepared(prompt, sampling_params, request_id, priority, lora_request)
         label = prepared.label(request_id)
         gatherer = OutputGatherer(label, prepared)
         stream = self.stream(prepared, request_id=label)
@@ -341,6 +350,22 @@ class AsyncLLM:
     async def unpin_prefix(self, name: str) -> None:
         await (await self._started()).prefixes.unpin(self, name)
 
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> Adapter:
+        """Loads an adapter (LoRA) while requests go on; see LLM.load_adapter."""
+        return await (await self._started()).adapters.load(self, name, path, in_place=in_place)
+
+    async def unload_adapter(self, name: str) -> Adapter:
+        """New requests do not find it; those that run go on."""
+        return await (await self._started()).adapters.unload(self, name)
+
+    async def adapters(self) -> list[Adapter]:
+        """Those that requests may name."""
+        return await (await self._started()).adapters.all(self)
+
+    async def find_adapter(self, name: str) -> Adapter | None:
+        """The one of this name."""
+        return await (await self._started()).adapters.find(self, name)
+
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         """What is pinned, with its size and its use so far."""
         return await (await self._started()).prefixes.all(self)
@@ -374,7 +399,9 @@ class AsyncLLM:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
         grammars = await (await self._started()).structured.statistics(self)
-        return {**core, **grammars, **self.client_statistics()}
+        # the worker answers between two steps: it is asked only where it has something to say
+        experts = await self.control("worker.expert_tokens") if has_experts(self.config.facts.hf_config) else {}
+        return {**core, **grammars, **experts, **self.client_statistics()}
 
     def client_statistics(self) -> dict[str, float]:
         """The client's alone: the engine is not asked."""
@@ -404,15 +431,25 @@ class AsyncLLM:
         """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
         text = text_of(prompt)
         length = parts.maker.limits.max_model_len
-        if (text is not None and len(text) > LONG_TEXT) or images_of(prompt):
+        if text is not None and len(text) > LONG_TEXT:
             return await self._text_threads.call(render, prompt, self.renderer, length)
         return render(prompt, self.renderer, length)
 
     async def _prepared(
-        self, prompt: AnyPrompt, sampling_params: GenerationParams | None, request_id: str | None, priority: int
+        self,
+        prompt: AnyPrompt,
+        sampling_params: GenerationParams | None,
+        request_id: str | None,
+        priority: int,
+        lora_request: LoRARequest | None = None,
     ) -> PreparedRequest:
         if isinstance(prompt, PreparedRequest):
+            if lora_request is not None:
+                raise RequestError(
+                    "lora_request: given for a request that was prepared or received already. Give it there instead.",
+                    param="lora_request",
+                )
             return prompt.as_it_is(sampling_params, priority)
         if isinstance(prompt, AsyncIterable):
-            return await self.receive(prompt, sampling_params, request_id, priority=priority)
-        return await self.prepare(prompt, sampling_params, priority=priority)
+            return await self.receive(prompt, sampling_params, request_id, priority=priority, lora_request=lora_request)
+        return await self.prepare(prompt, sampling_params, priority=priority, lora_request=lora_request)

@@ -26,10 +26,10 @@ class EngineCalls(Protocol):
         """A function that may take long; forms are checked there."""
 
 
-async def control(engine: EngineCalls, name: str, **args: Any) -> Any:
+async def control(engine: EngineCalls, operation: str, /, **args: Any) -> Any:
     """A management operation whose refusal is a mistake of whoever asked for it."""
     try:
-        return await engine.control(name, args)
+        return await engine.control(operation, args)
     except EngineDeadError:
         raise
     except EngineError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
+from quire.interfaces.adapters import Adapters
 from quire.interfaces.embeddings import Embeddings
 from quire.interfaces.engine_calls import EngineCalls
 from quire.interfaces.pinned_prefixes import PinnedPrefixes
@@ -31,6 +32,7 @@ class EngineParts:
         self.prefixes = PinnedPrefixes(config, self.maker, renderer)
         self.sessions = Sessions(self.maker, renderer, defaults, self.structured)
         self.embeddings = Embeddings(config, self.maker)
+        self.adapters = Adapters(config)
 
     def engine_was_replaced(self, ready: EngineReady) -> None:
         """A new engine has taken the place of the one that these parts served."""
@@ -41,6 +43,7 @@ class EngineParts:
 
     async def furnish(self, engine: EngineCalls) -> None:
         """Brings a fresh engine to where it was, or to where the configuration wants it."""
+        await self.adapters.furnish(engine, is_new=self._is_new)
         if not self._is_new:
             await self.prefixes.pin_again(engine)
         elif self._config.pinned_prefixes is not None:

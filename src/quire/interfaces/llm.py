@@ -22,6 +22,7 @@ from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.config import EMBEDDED, EngineConfig
 from quire.engine_client import AsyncEngineClient, open_link
 from quire.errors import RequestError
+from quire.interfaces.adapters import Adapter
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.embeddings import EmbeddingJob
@@ -33,6 +34,7 @@ from quire.interfaces.progress import Progress, UseTqdm
 from quire.interfaces.prompts import Prompt, as_list, each_of
 from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import configured
+from quire.lora_request import LoRARequest
 from quire.observability.recorded import Recording
 from quire.outputs import BeamSearchOutput, EmbeddingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -87,16 +89,18 @@ class LLM:
         *,
         priority: int | Sequence[int] = 0,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """One output a prompt, in the order of the prompts. A bad prompt raises before anything is started.
 
         With BeamSearchParams the outputs of a prompt are beams, best first; one call may mix both kinds.
         Lower priorities go first with scheduling_policy=priority; with any policy they are the last to be preempted.
         A sequence that fails while it runs has finish_reason "error" and the reason as its stop_reason; the others go
-        on.
+        on. `lora_request`: the adapter of all prompts, or one for each, None for the model alone.
         """
         given = as_list(prompts)
-        return self._generate(given, each_of(sampling_params, len(given), "sampling_params"), priority, use_tqdm)
+        each = each_of(sampling_params, len(given), "sampling_params")
+        return self._generate(given, each, priority, use_tqdm, lora_request=lora_request)
 
     def beam_search(
         self,
@@ -124,6 +128,7 @@ class LLM:
         priority: int | Sequence[int] = 0,
         cache_salt: str | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation or to several: lists of {"role": ..., "content": ...}. Only requests of the same
         cache_salt share the prefix cache."""
@@ -138,7 +143,7 @@ class LLM:
             for conversation in _conversations(messages)
         ]
         each = each_of(sampling_params, len(rendered), "sampling_params")
-        return self._generate(rendered, each, priority, use_tqdm, cache_salt=cache_salt)
+        return self._generate(rendered, each, priority, use_tqdm, cache_salt=cache_salt, lora_request=lora_request)
 
     def embed(
         self,
@@ -179,6 +184,19 @@ class LLM:
     def pinned_prefixes(self) -> list[PinnedPrefix]:
         """What is pinned, with its size and its use so far."""
         return self._run(self._engine.pinned_prefixes())
+
+    def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> Adapter:
+        """Loads an adapter (LoRA) from a directory that PEFT has written. `in_place`: a name that is taken gets another
+        version, and requests that run go on with the old one."""
+        return self._run(self._engine.load_adapter(name, path, in_place=in_place))
+
+    def unload_adapter(self, name: str) -> None:
+        """New requests do not find it; those that run go on, and then its memory is given back."""
+        self._run(self._engine.unload_adapter(name))
+
+    def adapters(self) -> list[Adapter]:
+        """Those that requests may name."""
+        return self._run(self._engine.adapters())
 
     def open_session(self, name: str | None = None, *, cache_salt: str | None = None) -> Session:
         """A conversation whose tokens stay in the engine between its turns, until it is closed."""
@@ -225,22 +243,28 @@ class LLM:
         each: Sequence[GenerationParams | None],
         priority: int | Sequence[int],
         use_tqdm: UseTqdm,
+        *,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         priorities = each_of(priority, len(prompts), "priority")
-        return self._run_jobs(self._text_jobs(prompts, each, priorities, cache_salt), use_tqdm)
+        adapters = each_of(lora_request, len(prompts), "lora_request")
+        return self._run_jobs(self._text_jobs(prompts, each, priorities, adapters, cache_salt), use_tqdm)
 
     async def _text_jobs(
         self,
         prompts: Sequence[Any],
         each: Sequence[GenerationParams | None],
         priorities: Sequence[int],
+        adapters: Sequence[LoRARequest | None],
         cache_salt: str | None,
     ) -> list[TextJob]:
         jobs: list[TextJob] = []
-        for prompt, params, priority in zip(prompts, each, priorities, strict=True):
+        for prompt, params, priority, adapter in zip(prompts, each, priorities, adapters, strict=True):
             with _numbered(len(jobs)):
-                prepared = await self._engine.prepare(prompt, params, priority=priority, cache_salt=cache_salt)
+                prepared = await self._engine.prepare(
+                    prompt, params, priority=priority, cache_salt=cache_salt, lora_request=adapter
+                )
                 jobs.append(TextJob(prepared, self.renderer))
         return jobs
 

@@ -43,13 +43,13 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
     """
     text = text_of(prompt)
     if text is not None:
-        rendered: RenderedPrompt = renderer.render_prompt(text, max_tokens=max_tokens, images=images_of(prompt))
+        rendered: RenderedPrompt = renderer.render_prompt(text, max_tokens=max_tokens, images=_images_of(prompt))
         return text, rendered.token_ids, rendered.media
     prompt = _as_plain(prompt)
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
-            placed = renderer.place_images(_ids(prompt["prompt_token_ids"]), images_of(prompt), max_tokens)
-            return None, placed.token_ids, placed.media
+            rendered = renderer.render_tokens(_ids(prompt["prompt_token_ids"]), _images_of(prompt), max_tokens)
+            return None, rendered.token_ids, rendered.media
     elif hasattr(prompt, "token_ids"):
         return prompt.text, prompt.token_ids, prompt.media
     elif is_token_ids(prompt) or (isinstance(prompt, list | tuple) and not prompt):
@@ -59,18 +59,18 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
     raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.{hint}", param="prompt")
 
 
-def images_of(prompt: object) -> list[Any]:
-    """Those in {"multi_modal_data": {"image": ...}}: one, or a list of them."""
-    given = prompt.get(_MEDIA) if isinstance(prompt, Mapping) else None
-    if given is None:
+def _images_of(prompt: object) -> list[Any]:
+    """{"multi_modal_data": {"image": one or a list}}, in the order of their placeholders."""
+    data = prompt.get(_MEDIA) if isinstance(prompt, Mapping) else None
+    if data is None:
         return []
-    if not isinstance(given, Mapping) or set(given) - {"image"}:
+    if not isinstance(data, Mapping) or any(key != "image" for key in data):
         raise RequestError(
-            f'{_MEDIA}={_short(given)}: must be {{"image": image}} or {{"image": [images]}}; an image is one of '
-            "Pillow, its bytes, or a data URL.",
-            param=_MEDIA,
+            f'{_MEDIA}: must be {{"image": IMAGE or a list of them}}; nothing else is read.', param=_MEDIA
         )
-    images = given.get("image", [])
+    images = data.get("image")
+    if images is None:
+        return []
     return list(images) if isinstance(images, list | tuple) else [images]
 
 
@@ -106,10 +106,12 @@ def check_unsalted(prompt: object, why: str) -> None:
         raise RequestError(f"{_SALT}={_short(prompt[_SALT])}: {why}", param=_SALT)
 
 
-def check_no_images(prompt: object, why: str) -> None:
-    """For what keeps tokens alone: an image would be lost, and its placeholders would stand for nothing."""
-    if images_of(prompt) or getattr(prompt, "media", None):
-        raise RequestError(f"images: {why} Send them in a request of their own.", param=_MEDIA)
+def check_no_media(media: list[Any], what: str) -> None:
+    """For prompts that are named by their tokens alone."""
+    if media:
+        raise RequestError(
+            f"{_MEDIA}: {what} takes text only. Leave the images out, or ask with generate.", param=_MEDIA
+        )
 
 
 def as_list(prompts: object) -> list[object]:
@@ -151,12 +153,12 @@ def _ids(value: object) -> list[int]:
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:
-    known = (*_KEYS, _MEDIA, _SALT)
+    known = (*_KEYS, _SALT, _MEDIA)
     for key in prompt:
         if key not in known:
             hint = _CHAT_HINT if key in ("role", "content") else suggestion(str(key), known)
             raise RequestError(
-                f"prompt: {key!r} is not supported, only {', '.join(_KEYS)}, {_MEDIA} and {_SALT} are.{hint}",
+                f"prompt: {key!r} is not supported, only {', '.join(known[:-1])} and {known[-1]} are.{hint}",
                 param="prompt",
             )
     if all(key in prompt for key in _KEYS):

@@ -54,7 +54,6 @@ class Asked:
     prompt_token_ids: list[int]
     sampling: SamplingParams
     media: list[Any]
-    adapter: str | None
     priority: int = 0
     cache_salt: str = ""
     # kept by the core under the handle that the request continues; its prompt comes after them
@@ -233,16 +232,17 @@ def _check_cache_salt(asked: Asked, limits: Limits) -> None:
     checked_cache_salt(asked.cache_salt)
 
 
-def _check_adapter(asked: Asked, limits: Limits) -> None:
-    if asked.adapter is not None:
+def _check_media(asked: Asked, limits: Limits) -> None:
+    if asked.media and (asked.num_kept_tokens or asked.pooling):
         raise RequestError(
-            f"adapter={asked.adapter!r}: this version of Quire has no adapters (LoRA). Leave it out.", param="adapter"
+            f"media: {len(asked.media)} images in a session or for an embedding, which take text only. Leave them out.",
+            param="media",
         )
 
 
 CHECKS: tuple[Callable[[Asked, Limits], None], ...] = (
     _check_head,
-    _check_adapter,
+    _check_media,
     _check_prompt_not_empty,
     _check_prompt_ids,
     _check_context_length,
@@ -292,7 +292,7 @@ class RequestMaker:
         priority: int = 0,
         cache_salt: str | None = "",
         media: list[Any] | None = None,
-        adapter: str | None = None,
+        adapter: int = 0,
         keep: str | None = None,
         continues: str | None = None,
         num_kept_tokens: int = 0,
@@ -311,7 +311,6 @@ class RequestMaker:
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
             media=media or [],
-            adapter=adapter,
             priority=priority,
             cache_salt=cache_salt,
             num_kept_tokens=num_kept_tokens,
@@ -339,16 +338,17 @@ class RequestMaker:
             decoding=beams.decoding_spec() if beams is not None else None,
             keep=keep,
             continues=continues,
+            media=asked.media,
             is_final=is_final,
             pooling=pooling,
             tenant=tenant,
-            media=asked.media,
+            adapter=adapter,
         )
 
     def checked_piece(self, token_ids: list[int], sampling: SamplingParams, num_before: int) -> list[int]:
         """Tokens that follow `num_before` others of the same prompt."""
         token_ids = _as_ints(token_ids)
-        asked = Asked(prompt_token_ids=token_ids, sampling=sampling, media=[], adapter=None, num_kept_tokens=num_before)
+        asked = Asked(prompt_token_ids=token_ids, sampling=sampling, media=[], num_kept_tokens=num_before)
         for check in _PIECE_CHECKS:
             check(asked, self.limits)
         return token_ids

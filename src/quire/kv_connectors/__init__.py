@@ -25,6 +25,11 @@ _Half = TypeVar("_Half")
 def make_scheduler_half(config: KVConnectorConfig | None, layout: CacheLayout) -> SchedulerHalf:
     if config is None:
         return NoSchedulerHalf()
+    if layout.has_states:
+        raise OptionError(
+            f"kv_connector={config.name}: {layout.model} has recurrent layers, whose state no connector can move yet; "
+            "only keys and values of tokens. Leave kv_connector out."
+        )
     return _made(config, lambda connector: connector.scheduler_half(layout, **config.args))
 
 

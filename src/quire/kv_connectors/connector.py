@@ -45,6 +45,10 @@ class CacheLayout:
     def has_windows(self) -> bool:
         return any(spec.sliding_window for specs in self.groups for spec in specs)
 
+    @property
+    def has_states(self) -> bool:
+        return any(spec.state_bytes for specs in self.groups for spec in specs)
+
     def difference(self, other: CacheLayout) -> str | None:
         """The first thing in which both differ, in words."""
         for field in dataclasses.fields(self):

@@ -8,8 +8,9 @@ the metrics. No label holds a prompt, a key, a user or a request's id.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -112,7 +113,6 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Steps that failed as a whole and were run in parts, to find whose fault it was.",
     ),
     "num_out_of_memory_total": ("quire:out_of_memory_steps_total", "Those among them that were short of memory."),
-    "num_encoder_runs_total": ("quire:encoder_runs_total", "Images that the encoder has run for."),
     "num_failed_stores_total": (
         "quire:kv_connector_failed_stores_total",
         "Prompts whose KV the connector could not take.",
@@ -125,6 +125,13 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Requests that gave way again before they had got on by a block.",
     ),
     "num_pinned_prefixes": ("quire:num_pinned_prefixes", "Prefixes that are never evicted."),
+    "num_state_checkpoints": ("quire:num_state_checkpoints", "Checkpoints of recurrent states in the prefix cache."),
+    "num_state_checkpoint_blocks": ("quire:state_checkpoint_blocks", "Blocks that they take."),
+    "num_state_checkpoints_made_total": ("quire:state_checkpoints_made_total", "Checkpoints of recurrent states made."),
+    "num_state_checkpoint_hit_tokens_total": (
+        "quire:state_checkpoint_hit_tokens_total",
+        "Prompt tokens that were not computed because a checkpoint was found behind them.",
+    ),
     "num_kept_sequences": ("quire:num_kept_sequences", "Sequences kept for sessions, and pinned prefixes."),
     "num_blocks_saved_by_sharing": (
         "quire:kv_cache_blocks_saved_by_sharing",
@@ -152,13 +159,28 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Calls that the database failed; each is a 503, or a 507 on a full disk.",
     ),
 }
+_EXPERT_TOKENS = re.compile(r"expert_([a-z0-9]+)_([a-z0-9]+)_tokens_total")
+_OF_ANY_EXPERT = "expert_number_number_tokens_total"
 # Key of the engine's statistics -> metric. A metric whose name ends in _total is a counter, any other a gauge. Keys
 # that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.
 ENGINE_STATISTICS: dict[str, EngineMetric] = {
     **{key: EngineMetric(name, text) for key, (name, text) in _NAMED.items()},
     **{f"kv_slots_{state}": EngineMetric("quire:kv_cache_slots", _SLOTS, {"state": state}) for state in SLOT_STATES},
     **{f"host_slots_{state}": EngineMetric("quire:host_slots", _HOST_SLOTS, {"state": state}) for state in HOST_STATES},
+    # a mixture of experts has such a key for each
+    _OF_ANY_EXPERT: EngineMetric(
+        "quire:expert_tokens_total",
+        "Tokens that an expert computed, in models with a file of their own; the layer is `all`, and the sum over "
+        "layers, where there are more than 1,024 experts in all.",
+        {"expert": "number", "layer": "number"},
+    ),
 }
+
+
+def _metric_of(key: str) -> EngineMetric:
+    if found := _EXPERT_TOKENS.fullmatch(key):
+        return replace(ENGINE_STATISTICS[_OF_ANY_EXPERT], labels={"expert": found[2], "layer": found[1]})
+    return ENGINE_STATISTICS.get(key) or EngineMetric(f"quire:engine_{key}", f"Of the engine: {key}.")
 
 
 def engine_metrics(statistics: Mapping[str, float], model_name: str) -> Iterator[Metric]:
@@ -168,7 +190,7 @@ def engine_metrics(statistics: Mapping[str, float], model_name: str) -> Iterator
         values.setdefault("kv_cache_usage", values.get("num_blocks_held", 0.0) / values["num_blocks"])
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for key, value in sorted(values.items()):
-        metric = ENGINE_STATISTICS.get(key) or EngineMetric(f"quire:engine_{key}", f"Of the engine: {key}.")
+        metric = _metric_of(key)
         if metric.name not in families:
             kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
             families[metric.name] = kind(metric.name, metric.help_text, labels=["model_name", *metric.labels])

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError
-from quire.renderer.images import ImageSource
 
 Message = dict[str, Any]
-IMAGE_PARTS = ("image_url", "input_image")
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 # One name for what a model thought; templates read the first, gpt-oss reads `thinking`.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -40,13 +38,12 @@ class Dialect:
     knows_none: bool = False
     # it writes a call's arguments down as they come, so they must be JSON already
     joins_arguments: bool = False
+    # {"type": "image"} stands where an image was; it is written by the template
+    takes_images: bool = False
 
 
-def prepare_messages(
-    chat: Sequence[Mapping[str, Any]], dialect: Dialect, images: list[ImageSource] | None = None
-) -> list[Message]:
-    """Messages for the template, or RequestError that names the place. `images` takes their images, in order; None: the
-    model sees none."""
+def prepare_messages(chat: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Message]:
+    """Messages for the template, or RequestError that names the place."""
     if isinstance(chat, (str, bytes, Mapping)) or not isinstance(chat, Sequence) or not chat:
         raise RequestError(
             'messages: must be a list of at least one message such as {"role": "user", "content": "Hello"}.',
@@ -54,10 +51,10 @@ def prepare_messages(
         )
     if len(chat) > MAX_MESSAGES:
         raise RequestError(f"messages: {len(chat)} messages, at most {MAX_MESSAGES} are allowed.", param="messages")
-    return [_message(given, f"messages[{number}]", dialect, images) for number, given in enumerate(chat)]
+    return [_message(given, f"messages[{number}]", dialect) for number, given in enumerate(chat)]
 
 
-def _message(given: object, where: str, dialect: Dialect, images: list[ImageSource] | None) -> Message:
+def _message(given: object, where: str, dialect: Dialect) -> Message:
     message = plain(given, where)
     if not isinstance(message, dict):
         raise RequestError(f'{where}: must be an object with a "role" and a "content".', param=where)
@@ -79,9 +76,7 @@ def _message(given: object, where: str, dialect: Dialect, images: list[ImageSour
     if role == "developer" and not dialect.knows_developer:
         message["role"] = "system"
     if content is not None:
-        # what a model said has no images, and the last part of it may have to go on
-        seen = None if role == "assistant" else images
-        message["content"] = _content(content, where, dialect, seen)
+        message["content"] = _content(content, where, dialect)
     if message.get("tool_calls") is not None:
         message["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls", dialect)
     return _with_reasoning(message)
@@ -110,28 +105,32 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     raise RequestError(f"{where}: a {type(value).__name__} is no JSON value.", param=where)
 
 
-def _content(content: Any, where: str, dialect: Dialect, images: list[ImageSource] | None) -> Any:
+def _content(content: Any, where: str, dialect: Dialect) -> Any:
     if isinstance(content, list):
-        images = images if dialect.as_parts or dialect.keeps_parts else None
-        parts = [_part(part, f"{where}.content[{number}]", images) for number, part in enumerate(content)]
+        parts = [_part(part, f"{where}.content[{number}]", dialect) for number, part in enumerate(content)]
         if dialect.as_parts or dialect.keeps_parts:
             return parts
+        if any(part["type"] == "image" for part in parts):
+            raise RequestError(
+                f"{where}.content: this model's chat template has no place for images. Start the engine with "
+                "chat_template=FILE.",
+                param=f"{where}.content",
+            )
         return "\n".join(part["text"] for part in parts)
     if not isinstance(content, str):
         raise RequestError(f"{where}.content: must be a text or a list of parts.", param=f"{where}.content")
     return [{"type": "text", "text": content}] if dialect.as_parts else content
 
 
-def _part(part: Any, where: str, images: list[ImageSource] | None) -> dict[str, str]:
+def _part(part: Any, where: str, dialect: Dialect) -> dict[str, str]:
+    if dialect.takes_images and part == {"type": "image"}:
+        return {"type": "image"}
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
-    if images is not None and kind in IMAGE_PARTS:
-        images.append(_image(part, where))
-        return {"type": "image"}
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise RequestError(
-            f"{where}: type {str(kind)[:40]!r} is not supported{_not_here(images)}.",
+            f"{where}: type {str(kind)[:40]!r} is not supported, this model is served with text only.",
             param=f"{where}.type",
         )
     _check_no_media(part, where)
@@ -139,19 +138,6 @@ def _part(part: Any, where: str, images: list[ImageSource] | None) -> dict[str, 
     if not isinstance(text, str):
         raise RequestError(f"{where}.text: must be a text.", param=f"{where}.text")
     return {"type": "text", "text": text}
-
-
-def _not_here(images: list[ImageSource] | None) -> str:
-    return ", this model is served with text only" if images is None else ", this model reads texts and images"
-
-
-def _image(part: Message, where: str) -> ImageSource:
-    """{"image_url": {"url": ...}} of chats, {"image_url": ...} of responses."""
-    given = part.get("image_url")
-    url = given.get("url") if isinstance(given, dict) else given
-    if not isinstance(url, str) or not url:
-        raise RequestError(f"{where}.image_url: must hold the image as a data URL.", param=f"{where}.image_url")
-    return ImageSource(url, f"{where}.image_url")
 
 
 def _check_no_media(given: Message, where: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import ModelError, OptionError, RequestError
 from quire.renderer.chat_messages import Dialect, plain, prepare_messages
 from quire.renderer.gguf_tokenizer import read_templates
-from quire.renderer.images import ImageSource
 from quire.renderer.quoting import Quoting
 from quire.renderer.special_tokens import SpecialTokens, read_json
 
@@ -93,19 +93,16 @@ class ChatTemplates:
         template_kwargs: Mapping[str, Any] | None = None,
         marks: Collection[str] = (),
         is_brief: bool = False,
-        images: list[ImageSource] | None = None,
+        takes_images: bool = False,
     ) -> list[str]:
         """The text, cut inside each of `marks` that a client wrote: pieces are to be tokenised one by one.
 
         is_brief: NotBriefError instead of a rendering that takes more than a few milliseconds.
-        images: a list that takes the images of the chat; None: the model sees none.
         """
         text = self._choose(tools)
         if is_brief and text not in self._compiled:
             raise NotBriefError
-        messages = prepare_messages(chat, dialect_of(text), images)
-        if is_brief and images:
-            raise NotBriefError
+        messages = prepare_messages(chat, replace(dialect_of(text), takes_images=takes_images))
         shown_tools = plain(list(tools), "tools") if tools is not None else None
         kwargs = _checked_kwargs(template_kwargs)
         quoting = Quoting(marks, messages, shown_tools, kwargs)

@@ -14,10 +14,10 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
-from quire.messages import ImageItem
+from quire.messages import Media
 from quire.renderer.chat_template import ChatTemplates, NotBriefError
 from quire.renderer.growing_text import GrowingText, PieceEncoder
-from quire.renderer.images import ImageRenderer, ImageSource
+from quire.renderer.image_processor import ImageProcessor
 from quire.renderer.output_formats import AUTO, OutputFormats
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.stop_strings import StopMatcher
@@ -37,7 +37,7 @@ class RenderedPrompt:
     """What goes to the engine; `text` is what was tokenised."""
 
     token_ids: list[int]
-    media: list[ImageItem] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
     text: str | None = None
 
 
@@ -52,8 +52,9 @@ class Renderer:
         output_formats: OutputFormats | None = None,
         *,
         special_tokens_in_messages: bool = False,
-        images: ImageRenderer | None = None,
+        images: ImageProcessor | None = None,
     ) -> None:
+        # None: the model takes text only
         self._images = images
         self._marks_in_messages = special_tokens_in_messages
         self._tokenizer = tokenizer
@@ -74,8 +75,8 @@ class Renderer:
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             special_tokens_in_messages=config.special_tokens_in_messages,
-            images=_images_of(config),
         )
+        renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config)
         if renderer._templates is not None:
             renderer._templates.prepare()
         return renderer
@@ -92,7 +93,6 @@ class Renderer:
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
         special_tokens_in_messages: bool = False,
-        images: ImageRenderer | None = None,
     ) -> Renderer:
         """A renderer from files alone. Without a tokenizer it still serves prompts of token ids."""
         tokenizer = Tokenizer.from_folder(folder, trust_remote_code=trust_remote_code)
@@ -101,14 +101,7 @@ class Renderer:
         formats = OutputFormats.choose(
             templates.texts.values() if templates is not None else (), tool=tool_call_parser, reasoning=reasoning_parser
         )
-        return cls(
-            tokenizer,
-            templates,
-            eos_token_ids,
-            formats,
-            special_tokens_in_messages=special_tokens_in_messages,
-            images=images,
-        )
+        return cls(tokenizer, templates, eos_token_ids, formats, special_tokens_in_messages=special_tokens_in_messages)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -122,10 +115,6 @@ class Renderer:
     def special_tokens(self) -> frozenset[str]:
         """The texts of tokens that `skip_special_tokens` leaves out."""
         return self._tokenizer.special_texts if self._tokenizer is not None else frozenset()
-
-    @property
-    def sees_images(self) -> bool:
-        return self._images is not None
 
     # ------------------------------------------------------------------------------------------ to tokens
 
@@ -147,18 +136,21 @@ class Renderer:
         add_special_tokens: by default yes for a text, no for a chat, whose template has already written them.
         max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
         is_brief: NotBriefError instead of what takes more than a few milliseconds.
-        images: those of a text, one for each placeholder in it; a chat holds its own.
+        images: those that the placeholders of a text stand for; a chat brings its own.
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
         if is_brief and not tokenizer.is_known:
             raise NotBriefError
+        sources = [(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
+        if self._images is not None and not isinstance(chat, str):
+            chat, sources = self._images.take_from_chat(chat)
+        if sources and is_brief:
+            raise NotBriefError
         if isinstance(chat, str):
             pieces = [chat]
             add_special_tokens = add_special_tokens is not False
-            sources = _sources(images)
         else:
-            sources = []
             pieces = self._needed_templates().render_pieces(
                 chat,
                 tools=tools,
@@ -167,7 +159,7 @@ class Renderer:
                 template_kwargs=template_kwargs,
                 marks=() if self._marks_in_messages else self.special_tokens,
                 is_brief=is_brief,
-                images=sources if self._images is not None else None,
+                takes_images=bool(sources),
             )
         text = "".join(pieces)
         if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
@@ -175,21 +167,22 @@ class Renderer:
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
         token_ids = tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens))
-        return self._with_images(token_ids, sources, max_tokens, text)
+        return self._with_images(RenderedPrompt(token_ids, text=text), sources, max_tokens)
 
-    def place_images(self, token_ids: Sequence[int], images: Sequence[Any], max_tokens: int | None) -> RenderedPrompt:
-        """Tokens with one placeholder for each image, as they come from a chat template, and what they become."""
-        return self._with_images(list(token_ids), _sources(images), max_tokens, None)
+    def render_tokens(self, token_ids: list[int], images: Sequence[Any], max_tokens: int | None) -> RenderedPrompt:
+        """A prompt of tokens in which each image has one placeholder."""
+        sources = [(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
+        return self._with_images(RenderedPrompt(token_ids), sources, max_tokens)
 
     def _with_images(
-        self, token_ids: list[int], sources: list[ImageSource], max_tokens: int | None, text: str | None
+        self, prompt: RenderedPrompt, sources: Sequence[tuple[Any, str]], max_tokens: int | None
     ) -> RenderedPrompt:
         if not sources:
-            return RenderedPrompt(token_ids, text=text)
+            return prompt
         if self._images is None:
-            raise RequestError("images: this model is served with text only. Leave them out.", param="multi_modal_data")
-        token_ids, media = self._images.place(token_ids, sources, max_tokens)
-        return RenderedPrompt(token_ids, media, text)
+            raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")
+        prompt.token_ids, prompt.media = self._images.expand(prompt.token_ids, sources, max_tokens)
+        return prompt
 
     def render_continuation(self, text: str, *, max_tokens: int) -> list[int]:
         """The tokens of a text that follows other tokens: no special tokens around it, no space put before it."""
@@ -332,14 +325,3 @@ def _own_eos(tokenizer: Tokenizer | None) -> list[int]:
     token = tokenizer.special.by_name.get("eos_token") if tokenizer is not None else None
     token_id = tokenizer.id_of(token) if tokenizer is not None and token else None
     return [] if token_id is None else [token_id]
-
-
-def _sources(images: Sequence[Any]) -> list[ImageSource]:
-    return [ImageSource(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
-
-
-def _images_of(config: EngineConfig) -> ImageRenderer | None:
-    """Through the Transformers library a model is served with text only."""
-    if config.worker.model_impl == "transformers":
-        return None
-    return ImageRenderer.find(config.facts.path, config.facts.hf_config, config.limit_mm_per_prompt["image"])

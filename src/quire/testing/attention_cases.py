@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,14 +27,18 @@ class AttentionCase:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None  # None: as the query
     sliding_window: int = 0
+    is_chunked: bool = False
     soft_cap: float = 0.0
     has_sinks: bool = False
+    # a value is the beginning of its key, and kept once
+    values_in_keys: bool = False
 
     def __str__(self) -> str:
         parts = [f"{n}of{length}" for n, length in self.sequences[:3]]
         parts += [f"h{self.num_heads}/{self.num_kv_heads}", f"d{self.head_dim}", f"b{self.block_size}"]
         parts += [f"e{self.value_dim}"] * bool(self.value_dim) + [f"w{self.sliding_window}"] * bool(self.sliding_window)
         parts += [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks
+        parts += ["latent"] * self.values_in_keys + ["chunks"] * self.is_chunked
         parts += [str(self.cache_dtype).removeprefix("torch.")] * bool(self.cache_dtype)
         return "-".join([*parts, str(self.dtype).removeprefix("torch.")])
 
@@ -55,6 +60,13 @@ CACHE_DTYPES = (*DTYPES, *CODES)
 # A cache of another type than the model.
 MIXED = tuple((d, c) for d in DTYPES for c in CACHE_DTYPES if c != d)
 
+
+def _latent(**changes: Any) -> AttentionCase:
+    """Latent attention: one head of keys for all of queries."""
+    sizes = {"num_heads": 16, "num_kv_heads": 1, "head_dim": 96, "value_dim": 80, "values_in_keys": True}
+    return AttentionCase(**{**sizes, **changes})
+
+
 ATTENTION_CASES = (
     *(AttentionCase(block_size=b, dtype=d, sequences=s) for b in (1, 8, 16, 32) for d in DTYPES for s in (MIX, ONES)),
     *(AttentionCase(head_dim=d, dtype=t) for d in (16, 32, 80, 96, 128, 192, 256) for t in DTYPES),
@@ -75,4 +87,12 @@ ATTENTION_CASES = (
     AttentionCase(has_sinks=True, soft_cap=20.0, sliding_window=40, sequences=LONG, num_heads=6, block_size=8),
     AttentionCase(sequences=((130, 130), (100, 400))),  # more rows than one tile
     AttentionCase(sequences=((0, 0), (0, 5), (1, 1))),
+    *(_latent(dtype=d, sequences=s) for d in DTYPES for s in (MIX, ONES, LONG)),
+    *(_latent(dtype=d, cache_dtype=c, block_size=8) for d, c in MIXED),
+    *(_latent(num_heads=h, head_dim=d, value_dim=e, dtype=t)
+      for h, d, e in ((1, 24, 8), (128, 576, 512), (3, 100, 84)) for t in (torch.float32, torch.bfloat16)),
+    _latent(sliding_window=33, has_sinks=True, soft_cap=20.0),
+    *(AttentionCase(sliding_window=w, is_chunked=True, sequences=s) for w in (1, 5, 16, 64, 1000) for s in (MIX, ONES)),
+    *(AttentionCase(sliding_window=w, is_chunked=True, sequences=LONG, dtype=d)
+      for w in (24, 100, 600) for d in DTYPES),
 )  # fmt: skip

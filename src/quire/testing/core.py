@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -90,12 +90,15 @@ class CoreUnderTest:
         num_drafts: int = 0,
         speculation: Speculation | None = None,
         constraints: Sequence[Constraint] = (),
+        adapters: Set[int] = frozenset(),
         store: PrefixStore | None = None,
         free_order: Sequence[int] | None = None,
         vocab_size: int = 50,
         check_invariants: bool = True,
         recorder: Recorder | None = None,
         tenant_cache_share: float | None = None,
+        checkpoint_interval: int = 8,
+        checkpoint_share: float = 0.5,
     ) -> None:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
         `drafts` says how good they are. Cores with the same `store` have the memory connector and share it."""
@@ -135,6 +138,8 @@ class CoreUnderTest:
             num_host_blocks,
             lookahead=speculation.lookahead,
             num_uncertain=num_drafts + is_async * (1 + num_drafts),
+            checkpoint_interval=checkpoint_interval,
+            checkpoint_share=checkpoint_share,
         )
         prices = RecoveryCosts(costs.seconds_per_token, costs.seconds_per_swapped_block)
         self.scheduler = Scheduler(
@@ -148,6 +153,7 @@ class CoreUnderTest:
             speculation=speculation,
             connector=MemoryScheduler(simulated_layout(block_size), store) if store is not None else None,
             constraints=constraints,
+            adapters=adapters,
         )
         ready = EngineReady(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_blocks=num_blocks, block_size=block_size

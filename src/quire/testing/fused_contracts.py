@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,9 +22,18 @@ class FusedKernels(Protocol):
 
     def silu_and_mul(self, x_T2I: Tensor) -> Tensor: ...
 
+    def clamped_swiglu(self, x_T2I: Tensor, alpha: float, limit: float) -> Tensor: ...
+
     def rotary_embedding(
-        self, positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor
+        self,
+        positions_T: Tensor,
+        query_THD: Tensor,
+        key_TKD: Tensor,
+        cos_sin_cache_PR: Tensor,
+        is_interleaved: bool = False,
     ) -> None: ...
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor: ...
 
 
 # (rows, width); None: [T, H, D] as a slice of a fused projection, the norm of each head.
@@ -55,16 +65,34 @@ def check_silu_and_mul(kernels: FusedKernels, dtype: torch.dtype, device: str = 
         assert_close(kernels.silu_and_mul(x), reference.silu_and_mul(x), factor=2)
 
 
+def check_clamped_swiglu(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Values on both sides of the limit, rows of one expert and of several; NaN stays what it is."""
+    for shape in (*WIDTHS, (6, 3, 50)):
+        x = (_rows((*shape[:-1], 2 * shape[-1]), dtype, 4) * 10).to(device)
+        assert_close(kernels.clamped_swiglu(x, 1.702, 7.0), reference.clamped_swiglu(x, 1.702, 7.0), factor=2)
+    assert kernels.clamped_swiglu(torch.full((1, 40), torch.nan, dtype=dtype, device=device), 1.0, 7.0).isnan().all()
+
+
 def check_rotary_embedding(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
     """Query and key are slices of one fused tensor; dimensions beyond the rotary ones and the rest stay as they are."""
-    for head_dim, rotary_dim in ((64, 64), (80, 32), (128, 128), (96, 24), (16, 4)):
+    shapes = ((64, 64), (80, 32), (128, 128), (96, 24), (16, 4))
+    for (head_dim, rotary_dim), is_interleaved in itertools.product(shapes, (False, True)):
         angle = torch.arange(50)[:, None] / 100 ** (torch.arange(rotary_dim // 2) / rotary_dim)
         cos_sin = torch.cat((angle.cos(), angle.sin()), -1).to(device)
         for positions in (torch.tensor([0, 49, 7, 7]), torch.tensor([], dtype=torch.int64)):
             mine = torch.randn(len(positions), 9, head_dim, generator=torch.Generator().manual_seed(5)).to(dtype)
             mine, theirs = mine.to(device), mine.clone().to(device)
-            kernels.rotary_embedding(positions.to(device), mine[:, :5], mine[:, 5:8], cos_sin)
-            reference.rotary_embedding(positions.to(device), theirs[:, :5], theirs[:, 5:8], cos_sin)
+            kernels.rotary_embedding(positions.to(device), mine[:, :5], mine[:, 5:8], cos_sin, is_interleaved)
+            reference.rotary_embedding(positions.to(device), theirs[:, :5], theirs[:, 5:8], cos_sin, is_interleaved)
             assert_close(mine, theirs)
             assert torch.equal(mine[:, 8], theirs[:, 8])
             assert torch.equal(mine[..., rotary_dim:], theirs[..., rotary_dim:])
+
+
+def check_join(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Slices of wider tensors, of two and of three dimensions."""
+    for shape in ((3,), (0,), (5, 4), (5, 1)):
+        x, y = _rows((*shape, 24), dtype, 6).to(device), _rows((*shape, 7), dtype, 7).to(device)
+        joined = kernels.join(x, y)
+        assert joined.is_contiguous()
+        assert torch.equal(joined, torch.cat((x, y), -1))

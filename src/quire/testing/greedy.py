@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,12 @@ def reference_generate(model: Any, prompt: list[int], num_tokens: int) -> Refere
     tokens: list[int] = []
     margins: list[float] = []
     cache = None
+    # its name is changing from model to model
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     step = prompt
     for _ in range(num_tokens):
-        result = model(torch.tensor([step]), past_key_values=cache, use_cache=True)
-        cache = result.past_key_values
+        result = model(torch.tensor([step]), use_cache=True, **{name: cache})
+        cache = getattr(result, name)
         best = result.logits[0, -1].float().topk(2)
         tokens.append(int(best.indices[0]))
         margins.append(float(best.values[0] - best.values[1]))

@@ -26,13 +26,14 @@ from torch import Tensor
 from quire.testing.attention_cases import TOLERANCE, AttentionCase
 from quire.worker.kernels import reference
 from quire.worker.kernels.cache_format import codes_of, decoded, has_scales, row_elements, scales_of
+from quire.worker.kernels.reference.paged_attention import first_visible
 
 
 class AttentionKernels(Protocol):
     """The functions on the cache, with the signatures of `quire.worker.kernels`."""
 
     def write_kv(
-        self, key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor
+        self, key_TKD: Tensor, value_TKE: Tensor | None, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor
     ) -> None: ...
 
     def paged_attention(
@@ -47,6 +48,7 @@ class AttentionKernels(Protocol):
         *,
         scale: float,
         sliding_window: int = 0,
+        is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
     ) -> None: ...
@@ -65,7 +67,9 @@ class _Reference:
     rms_norm = staticmethod(reference.rms_norm)
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_and_mul = staticmethod(reference.silu_and_mul)
+    clamped_swiglu = staticmethod(reference.clamped_swiglu)
     rotary_embedding = staticmethod(reference.rotary_embedding)
+    join = staticmethod(reference.join)
 
     @staticmethod
     def paged_attention(
@@ -79,11 +83,12 @@ class _Reference:
         *,
         scale: float,
         sliding_window: int = 0,
+        is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
     ) -> None:
         tensors = (query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE)
-        reference.paged_attention(*tensors, sinks_H, scale, sliding_window, soft_cap)
+        reference.paged_attention(*tensors, sinks_H, scale, sliding_window, is_chunked, soft_cap)
 
 
 REFERENCE = _Reference()
@@ -106,6 +111,11 @@ class PagedBatch:
     value_TKE: Tensor
     options: dict[str, float | int] = field(default_factory=dict)
 
+    @property
+    def rows_to_keep(self) -> tuple[Tensor, Tensor | None]:
+        """Keys, and values where they are no parts of keys."""
+        return self.key_TKD, None if self.v_cache is self.k_cache else self.value_TKE
+
     def attend(self, kernels: AttentionKernels) -> Tensor:
         out = self.query_THD.new_full((*self.query_THD.shape[:2], self.value_TKE.shape[-1]), 77.0)
         soft_cap, window = float(self.options.get("soft_cap", 0.0)), int(self.options.get("sliding_window", 0))
@@ -119,6 +129,7 @@ class PagedBatch:
             out,
             scale=self.scale,
             sliding_window=window,
+            is_chunked=bool(self.options.get("is_chunked", False)),
             soft_cap=soft_cap,
             sinks_H=self.sinks_H,
         )
@@ -150,21 +161,23 @@ def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Paged
         for s, (_, length) in enumerate(case.sequences)
         for p in range(length)
     ]
+    k_cache = cache(2, case.head_dim)[:, 1]
+    key_TKD, value_TKE = fused[..., : case.head_dim], fused[..., case.head_dim :]
     batch = PagedBatch(
         query_THD=query_THD,
-        k_cache=cache(2, case.head_dim)[:, 1],
-        v_cache=cache(3, value_dim)[:, 0],
+        k_cache=k_cache,
+        v_cache=k_cache if case.values_in_keys else cache(3, value_dim)[:, 0],
         block_tables_SM=tables.to(device),
         seq_lens_S=torch.tensor([length for _, length in case.sequences], dtype=torch.int32, device=device),
         query_starts_S1=torch.tensor([0, *(n for n, _ in case.sequences)], device=device).cumsum(0).int(),
         sinks_H=normal(case.num_heads).float() if case.has_sinks else None,
         scale=case.head_dim**-0.5,
         slots=torch.tensor(slots, dtype=torch.int64, device=device),
-        key_TKD=fused[..., : case.head_dim],
-        value_TKE=fused[..., case.head_dim :],
-        options={"sliding_window": case.sliding_window, "soft_cap": case.soft_cap},
+        key_TKD=key_TKD,
+        value_TKE=key_TKD[..., :value_dim] if case.values_in_keys else value_TKE,
+        options={"sliding_window": case.sliding_window, "is_chunked": case.is_chunked, "soft_cap": case.soft_cap},
     )
-    reference.write_kv(batch.key_TKD, batch.value_TKE, batch.k_cache, batch.v_cache, batch.slots)
+    reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
     forget_what_windows_left(batch, case)
     return batch
 
@@ -184,8 +197,8 @@ def forget_what_windows_left(batch: PagedBatch, case: AttentionCase) -> None:
     """Block ids that no query row can see any more become ids that do not exist."""
     if case.sliding_window > 0:
         for s, (num_rows, length) in enumerate(case.sequences):
-            first_visible = max(0, length - num_rows - case.sliding_window + 1)
-            batch.block_tables_SM[s, : first_visible // case.block_size] = 2**30
+            first = first_visible(length - num_rows, case.sliding_window, case.is_chunked)
+            batch.block_tables_SM[s, : first // case.block_size] = 2**30
 
 
 def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
@@ -195,9 +208,14 @@ def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
         query_HQD = batch.query_THD[row : row + num_rows].float().transpose(0, 1)
         key_KPD = _as_kept(batch.key_TKD[token : token + length], case.kept_as).transpose(0, 1)
         value_KPE = _as_kept(batch.value_TKE[token : token + length], case.kept_as).transpose(0, 1)
+        if case.values_in_keys:  # the codes of a value are those of its key
+            value_KPE = key_KPD[..., : value_KPE.shape[-1]]
         group_size = case.num_heads // case.num_kv_heads
         distance = torch.arange(length - num_rows, length)[:, None] - torch.arange(length)
         visible = (distance >= 0) & (distance < (case.sliding_window or length + 1))
+        if case.is_chunked:
+            chunk = torch.arange(length) // case.sliding_window
+            visible &= chunk[length - num_rows :, None] == chunk
         key_HPD, value_HPE = key_KPD.repeat_interleave(group_size, 0), value_KPE.repeat_interleave(group_size, 0)
         mask = visible.to(query_HQD.device)
         out = F.scaled_dot_product_attention(query_HQD, key_HPD, value_HPE, attn_mask=mask, scale=batch.scale)
@@ -266,10 +284,11 @@ def check_invariance(
     order = torch.randperm(batch.k_cache.shape[0], generator=torch.Generator().manual_seed(9)).to(device)
     exists = batch.block_tables_SM < order.shape[0]
     places = torch.argsort(order)[torch.where(exists, batch.block_tables_SM, 0)].int()
+    moved_keys = _taken(batch.k_cache, order)
     moved = PagedBatch(**{
         **vars(batch),
-        "k_cache": _taken(batch.k_cache, order),
-        "v_cache": _taken(batch.v_cache, order),
+        "k_cache": moved_keys,
+        "v_cache": moved_keys if case.values_in_keys else _taken(batch.v_cache, order),
         "block_tables_SM": torch.where(exists, places, batch.block_tables_SM),
     })  # fmt: skip
     assert torch.equal(moved.attend(kernels), whole), "blocks moved"
@@ -294,14 +313,15 @@ def check_write_kv(
         for cache in caches:
             cache.view(torch.uint8).fill_(5)
         expected = [cache.clone() for cache in caches]
-        kernels.write_kv(batch.key_TKD, batch.value_TKE, caches[0], caches[1], chosen)
+        kernels.write_kv(*batch.rows_to_keep, caches[0], caches[1], chosen)
         if has_scales(case.kept_as):
-            reference.write_kv(batch.key_TKD, batch.value_TKE, expected[0], expected[1], chosen)
+            reference.write_kv(*batch.rows_to_keep, expected[0], expected[1], chosen)
         else:
             for t, slot in enumerate(chosen.tolist()):
                 if slot >= 0:
                     expected[0][slot // case.block_size, :, slot % case.block_size] = batch.key_TKD[t]
-                    expected[1][slot // case.block_size, :, slot % case.block_size] = batch.value_TKE[t]
+                    if not case.values_in_keys:
+                        expected[1][slot // case.block_size, :, slot % case.block_size] = batch.value_TKE[t]
         assert all(_are_same(cache, right) for cache, right in zip(caches, expected, strict=True))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.worker.kernels import reference
+from quire.worker.kernels.reference.packed_format import FP4_VALUES
 from quire.worker.kernels.reference.packed_linear import rounded_to_int8
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -71,8 +72,8 @@ class QuantizedCase:
     scale: float = 0.01
 
     def __str__(self) -> str:
-        sign = "" if self.bits == 4 else "s" if self.is_signed else "u"
-        name = f"{sign}int{self.bits}-{self.shape[0]}x{self.shape[1]}-g{self.num_groups}-{self.zeros}"
+        kind = f"{'s' if self.is_signed else 'u'}int8" if self.bits == 8 else "fp4" if self.is_signed else "int4"
+        name = f"{kind}-{self.shape[0]}x{self.shape[1]}-g{self.num_groups}-{self.zeros}"
         return name + "-weight_only" * self.is_weight_only + f"-{self.scale:g}" * (self.scale != 0.01)
 
     def make(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -80,9 +81,11 @@ class QuantizedCase:
         generator = torch.Generator().manual_seed(0)
         (num_rows, num_columns), groups = self.shape, self.num_groups
         low, high, dtype = (0, 16, torch.uint8) if self.bits == 4 else (0, 256, torch.uint8)
-        if self.bits == 8 and self.is_signed:
+        if self.is_signed:
             low, high, dtype = -128, 128, torch.int8
         values = torch.randint(low, high, (num_rows, num_columns), generator=generator).to(dtype)
+        if self.bits == 4 and self.is_signed:
+            values = torch.tensor(FP4_VALUES, dtype=dtype)[values.long() % len(FP4_VALUES)]
         scales = (torch.rand(num_rows, groups, generator=generator) + 0.1).half().float()
         scales *= 2.0 ** round(torch.tensor(self.scale).log2().item())
         zeros = {
@@ -97,7 +100,7 @@ class QuantizedCase:
 QUANTIZED_CASES = (
     *(
         QuantizedCase(bits, shape, groups, zeros, is_signed, is_weight_only)
-        for bits, is_signed in ((8, True), (8, False), (4, False))
+        for bits, is_signed in ((8, True), (8, False), (4, False), (4, True))
         for is_weight_only in (False, True)
         for shape, groups, zeros in (
             ((1, 4), 1, "none"),

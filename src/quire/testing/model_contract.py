@@ -15,28 +15,28 @@ from quire.worker.model_loader import load_model
 ATOL = 1e-4
 
 
-def check_against_transformers(path: Path, prompt: Sequence[int], **options: Any) -> nn.Module:
+def check_against_transformers(path: Path, prompt: Sequence[int], atol: float = ATOL, **options: Any) -> nn.Module:
     """Load the checkpoint in float32, compare its logits, and return the model. `options` are those of a worker."""
     expected = transformers_logits(path, prompt)
     assert expected.std() > 0.05, "the reference says nothing: all logits are alike"
     model = load_model(worker_config(path, **options))
-    torch.testing.assert_close(ModelHarness(model).run(0, prompt), expected, atol=ATOL, rtol=0)
-    check_cuts_and_mixtures(model, prompt, expected)
+    torch.testing.assert_close(ModelHarness(model).run(0, prompt), expected, atol=atol, rtol=0)
+    check_cuts_and_mixtures(model, prompt, expected, atol)
     return model
 
 
-def check_cuts_and_mixtures(model: nn.Module, prompt: Sequence[int], expected: Tensor) -> None:
+def check_cuts_and_mixtures(model: nn.Module, prompt: Sequence[int], expected: Tensor, atol: float = ATOL) -> None:
     """The logits of a prompt of some 60 tokens do not depend on chunks, block size or who else is in a step."""
     chunked = ModelHarness(model, block_size=8, seed=1).run(0, prompt, chunk_size=7)
-    torch.testing.assert_close(chunked, expected, atol=ATOL, rtol=0)
+    torch.testing.assert_close(chunked, expected, atol=atol, rtol=0)
     # One step with a whole prompt, one token of a long sequence, and a piece of another.
     harness = ModelHarness(model, seed=2)
     harness.run(1, prompt[:-1])
     harness.run(2, prompt[:20])
     mixed = harness.step({0: prompt, 1: prompt[-1:], 2: prompt[20:40]})
-    torch.testing.assert_close(mixed[0], expected, atol=ATOL, rtol=0)
-    torch.testing.assert_close(mixed[1], expected[-1:], atol=ATOL, rtol=0)
-    torch.testing.assert_close(mixed[2], expected[20:40], atol=ATOL, rtol=0)
+    torch.testing.assert_close(mixed[0], expected, atol=atol, rtol=0)
+    torch.testing.assert_close(mixed[1], expected[-1:], atol=atol, rtol=0)
+    torch.testing.assert_close(mixed[2], expected[20:40], atol=atol, rtol=0)
 
 
 def transformers_logits(path: Path, prompt: Sequence[int]) -> Tensor:

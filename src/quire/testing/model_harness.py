@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import WorkerConfig
+from quire.state_layout import state_layout
 from quire.worker.attention import Attention, AttentionBatch, attention_layers
 from quire.worker.forward_context import ForwardContext, forward_context
 from quire.worker.kernels.cache_format import row_elements
+from quire.worker.state_cache import StateBatch, recurrent_layers
 
 
 def worker_config(path: Path, **changes: Any) -> WorkerConfig:
@@ -57,6 +59,7 @@ class ModelHarness:
         for group, members in enumerate(self.groups):
             for layer in members:
                 layer.bind(group, *_caches(layer, num_blocks, block_size, self.device))
+        self._open_states(num_blocks)
         # Blocks in random order: a table that is accidentally read as a range must fail.
         self._free = [torch.randperm(num_blocks, generator=self.generator).tolist() for _ in self.groups]
         self.tokens: dict[int, list[int]] = defaultdict(list)
@@ -73,8 +76,9 @@ class ModelHarness:
             positions += range(first, first + len(chunk))
             starts.append(len(ids))
             self._grow(sequence)
+        states = self._state_batch(list(chunks), starts)
         metadata = tuple(self._metadata(group, list(chunks), starts) for group in range(len(self.groups)))
-        with forward_context(ForwardContext(metadata)):
+        with forward_context(ForwardContext(metadata, states)):
             hidden = self.model(self._tensor(ids), self._tensor(positions))
         logits = self.model.compute_logits(hidden).to(torch.float32, copy=True)
         return {
@@ -116,6 +120,29 @@ class ModelHarness:
         assert backend is not None, "load_model binds a backend"
         return backend.build_metadata(batch)
 
+    def _open_states(self, num_sequences: int) -> None:
+        """Recurrent layers have a pool of their own here, in which a sequence has the blocks of its number."""
+        layers = recurrent_layers(self.model)
+        self._layout = state_layout([layer.spec for layer in layers.values()], self.block_size)
+        if self._layout is None:
+            return
+        sizes = (num_sequences, self._layout.chunk_bytes)
+        # Not zeros: what nobody has written must not be read.
+        places = [torch.full(sizes, 0xFF, dtype=torch.uint8) for _ in range(self._layout.num_places)]
+        for layer in layers.values():
+            layer.bind(self._layout, places)
+
+    def _state_batch(self, sequences: list[int], starts: list[int]) -> StateBatch | None:
+        if self._layout is None:
+            return None
+        new = [end - begin for begin, end in pairwise(starts)]
+        first = [len(self.tokens[sequence]) - count for sequence, count in zip(sequences, new, strict=True)]
+        tables = self._tensor(sequences).unsqueeze(1).expand(-1, self._layout.num_blocks)
+        begin = self._tensor([index for index, position in enumerate(first) if not position])
+        return StateBatch(
+            tables, self._tensor(first), self._tensor(new), self._tensor(starts).int(), begin, self._tensor([])
+        )
+
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
@@ -124,17 +151,16 @@ def _groups(layers: list[Attention]) -> list[list[Attention]]:
     groups: dict[Any, list[Attention]] = defaultdict(list)
     for layer in layers:
         spec = layer.spec
-        groups[(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.sliding_window)].append(layer)
+        groups[(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.sliding_window, spec.is_chunked)].append(layer)
     return list(groups.values())
 
 
 def _caches(layer: Attention, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     # NaN: what nobody has written must not be read.
     dtype, shape = layer.cache_dtype, (num_blocks, layer.num_kv_heads, block_size)
-    keys, values = (
-        torch.empty((*shape, row_elements(dim, dtype)), dtype=dtype, device=device)
-        for dim in (layer.head_dim, layer.value_dim)
-    )
-    for cache in (keys, values):
+    caches = []
+    for dim in (layer.head_dim, layer.value_dim)[: 1 if layer.values_in_keys else 2]:
+        cache = torch.empty((*shape, row_elements(dim, dtype)), dtype=dtype, device=device)
         cache.view(torch.uint8).fill_(0xFF)
-    return keys, values
+        caches.append(cache)
+    return caches[0], caches[-1]

@@ -31,10 +31,11 @@ from quire.testing.simulator.workload import Workload
 
 STEPS_OF_A_SEED = 400
 # The default tests run the seeds below it.
-FIRST_SEED = 4_000_000
-# Seeds from before there were mishaps, or rows that are late; tests/seeds/ remembers some of them.
+FIRST_SEED = 5_000_000
+# Seeds from before there were mishaps, rows that are late, or states; tests/seeds/ remembers some of them.
 _WITHOUT_MISHAPS = range(1_000_000, 2_000_000)
-_WITHOUT_LATE_ROWS = range(1_000_000, FIRST_SEED)
+_WITHOUT_LATE_ROWS = range(1_000_000, 4_000_000)
+_WITHOUT_STATES = range(FIRST_SEED)
 _SEEDS_OF_A_BATCH = 64
 _MOST_FAILURES = 20
 
@@ -96,7 +97,15 @@ def command_for(seed: int) -> str:
 
 def _workload(seed: int, engine: EngineSettings | None = None) -> Workload:
     has_mishaps, has_late_rows = seed not in _WITHOUT_MISHAPS, seed not in _WITHOUT_LATE_ROWS
-    return Workload(seed, engine=engine, has_mishaps=has_mishaps, has_late_rows=has_late_rows)
+    has_states = seed not in _WITHOUT_STATES
+    return Workload(
+        seed,
+        engine=engine,
+        has_mishaps=has_mishaps,
+        has_late_rows=has_late_rows,
+        has_states=has_states,
+        is_chunked=seed % 3 == 2,
+    )
 
 
 def run_seed(seed: int, num_steps: int = STEPS_OF_A_SEED, engine: EngineSettings | None = None) -> Workload:

@@ -8,7 +8,7 @@ greedy comparisons do not hang on rounding.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,31 +51,32 @@ _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 _OPT = {"ffn_dim": 128, "word_embed_proj_dim": 64, "activation_function": "relu"}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
+_SHARED_EXPERT = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1],
+    "shared_expert_intermediate_size": 48, "use_sliding_window": True, "sliding_window": _WINDOW,
+}  # fmt: skip
 _LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
     "v_head_dim": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "moe_intermediate_size": 32, "first_k_dense_replace": 1,
 }  # fmt: skip
+_GROUPED_LATENT = {**_LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+_LATENT_YARN = {
+    "rope_parameters": {**_YARN_ROPE, "mscale": 0.8, "mscale_all_dim": 1.2, "beta_fast": 32, "beta_slow": 1},
+}
 
-# A picture of 56 x 84 pixels becomes 14 x 21 patches of 4, and these 7 x 10 tokens after a resize to even numbers.
-_VISION = {
-    "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "window_size": 16,
-    "fullatt_block_indexes": [1], "out_hidden_size": 64, "spatial_merge_size": 2, "temporal_patch_size": 2,
+_LLAMA4 = {
+    "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4,
+    "num_experts_per_tok": 1, "attention_chunk_size": _WINDOW, "no_rope_layers": [1, 0, 1], "floor_scale": 16,
+    "attn_scale": 0.3,
 }  # fmt: skip
-_MULTI_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
-VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-VISION_START_ID, VISION_END_ID, IMAGE_TOKEN_ID, VIDEO_TOKEN_ID = range(259, 263)
-_VISION_CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_IMAGE_PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
-    "min_pixels": 256, "max_pixels": 4096, "do_resize": True, "do_rescale": True, "do_normalize": True,
-    "do_convert_rgb": True, "rescale_factor": 1 / 255, "resample": 3,
-    "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28],
+
+_DELTA_NET = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+    "head_dim": 32, "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}  # fmt: skip
+_NEXT_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
 }  # fmt: skip
 
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
@@ -115,18 +116,32 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
+    "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
+    # hybrids: recurrent layers beside attention
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}),
+    "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
-    # sees images
-    "qwen2_5_vl": (
-        "qwen2_5_vl",
+    "deepseek_v3_groups": ("deepseek_v3", {**_GROUPED_LATENT, **_LATENT_YARN}),
+    "deepseek_v3_halves": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "rope_interleave": False}),
+    "deepseek_v3_bias": ("deepseek_v3", {**_LATENT, "attention_bias": True, "n_shared_experts": 2}),
+    "deepseek_v2": ("deepseek_v2", {**_LATENT, "q_lora_rank": None}),
+    "deepseek_v2_groups": (
+        "deepseek_v2",
+        {**_GROUPED_LATENT, **_LATENT_YARN, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
+    ),
+    "llama4": ("llama4_text", _LLAMA4),
+    "llama4_chunks": ("llama4_text", {**_LLAMA4, "no_rope_layers": [1, 1, 1]}),
+    "llama4_dense": (
+        "llama4_text",
         {
-            "vision_config": _VISION,
-            "rope_parameters": _MULTI_ROPE,
-            "image_token_id": IMAGE_TOKEN_ID,
-            "video_token_id": VIDEO_TOKEN_ID,
-            "vision_start_token_id": VISION_START_ID,
-            "vision_end_token_id": VISION_END_ID,
+            **_LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "rope_parameters": _LLAMA3_ROPE,
         },
     ),
     # refused, each for a reason of its own
@@ -134,8 +149,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
     "bert": ("bert", {"pad_token_id": 0}),
     "bart": ("bart", {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "pad_token_id": 0}),
-    "llama4": ("llama4_text", {"attention_chunk_size": _WINDOW, **_EXPERTS}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
 }
 
 
@@ -146,22 +159,16 @@ def make_checkpoint(
     model = make_model(name, seed=seed, dtype=dtype, **changes)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
-    if hasattr(model.config, "vision_config"):
-        write_tokenizer(path, chat_template=_VISION_CHAT_TEMPLATE, special_tokens=(*SPECIAL_TOKENS, *VISION_TOKENS))
-        (path / "preprocessor_config.json").write_text(json.dumps(_IMAGE_PROCESSOR), encoding="utf-8")
-    else:
-        write_tokenizer(path)
+    write_tokenizer(path)
     return path
 
 
 def make_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """The Transformers model itself, with wide random weights."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM
 
-    config = make_config(name, **changes)
-    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-    model = kind.from_config(config, dtype=dtype)
-    _widen(model, seed)
+    model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=dtype)
+    widen(model, seed)
     return model.eval()
 
 
@@ -173,7 +180,8 @@ def make_config(name: str, **changes: Any) -> Any:
     return AutoConfig.for_model(model_type, **{**_SIZES, **differences, **changes})
 
 
-def _widen(model: Any, seed: int) -> None:
+def widen(model: Any, seed: int) -> None:
+    """Random weights, wide enough that the best token is far ahead of the second."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -181,10 +189,13 @@ def _widen(model: Any, seed: int) -> None:
             # Norms stay near what they were (one, or zero where one is added to them).
             is_vector = parameter.ndim == 1
             parameter.copy_(parameter.float() + noise * 0.5 if is_vector else noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # a weight, though nothing is learned in it
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) * _STD)
 
 
 def write_tokenizer(
-    path: Path, *, chat_template: str | None = CHAT_TEMPLATE, special_tokens: Sequence[str] = SPECIAL_TOKENS
+    path: Path, *, chat_template: str | None = CHAT_TEMPLATE, more_special: tuple[str, ...] = ()
 ) -> None:
     """A tokenizer whose tokens are bytes: any text, any language, no training."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -194,7 +205,9 @@ def write_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *more_special)]
+    )
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL_TOKENS[0], bos_token=SPECIAL_TOKENS[0])
     if chat_template is not None:
         fast.chat_template = chat_template

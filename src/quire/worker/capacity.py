@@ -28,6 +28,7 @@ from quire.worker.live_tensors import LiveTensors
 from quire.worker.platforms import MemoryReport, Platform
 from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
 from quire.worker.sampler.logprobs import LogprobReader
+from quire.worker.state_cache import recurrent_layers
 
 _SIZE_ON_CPU = 16
 _NUM_LOGPROBS = 20
@@ -123,6 +124,7 @@ def capacity(
         f"Left for the KV cache: {_gib(max(0, left))}."
     )
     layers = [layer.spec for layer in attention_layers(model).values()]
+    layers += [layer.spec for layer in recurrent_layers(model).values()]
     return WorkerCapacity(
         layers=layers,
         available_bytes=max(0, left),

@@ -1,7 +1,8 @@
 """What a layer needs beyond its inputs, set once per step (4.2.2).
 
-Owns: the metadata of attention, one entry a group. Must never: be nested, outlive its step, or be read by anything but
-the attention operator. Called by: the model runner around `model(...)`; read by `attention/layer.py`.
+Owns: the metadata of attention, one entry a group, the states of recurrent layers, and the adapters' slots. Must never:
+be nested, outlive its step, or be read by a model. Called by: the model runner around `model(...)`; read by
+`attention/layer.py`, `state_cache.py` and `layers/adapters.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class ForwardContext:
     """metadata[group] is what the group's attention backend made of this step's AttentionBatch."""
 
     metadata: tuple[Any, ...]
+    # the states of recurrent layers (state_cache.py), if the model has any
+    states: Any = None
     # True: measure time or memory of a step without any cache; attention returns zeros
     is_profiling: bool = False
+    # of each token the slot of its adapter, int32, -1 for none; None: no token has one
+    adapter_slots: Tensor | None = None
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("quire_forward_context", default=None)

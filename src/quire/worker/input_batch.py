@@ -21,6 +21,7 @@ from quire.worker.attention.backend import AttentionBackend, AttentionBatch
 from quire.worker.forward_context import ForwardContext, forward_context
 from quire.worker.row_table import RowTable
 from quire.worker.staging import to_device
+from quire.worker.state_cache import NoStateBatch, NoStates, StateBatch, StateTables
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class InputBatch:
     logits_indices_N: Tensor
     # one for each group of attention layers
     attention: tuple[AttentionBatch, ...]
+    states: StateBatch | NoStateBatch
+    # of each token the slot of its adapter, -1 for none; None: no token has one
+    adapter_slots_T: Tensor | None
 
 
 @contextmanager
@@ -53,15 +57,18 @@ def attention_context(batch: InputBatch, backend: AttentionBackend | None) -> It
     metadata: tuple[Any, ...] = ()
     if backend is not None:
         metadata = tuple(backend.build_metadata(group) for group in batch.attention)
-    with forward_context(ForwardContext(metadata)):
+    with forward_context(ForwardContext(metadata, states=batch.states, adapter_slots=batch.adapter_slots_T)):
         yield
 
 
 class BatchBuilder:
     """Makes the batch of a step."""
 
-    def __init__(self, table: RowTable, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, table: RowTable, block_size: int, device: torch.device, states: StateTables | NoStates | None = None
+    ) -> None:
         self._table = table
+        self._states = states or NoStates()
         self.block_size = block_size
         self._device = device
 
@@ -126,7 +133,13 @@ class BatchBuilder:
             positions_T=positions_T,
             logits_indices_N=logits_indices_N,
             attention=attention,
+            states=self._states.build(rows_S, num_tokens_S, starts),
+            adapter_slots_T=self._adapter_slots(row_T),
         )
+
+    def _adapter_slots(self, row_T: IntArray) -> Tensor | None:
+        slots_T = self._table.adapter_slots[row_T]
+        return to_device([slots_T], self._device)[0] if (slots_T >= 0).any() else None
 
     def _block_arrays(
         self, rows_S: IntArray, query_starts_S1: Any, row_T: IntArray, position_T: IntArray, max_seq_len: int
@@ -137,7 +150,7 @@ class BatchBuilder:
         index_T, offset_T = np.divmod(position_T, self.block_size)
         longest = -(-max_seq_len // self.block_size)
         written_n = query_starts_S1[:-1][self._table.is_written[rows_S]]
-        for block_table in self._table.block_tables:
+        for block_table in self._table.block_tables[: self._table.num_attention_groups]:
             arrays.append(block_table[rows_S, :longest])
             slots_T = block_table[row_T, index_T] * np.int64(self.block_size) + offset_T
             if len(written_n):

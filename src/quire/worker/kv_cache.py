@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -28,17 +28,19 @@ from torch import Tensor
 
 from quire.errors import CapacityError
 from quire.messages import IntArray
+from quire.state_layout import StateLayout, state_layout
 from quire.worker import kernels
 from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.kernels.cache_format import has_scales, row_elements
 from quire.worker.lazy_memory import commit_ahead, lazy_zeros
+from quire.worker.state_cache import RecurrentLayer
 from quire.worker.swap_arena import SwapArena
 
 # Of the cache on a CPU, what is committed before it is needed. Blocks are handed out from the first one on.
 _COMMIT_AHEAD_BYTES = 512 << 20
 
-# heads of keys and values, size of a key, size of a value, type
+# heads of keys and values, size of a key, size of a value (0: a part of its key), type
 Shape: TypeAlias = tuple[int, int, int, torch.dtype]
 
 
@@ -56,24 +58,30 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         device: torch.device,
+        states: Mapping[str, RecurrentLayer] | None = None,
     ) -> None:
-        """Allocate and bind."""
-        unknown = {name for names in groups for name in names} ^ set(layers)
+        """Allocate and bind. Layers with `states` form the last group."""
+        states = states or {}
+        unknown = {name for names in groups for name in names} ^ (set(layers) | set(states))
         if unknown:
             raise ValueError(f"KV cache: groups and the model differ in layers {sorted(unknown)}")
         # (shape of a layer, how many of this shape come before it in its group) -> its tensor, keys, values
         by_place: dict[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]] = {}
-        for group, names in enumerate(groups):
+        for group, names in enumerate(groups[: len(groups) - bool(states)]):
             num_before: Counter[Shape] = Counter()
             for name in names:
                 layer = layers[name]
-                shape = (layer.num_kv_heads, layer.head_dim, layer.value_dim, layer.cache_dtype)
+                spec = layer.spec
+                shape = (spec.num_kv_heads, spec.key_dim, spec.value_dim, layer.cache_dtype)
                 place = shape, num_before[shape]
                 num_before[shape] += 1
                 if place not in by_place:
                     tensor = _zeros(shape, num_blocks, block_size, device)
-                    by_place[place] = tensor, *_key_and_value(tensor, layer.head_dim, block_size)
+                    by_place[place] = tensor, *_key_and_value(tensor, shape, block_size)
                 layer.bind(group, *by_place[place][1:])
+        specs = [layer.spec for layer in layers.values()] + [layer.spec for layer in states.values()]
+        layout = state_layout(specs, block_size)
+        self._bind_states(layout, states, by_place, num_blocks, device)
         # Codes and scales are bytes to all that move blocks.
         self.tensors += (
             tensor.view(torch.uint8) if has_scales(tensor.dtype) else tensor for tensor, _, _ in by_place.values()
@@ -81,6 +89,31 @@ class KVCache:
         if device.type == "cpu":
             arrays = [tensor.view(torch.uint8).flatten().numpy() for tensor in self.tensors]
             commit_ahead(arrays, _COMMIT_AHEAD_BYTES)
+
+    def _bind_states(
+        self,
+        layout: StateLayout | None,
+        states: Mapping[str, RecurrentLayer],
+        by_place: Mapping[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]],
+        num_blocks: int,
+        device: torch.device,
+    ) -> None:
+        """States lie in the blocks of the first shape of attention, without attention in tensors of their own."""
+        if layout is None:
+            return
+        if by_place:
+            shape = next(iter(by_place))[0]
+            tensors = [tensor for (other, _), (tensor, _, _) in by_place.items() if other == shape]
+        else:
+            tensors = [
+                _zeros_of((num_blocks, layout.chunk_bytes), torch.uint8, device) for _ in range(layout.num_places)
+            ]
+            self.tensors += tensors
+        places = [tensor.view(num_blocks, -1).view(torch.uint8) for tensor in tensors[: layout.num_places]]
+        if len(places) < layout.num_places or places[0].shape[1] != layout.chunk_bytes:
+            raise ValueError(f"KV cache: its blocks are not those that states were planned for ({layout})")
+        for layer in states.values():
+            layer.bind(layout, places)
 
     def open_swap_space(self, num_host_blocks: int, memory: HostMemory) -> None:
         """Room for so many blocks of all tensors on the host; called once, after `allocate`."""
@@ -101,18 +134,23 @@ class KVCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
-def _key_and_value(tensor: Tensor, head_dim: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """Views [num_blocks, num_kv_heads, block_size, *] of a layer's tensor."""
-    num_key_elements = block_size * row_elements(head_dim, tensor.dtype)
-    keys = tensor[..., :num_key_elements]
-    values = tensor[..., num_key_elements:]
-    return keys.unflatten(-1, (block_size, -1)), values.unflatten(-1, (block_size, -1))
+def _key_and_value(tensor: Tensor, shape: Shape, block_size: int) -> tuple[Tensor, Tensor]:
+    """Views [num_blocks, num_kv_heads, block_size, *] of a layer's tensor; the same one where values are in keys."""
+    _, head_dim, value_dim, dtype = shape
+    num_key_elements = block_size * row_elements(head_dim, dtype)
+    keys = tensor[..., :num_key_elements].unflatten(-1, (block_size, -1))
+    if not value_dim:
+        return keys, keys
+    return keys, tensor[..., num_key_elements:].unflatten(-1, (block_size, -1))
 
 
 def _zeros(shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> Tensor:
     num_kv_heads, head_dim, value_dim, dtype = shape
-    width = block_size * (row_elements(head_dim, dtype) + row_elements(value_dim, dtype))
-    sizes = (num_blocks, num_kv_heads, width)
+    width = block_size * sum(row_elements(dim, dtype) for dim in (head_dim, value_dim) if dim)
+    return _zeros_of((num_blocks, num_kv_heads, width), dtype, device)
+
+
+def _zeros_of(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     num_bytes = math.prod(sizes) * dtype.itemsize
     try:
         if device.type != "cpu":

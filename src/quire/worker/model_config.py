@@ -21,6 +21,8 @@ from quire.errors import ModelError
 
 # Counts and widths. Zero of them would be a model without weights, or a division by zero far from its cause.
 _SIZES = re.compile(r"(num|n)_\w+|\w+_(size|dim)")
+# What a model may have none of.
+_MAY_BE_ZERO = ("num_nextn_predict_layers", "n_shared_experts")
 # Far above what any model has: a number that was made up must not be built, layer by layer, until memory ends.
 _MOST = 2**31 - 1
 _MOST_LAYERS = 10_000
@@ -78,7 +80,7 @@ def read_model_config(file: Path, values: dict[str, Any], model_class: type[Any]
 
 def _check(file: Path, key: str, value: Any, default: Any) -> None:
     """A value must be of its default's kind. A key whose default is null may hold anything, but for a size."""
-    is_size = _SIZES.fullmatch(key) is not None
+    is_size = _SIZES.fullmatch(key) is not None and key not in _MAY_BE_ZERO
     if default is None and not is_size:
         return
     default = 1 if default is None else default

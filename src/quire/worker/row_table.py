@@ -46,16 +46,33 @@ class RowTable:
         # True: the keys and values of the next token lie in the row's blocks already. They are not written again,
         # because by now others may hold these blocks.
         self.is_written = np.zeros(num_rows, dtype=np.bool_)
+        # numbers of the adapters that rows are computed with, 0 for none, and the slots in which these are, -1 for none
+        self.adapters = np.zeros(num_rows, dtype=np.int64)
+        self.adapter_slots = np.full(num_rows, -1, dtype=np.int32)
         self.block_tables = lazy_zeros((0, num_rows, 0), np.int32)
         # A block that the window has passed stays in the table, and may be somebody else's by then.
         self.windows: tuple[int, ...] = ()
+        self.num_attention_groups = 0
+        # entries of a row in the last table, if that one is of recurrent states
+        self.num_state_blocks = 0
         self._num_blocks = 0
 
-    def open_groups(self, num_groups: int, blocks_per_row: int, num_blocks: int, windows: Sequence[int] = ()) -> None:
+    def open_groups(
+        self,
+        num_groups: int,
+        blocks_per_row: int,
+        num_blocks: int,
+        windows: Sequence[int] = (),
+        num_state_blocks: int = 0,
+    ) -> None:
         """Block tables for so many groups; called once, when the cache is there. `windows`: how many tokens the layers
-        of each group look back; 0: at all."""
+        of each group look back; 0: at all. `num_state_blocks`: of the last group, which holds recurrent states; 0:
+        there is no such group."""
+        blocks_per_row = max(blocks_per_row, num_state_blocks)
         self.block_tables = lazy_zeros((num_groups, self.num_rows, blocks_per_row), np.int32)
-        self.windows = tuple(windows) or (0,) * num_groups
+        self.num_attention_groups = num_groups - (num_state_blocks > 0)
+        self.num_state_blocks = num_state_blocks
+        self.windows = tuple(windows) or (0,) * self.num_attention_groups
         self._num_blocks = num_blocks
 
     # ------------------------------------------------------------------------------------------ differences
@@ -73,6 +90,8 @@ class RowTable:
         self.num_prompt[row] = sequence.num_prompt_tokens
         self.is_final[row] = sequence.is_final
         self.samples[row] = not sequence.pooling
+        self.adapters[row] = sequence.adapter
+        self.adapter_slots[row] = -1
         self.is_used[row] = True
         self.is_written[row] = False
 
@@ -92,6 +111,8 @@ class RowTable:
         self.num_prompt[row] = min(self.num_prompt[parent], num_tokens)
         self.is_final[row] = self.is_final[parent]
         self.samples[row] = self.samples[parent]
+        self.adapters[row] = self.adapters[parent]
+        self.adapter_slots[row] = self.adapter_slots[parent]
         self.is_used[row] = True
         self.is_written[row] = False
 
@@ -140,12 +161,18 @@ class RowTable:
             self.token_ids[rows, lengths] = token_ids
             self.num_total[rows] += 1
             return
+        # a recurrent state has absorbed no drafts: right ones are computed once more
+        computed = np.minimum(lengths, self.num_verified(rows)) if self.num_state_blocks else lengths
         is_right = (lengths < self.num_total[rows]) & (self.token_ids[rows, lengths] == token_ids)
         self.token_ids[rows, lengths] = token_ids
         # A row occurs several times: the last assignment holds, which is that of its last token.
         self.num_total[rows] = np.where(is_right, self.num_total[rows], lengths + 1)
         self.num_drafts[rows] = self.num_total[rows] - lengths - 1
-        self.num_computed[rows] = lengths
+        self.num_computed[rows] = computed
+
+    def use_slots(self, rows: IntArray, slots: IntArray) -> None:
+        """Where the adapters of these rows are in the step that comes."""
+        self.adapter_slots[rows] = slots
 
     def add_drafts(self, rows: IntArray, drafts: IntArray) -> None:
         """Guesses [rows, K] after the tokens of rows that have none, -1 after the last of a row."""

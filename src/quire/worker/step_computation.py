@@ -16,7 +16,7 @@ from quire.failpoints import failpoint
 from quire.messages import IntArray, SchedulerOutput, StepOutput, int_array
 from quire.worker.attention import AttentionBackend
 from quire.worker.forward_context import forward_context, profiling_context
-from quire.worker.images import NO_IMAGES, ModelInputs
+from quire.worker.image_rows import ModelInputs, TokenInputs
 from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
@@ -50,7 +50,7 @@ class StepComputation:
         batches: BatchBuilder,
         drafting: Drafting,
         platform: Platform,
-        images: ModelInputs = NO_IMAGES,
+        inputs: ModelInputs | None = None,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -59,17 +59,23 @@ class StepComputation:
         self._table = table
         self._drafting = drafting
         self._platform = platform
-        self._images = images
+        self._inputs: ModelInputs = inputs or TokenInputs()
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
         """These tokens of these rows, and what follows them. Changes nothing but the cache."""
         batch = self.batches.build(rows, num_tokens)
         failpoint("in_forward", batch.input_ids_T)
-        inputs = self._images.inputs(batch)
-        with attention_context(batch, self.backend):
-            hidden_TE = self.model(batch.input_ids_T, *inputs)
         try:
-            failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in rows]))
+            return self._computed(batch)
+        except BaseException:
+            batch.states.undo()
+            raise
+
+    def _computed(self, batch: InputBatch) -> Computed:
+        with attention_context(batch, self.backend):
+            hidden_TE = self.model(*self._inputs.of(batch))
+        try:
+            failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in batch.rows_S]))
             return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))
         except Exception as error:
             raise NotSampledError from error

@@ -64,17 +64,26 @@ class UnwrittenBlocks:
         """Behind its window a row has blocks no longer: what stands there may be anybody's."""
         last = -(-num_computed // self._block_size)
         blocks: list[int] = []
-        for table, window in zip(self._table.block_tables[:, row], self._table.windows, strict=True):
+        tables = self._attention_tables(row)
+        for table, window in zip(tables, self._table.windows, strict=True):
             first = max(0, num_computed - window) // self._block_size if window else 0
             blocks += table[first:last].tolist()
-        return blocks
+        return blocks + self._state_blocks(row) if num_computed else blocks
 
     def _blocks_of(self, row: int, start: int, num_tokens: int) -> list[int]:
         if num_tokens <= 0:
             return []
         first = start // self._block_size
         last = -(-(start + num_tokens) // self._block_size)
-        blocks: list[int] = self._table.block_tables[:, row, first:last].reshape(-1).tolist()
+        blocks: list[int] = self._attention_tables(row)[:, first:last].reshape(-1).tolist()
+        return blocks + self._state_blocks(row)
+
+    def _attention_tables(self, row: int) -> IntArray:
+        return self._table.block_tables[: self._table.num_attention_groups, row]
+
+    def _state_blocks(self, row: int) -> list[int]:
+        """Every token reads and writes all of them."""
+        blocks: list[int] = self._table.block_tables[-1:, row, : self._table.num_state_blocks].reshape(-1).tolist()
         return blocks
 
     def _discard(self, blocks: Iterable[Any]) -> None:

@@ -18,16 +18,19 @@ from quire.errors import EngineError
 from quire.kv_connectors import make_worker_half
 from quire.kv_connectors.connector import CacheLayout, NoWorkerHalf
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.state_layout import state_layout
 from quire.structured_output.grammars import Grammars
+from quire.worker.adapter_slots import AdapterMember, Adapters, attach
 from quire.worker.attention import Attention, attention_layers
 from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
 from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
-from quire.worker.images import NO_IMAGES, Images, images_of
+from quire.worker.image_rows import ImageRows, ModelInputs, TokenInputs
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
+from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
@@ -37,8 +40,10 @@ from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
 from quire.worker.speculative.cost import measure_costs
+from quire.worker.state_cache import NoStates, StateTables, recurrent_layers
 from quire.worker.step_computation import StepComputation
 from quire.worker.step_isolation import StepIsolation
+from quire.worker.step_member import StepMember
 from quire.worker.transfers import Transfers
 
 # what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
@@ -56,15 +61,17 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
+        self._inputs: ModelInputs = TokenInputs()
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
+        self._adapters: Adapters | None = None
         self._runner: ModelRunner | None = None
-        self._images: Images = NO_IMAGES
         self._seconds_per_token = 0.0
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
             "statistics": self.statistics,
+            "expert_tokens": lambda: expert_tokens(self._loaded_model()),
             "check_invariants": self._check_invariants,
             "measure_speculation": self._measure_speculation,
             "measure_swap": self._measure_swap,
@@ -75,6 +82,7 @@ class Worker:
     def load(self) -> None:
         self._platform.set_threads(self._config.num_threads, self._config.processors)
         self._model = self._model_loader(self._config)
+        self._adapters = self._open_adapters(self._model)
         self._proposer = make_proposer(self._config, self._model)
 
     def measure_capacity(self) -> WorkerCapacity:
@@ -106,31 +114,39 @@ class Worker:
             compile_layers(model)
         cache = KVCache()
         cached_layers = layers | self._proposer.layers
-        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device)
+        recurrent = recurrent_layers(model)
+        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent)
         cache.open_swap_space(num_host_blocks, self._host_memory)
         specs = [layer.spec for layer in cached_layers.values()]
+        specs += [layer.spec for layer in recurrent.values()]
+        states = state_layout(specs, config.block_size)
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
         if self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
             for module in self._proposer.recordable(model):
-                self._record(module)
+                if not _takes_images(module):  # a recording has places for plain positions only
+                    self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
-        windows = [_window_of([cached_layers[name] for name in names]) for names in groups]
-        table.open_groups(len(groups), -(-config.max_model_len // config.block_size), num_blocks, windows)
+        windows = [_window_of([cached_layers[name] for name in names]) for names in groups if names[0] in cached_layers]
+        blocks_per_row = -(-config.max_model_len // config.block_size)
+        table.open_groups(len(groups), blocks_per_row, num_blocks, windows, states.num_blocks if states else 0)
         backend = next((layer.backend for layer in layers.values()), None)
         sampler = Sampler(table, model.compute_logits, self._grammars)
-        batches = BatchBuilder(table, config.block_size, device)
+        state_tables = StateTables(table, states, device) if states else NoStates()
+        batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
-        self._images = images_of(model, config.max_num_seqs)
-        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._images)
+        self._inputs = ImageRows(model, device) if _takes_images(model) else TokenInputs()
+        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._inputs)
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)
-        followers = (sampler, self._proposer, self._images)
-        self._runner = ModelRunner(
-            table, cache, isolation, followers, members=(sampler, drafting, transfers, self._images)
-        )
+        followers = (sampler, self._proposer, self._inputs)
+        members: list[StepMember] = [sampler, drafting, transfers]
+        if self._adapters is not None:
+            members.append(AdapterMember(self._adapters, table, isolation))
+        self._runner = ModelRunner(table, cache, isolation, followers, members)
+        forget_expert_tokens(model)
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:
         output = self._ready_runner().step(scheduled)
@@ -153,7 +169,8 @@ class Worker:
         swap_bytes = self._runner.cache.swap_arena.num_bytes if self._runner else 0
         return {
             **self._counters,
-            **self._images.statistics(),
+            **self._inputs.statistics(),
+            **(self._adapters.statistics() if self._adapters is not None else {}),
             "num_rows_used": used,
             "kv_cache_bytes": cache_bytes,
             "swap_space_bytes": swap_bytes,
@@ -173,7 +190,23 @@ class Worker:
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()
         self._grammars.close()
+        self._adapters = None
         self._model = None
+
+    def _open_adapters(self, model: nn.Module) -> Adapters | None:
+        """Slots in the model's layers, before anything is measured: what they take is no room for the cache."""
+        config = self._config
+        if not config.max_loras:
+            return None
+        dtype = self._platform.dtype(config.dtype)
+        attach(model, config.max_loras, config.max_lora_rank, dtype)
+        adapters = Adapters(model, config.max_loras, config.max_lora_rank, dtype)
+        self._controls |= {
+            "load_adapter": adapters.load,
+            "adapter_state": adapters.state,
+            "drop_adapter": adapters.drop,
+        }
+        return adapters
 
     def _patience(self) -> Patience:
         """Endless where a step may stop to compile."""
@@ -188,7 +221,9 @@ class Worker:
         """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
         model = self._loaded_model()
         most_tokens = min(self._config.max_num_batched_tokens, self._config.max_model_len)
-        return measure_costs(model, self._proposer, self._platform, most_tokens)
+        costs = measure_costs(model, self._proposer, self._platform, most_tokens)
+        forget_expert_tokens(model)
+        return costs
 
     def _check_invariants(self) -> None:
         self._ready_runner().table.check_invariants()
@@ -197,7 +232,9 @@ class Worker:
         """Where the forward pass of a model can be one program, it is from now on."""
         config = self._config
         layers = attention_layers(model).values()
-        if layers and all(isinstance(layer.backend, CpuBackend) for layer in layers):
+        # a recurrence is no step of a program yet
+        can_be_recorded = not recurrent_layers(model)
+        if can_be_recorded and layers and all(isinstance(layer.backend, CpuBackend) for layer in layers):
             blocks_per_row = -(-config.max_model_len // config.block_size)
             drafts = config.speculation.num_speculative_tokens if config.speculation else 0
             rows = min(config.max_num_batched_tokens, config.max_num_seqs * (1 + drafts))
@@ -219,6 +256,10 @@ class Worker:
 def _vocab_sizes(model: nn.Module) -> list[int]:
     """That of the model's own head; models that come with another library check token ids themselves."""
     return [module.vocab_size for module in model.modules() if isinstance(module, LMHead)][:1]
+
+
+def _takes_images(model: nn.Module) -> bool:
+    return bool(getattr(model, "takes_images", False))
 
 
 def _window_of(layers: list[Attention]) -> int:

@@ -13,7 +13,7 @@ from quire.interfaces.cli.parser import CommandParser
 from quire.interfaces.cli.sampling_flags import add_sampling_flags, sampling_of
 from quire.sampling_params import SamplingParams
 
-VALUES = {int: "7", float: "0.7", str: "text", bool: None, Mapping: '{"method": "ngram"}'}
+VALUES = {tuple: "name=path", int: "7", float: "0.7", str: "text", bool: None, Mapping: '{"method": "ngram"}'}
 DOCS = Path(__file__).parents[3] / "docs"
 
 

@@ -184,7 +184,7 @@ def test_an_engine_that_dies_ends_the_run_and_keeps_what_is_done(desk, capsys):
 
 
 def test_a_full_disk_is_said(desk, capsys, monkeypatch):
-    from quire.interfaces.server.batches.results import Results
+    from quire.interfaces.gateway.batches.results import Results
 
     def append(self, line):
         raise OSError(28, "No space left on device")
@@ -196,7 +196,7 @@ def test_a_full_disk_is_said(desk, capsys, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_is_done(desk, monkeypatch):
-    from quire.interfaces.server.batches.results import Results
+    from quire.interfaces.gateway.batches.results import Results
 
     genuine = Results.append
 

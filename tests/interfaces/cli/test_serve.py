@@ -17,7 +17,7 @@ def served(monkeypatch):
         calls.append((engine_options, host, port, server_options))
         return 70
 
-    monkeypatch.setattr("quire.interfaces.server.run_server", run_server, raising=False)
+    monkeypatch.setattr("quire.interfaces.gateway.run_server", run_server, raising=False)
     return calls
 
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 import uvicorn
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.transport.http_protocol import OpenAIProtocol
 from quire.interfaces.server.transport.slow_readers import SlowReaders
 from quire.interfaces.server.transport.unfinished import Unfinished
@@ -79,7 +79,7 @@ def served(tmp_path: Path):
                 yield server
         finally:
             await server.services.stop()
-            app.state.server.close_storage()
+            app.state.services.close()
             engine.shutdown()
 
     return make

@@ -7,7 +7,7 @@ import logging
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.state import Readiness
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm, fake_renderer

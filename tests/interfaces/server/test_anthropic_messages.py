@@ -451,7 +451,7 @@ def test_a_failure_in_a_stream_is_an_event(asked):
 
 
 def test_a_server_that_is_not_ready_is_overloaded(run):
-    from quire.interfaces.server import create_app
+    from quire.interfaces.gateway import create_app
 
     async def main():
         transport = httpx.ASGITransport(app=create_app(), raise_app_exceptions=False)

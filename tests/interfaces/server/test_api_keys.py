@@ -7,10 +7,10 @@ import pytest
 
 from quire.errors import OptionError
 from quire.interfaces.cli import main
-from quire.interfaces.server.access.api_keys import key_ring
-from quire.interfaces.server.access.tenants import NOBODY, Quota, Tenant, Tenants
+from quire.interfaces.gateway.access.api_keys import key_ring
+from quire.interfaces.gateway.access.doors import doors_of, is_loopback
+from quire.interfaces.gateway.access.tenants import NOBODY, Quota, Tenant, Tenants
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.transport.doors import doors_of, is_loopback
 
 HASH = hashlib.sha256(b"secret").hexdigest()
 

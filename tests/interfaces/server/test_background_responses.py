@@ -6,10 +6,10 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from quire.interfaces.server.openai_responses import background
-from quire.interfaces.server.openai_responses.stored import BEAT_SECONDS_LOST, RESPONSES, StoredResponses
+from quire.interfaces.gateway.responses import background
+from quire.interfaces.gateway.responses.stored import BEAT_SECONDS_LOST, RESPONSES, StoredResponses
+from quire.interfaces.gateway.services import StorageSettings
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.state import StorageSettings
 
 BODY = {"input": "Hi", "background": True}
 
@@ -149,8 +149,8 @@ def test_a_server_that_is_killed_leaves_nothing_that_seems_to_go_on(run, served,
             path = f"/v1/responses/{response['id']}"
             # somebody else's, who may be at it: as long as there are beats
             assert (await seen(other, response["id"]))["status"] in ("queued", "in_progress")
-            now = other.state.storage.clock()
-            other.state.storage.clock = lambda: now + BEAT_SECONDS_LOST + 1
+            now = other.services.storage.clock()
+            other.services.storage.clock = lambda: now + BEAT_SECONDS_LOST + 1
             found = await seen(other, response["id"])
             assert (found["status"], found["error"]["message"]) == (
                 "failed",
@@ -212,7 +212,7 @@ def test_its_room_is_that_of_the_whole_answer(run, served):
         async with served() as server:
             response = await over(server, (await made(server))["id"])
             query = sa.select(RESPONSES.c.num_bytes, RESPONSES.c.body, RESPONSES.c["items"])
-            row = await server.state.storage.run(lambda connection: connection.execute(query).one())
+            row = await server.services.storage.run(lambda connection: connection.execute(query).one())
             assert response["status"] == "completed"
             assert row.num_bytes == len(row.body) + len(row[2])
 

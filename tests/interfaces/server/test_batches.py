@@ -7,12 +7,11 @@ import msgspec
 import openai
 import pytest
 
-from quire.interfaces.server.batches.endpoint_calls import BACKGROUND_PRIORITY
-from quire.interfaces.server.batches.records import BATCHES
-from quire.interfaces.server.batches.results import Results, answered
+from quire.interfaces.gateway.batches.records import BATCHES
+from quire.interfaces.gateway.batches.results import Results, answered
+from quire.interfaces.gateway.services import ServiceSettings, StorageSettings
+from quire.interfaces.server.access.caller import BACKGROUND_PRIORITY
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.services import ServiceSettings
-from quire.interfaces.server.state import StorageSettings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -176,7 +175,7 @@ def test_no_clock_but_the_window_ends_a_line(run, batching, official):
         async with batching() as server:
             client = official(server)
             file = await client.files.create(file=("in.jsonl", jsonl(chat_line("a"))), purpose="batch")
-            server.state.room.request_seconds = server.state.room.queue_seconds = 0.0
+            server.services.room.request_seconds = server.services.room.queue_seconds = 0.0
             assert (await server.chat()).status_code in (503, 504)
             batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
             batch = await ended(server, client, batch)
@@ -512,7 +511,7 @@ def test_a_row_that_is_broken_holds_up_no_other(run, sharing, official, document
             written = json.loads(msgspec.json.encode(record)) | {"good_file_id": "no id"}
             values = {"document": json.dumps(written) if document is None else document}
             change = BATCHES.update().where(BATCHES.c.id == bad.id).values(values)
-            await server.state.storage.run(lambda connection: connection.execute(change))
+            await server.services.storage.run(lambda connection: connection.execute(change))
             await server.services.look_after()
             assert bad.id in caplog.text
             assert (await ended(server, client, good)).request_counts.completed == 2
@@ -587,8 +586,8 @@ def test_a_full_disk_is_waited_for(run, batching, official, monkeypatch):
 
 
 def test_a_line_that_the_disk_cuts_is_taken_back(tmp_path, monkeypatch):
-    from quire.interfaces.server.batches import results as module
-    from quire.interfaces.server.batches.endpoint_calls import Called
+    from quire.interfaces.gateway.batches import results as module
+    from quire.interfaces.gateway.batches.endpoint_calls import Called
 
     results = Results(tmp_path / "good", tmp_path / "bad")
     results.append(answered("a", Called(200, "req", b"{}")))

@@ -194,7 +194,7 @@ def test_one_that_fails_fails_the_request_and_a_client_that_leaves_aborts_it(run
 def test_a_request_takes_no_more_than_its_part_of_the_queue(run, served):
     async def main():
         async with served(max_num_queued_requests=4) as server:
-            room = server.state.room
+            room = server.services.room
             server.fake.hold(0)
             asking = asyncio.ensure_future(embed(server, [[number] for number in range(20)]))
             while len(server.fake.running) < 4:

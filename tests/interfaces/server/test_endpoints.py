@@ -5,7 +5,8 @@ import asyncio
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app, page
+from quire.interfaces.gateway import create_app
+from quire.interfaces.server import page
 from quire.interfaces.server.state import Readiness
 from quire.version import __version__
 
@@ -23,6 +24,7 @@ def test_models(run, served):
                 "owned_by": "quire",
                 "max_model_len": 512,
                 "has_chat_template": True,
+                "parent": None,
             }
             assert (await server.http.get("/v1/models/byte-model")).json() == model
             server.state.model_name = "org/name"

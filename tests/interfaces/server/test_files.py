@@ -11,11 +11,12 @@ import openai
 import pytest
 import sqlalchemy as sa
 
-from quire.interfaces.server import services
-from quire.interfaces.server.files import disk
-from quire.interfaces.server.files.records import FileRecords
-from quire.interfaces.server.state import Readiness, StorageSettings
-from quire.interfaces.server.storage import full_disk
+from quire.interfaces.gateway import services
+from quire.interfaces.gateway.files import disk
+from quire.interfaces.gateway.files.records import FileRecords
+from quire.interfaces.gateway.services import StorageSettings
+from quire.interfaces.gateway.storage import full_disk
+from quire.interfaces.server.state import Readiness
 from quire.interfaces.server.wire.errors import unavailable
 
 LINES = b'{"custom_id": "a"}\n'
@@ -258,7 +259,7 @@ def test_forms(run, filing, folder, body, content_type, status):
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
 def test_a_body_may_be_cut_anywhere(run, size):
     """Also inside the boundary, and where a content looks like one."""
-    from quire.interfaces.server.files.multipart import Part, read_parts
+    from quire.interfaces.gateway.files.multipart import Part, read_parts
 
     content = b"\r\n--\r\n--bound\r\n--boundar\r\r\n--" * 3
 
@@ -325,7 +326,7 @@ def test_a_database_without_room(run, filing, folder):
     async def main():
         async with filing() as server:
             first = (await upload(server)).json()["id"]
-            storage = server.state.storage
+            storage = server.services.storage
             pages = await storage.run(lambda one: one.exec_driver_sql("PRAGMA page_count").scalar())
             await storage.run(lambda one: one.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
             # rows that fit into the last page are taken
@@ -603,7 +604,7 @@ def test_a_file_ends_with_its_time(run, filing, folder, official):
             expires_after = {"anchor": "created_at", "seconds": 3600}
             made = await client.files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
             assert made.expires_at == made.created_at + 3600
-            server.state.storage.clock = lambda: made.created_at + 3601.0
+            server.services.storage.clock = lambda: made.created_at + 3601.0
             with pytest.raises(openai.NotFoundError):
                 await client.files.retrieve(made.id)
             assert (await client.files.list()).data == []
@@ -623,7 +624,7 @@ def test_it_leaves_the_disk_although_nobody_uploads_any_more(run, filing, folder
             expires_after = {"anchor": "created_at", "seconds": 3600}
             made = await official(server).files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
             assert stored(folder) == sorted([kept, made.id])
-            server.state.storage.clock = lambda: made.created_at + 3601.0
+            server.services.storage.clock = lambda: made.created_at + 3601.0
             while made.id in stored(folder):
                 await asyncio.sleep(0)
             assert stored(folder) == [kept]
@@ -639,13 +640,13 @@ def test_so_does_one_of_an_earlier_process(run, filing, folder, official, tmp_pa
             # where nothing was ever stored, nothing is opened
             await server.services.look_after()
             assert not folder.exists()
-            assert server.state.storage_statistics() == {}
+            assert server.services.statistics() == {}
             expires_after = {"anchor": "created_at", "seconds": 3600}
             made = await official(server).files.create(file=("x", LINES), purpose="batch", expires_after=expires_after)
         async with filing(storage=settings) as server:
             await server.services.look_after()
             assert stored(folder) == [made.id]
-            server.state.storage.clock = lambda: made.created_at + 3601.0
+            server.services.storage.clock = lambda: made.created_at + 3601.0
             await server.services.look_after()
             assert stored(folder) == []
 

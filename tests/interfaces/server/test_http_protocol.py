@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 
 
 async def exchange(server_port: int, *parts: bytes) -> bytes:

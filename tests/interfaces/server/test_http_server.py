@@ -8,9 +8,9 @@ import threading
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app
-from quire.interfaces.server.http_server import HttpServer
-from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.gateway import create_app
+from quire.interfaces.gateway.app import http_server
+from quire.interfaces.server.life.process import loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.state import Readiness
 from quire.interfaces.server.transport.listener import listen
@@ -21,7 +21,7 @@ def test_one_that_is_about_to_end_takes_no_requests_again(run, tmp_path):
     async def main():
         engine = await fake_engine(tmp_path / "model")
         with listen("127.0.0.1", 0) as listener:
-            server = HttpServer(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
+            server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.attach(engine)
             server.pause()
             assert server._state.readiness is Readiness.RESTARTING
@@ -44,7 +44,7 @@ def test_connections_that_come_together_are_taken_in_few_turns():
 
     async def main():
         with listen("127.0.0.1", 0) as listener:
-            server = HttpServer(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
+            server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.start()
             [(_, uvicorn)] = server._ports
             while not uvicorn.started:
@@ -71,16 +71,16 @@ def test_a_body_that_is_still_on_its_way_is_told_that_the_server_ends(run, tmp_p
     async def main():
         engine = await fake_engine(tmp_path / "model")
         with listen("127.0.0.1", 0) as listener:
-            server = HttpServer(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
+            server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.attach(engine)
             server.start()
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(head.encode())
-            while not len(server.in_flight):
+            while not len(server.app.state.server.in_flight):
                 await asyncio.sleep(0)
             server.drain()
             # nobody waits for it
-            await server.in_flight.wait_empty()
+            await server.app.state.server.in_flight.wait_empty()
             await server.close()
             answer = (await reader.read()).decode()
             writer.close()
@@ -130,7 +130,7 @@ def test_a_server_that_ends_waits_for_what_becomes_tokens(run, tmp_path, caplog,
 
         engine.renderer.render_prompt = slowly
         with listen("127.0.0.1", 0) as listener:
-            server = HttpServer(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
+            server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.attach(engine)
             server.start()
             reader, writer = await asyncio.open_connection(*listener.getsockname())

@@ -6,6 +6,7 @@ The lists are of the servers' own request types and parameters, so a field is mi
 
 import pytest
 
+from quire.interfaces.gateway.sessions.requests import CHAT_RULES as TURN_RULES
 from quire.interfaces.server.anthropic_messages.fields import COUNT_RULES
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.openai.chat import RULES as CHAT_RULES
@@ -14,7 +15,6 @@ from quire.interfaces.server.openai.embeddings import RULES as EMBEDDING_RULES
 from quire.interfaces.server.openai.known_fields import REFUSED_BY_ALL
 from quire.interfaces.server.openai.tokenization import DETOKENIZE_RULES, TOKENIZE_RULES
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
-from quire.interfaces.server.sessions.requests import CHAT_RULES as TURN_RULES
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ENDPOINTS = {

@@ -16,7 +16,7 @@ PROGRAM = """
 import asyncio, pathlib, signal, sys, threading
 import quire.interfaces.async_llm as room
 from quire.errors import CapacityError, EngineDeadError
-from quire.interfaces.server import run_server
+from quire.interfaces.gateway import run_server
 from quire.testing.fake_engine import default_reply, unstarted_engine
 
 folder, behaviour, port, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), eval_options(sys.argv[4])

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 
-from quire.interfaces.server.files import upload
-from quire.interfaces.server.life.event_loop import loop_factory
+from quire.interfaces.gateway.access.tenants import NOBODY
+from quire.interfaces.gateway.files import upload
+from quire.interfaces.server.life.process import loop_factory
 from quire.interfaces.server.openai import prompt_pieces
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
@@ -47,7 +48,7 @@ def test_the_queue_is_bounded_to_the_request(run, served):
 
             server.engine.open = late
             accepted = [asyncio.ensure_future(server.chat()), asyncio.ensure_future(server.complete(n=2))]
-            await until(lambda: server.state.room.num_requests == 3)
+            await until(lambda: server.services.room.num_requests == 3)
             for refused in (await server.chat(), await server.complete(stream=True), await server.complete(["a", "b"])):
                 assert refused.status_code == 429
                 error = refused.json()["error"]
@@ -58,7 +59,7 @@ def test_the_queue_is_bounded_to_the_request(run, served):
             assert 'quire:queued_requests{model_name="byte-model"} 3.0' in metrics
             gate.set()
             assert [answer.status_code for answer in await asyncio.gather(*accepted)] == [200, 200]
-            assert server.state.room.num_requests == 0
+            assert server.services.room.num_requests == 0
             assert (await server.chat()).status_code == 200
 
     run(main())
@@ -67,7 +68,7 @@ def test_the_queue_is_bounded_to_the_request(run, served):
 def test_a_full_queue_refuses_before_anything_is_rendered(run, served):
     async def main():
         async with served(max_num_queued_requests=1) as server:
-            reservation = server.state.room.admit(server.state.caller_of("").tenant, [(1, 1)])
+            reservation = server.services.room.admit(NOBODY, [(1, 1)])
             server.engine.renderer.render_prompt = None
             for answer in (await server.chat("a" * 400), await server.complete("a"), await server.complete([1, 2])):
                 assert answer.status_code == 429
@@ -119,7 +120,7 @@ def test_prompt_tokens_are_bounded(run, served):
                 error = answer.json()["error"]
                 assert (answer.status_code, error["param"]) == (400, name)
                 assert error["message"].startswith(f"{name}: ")
-            assert server.state.room.num_tokens == 0
+            assert server.services.room.num_tokens == 0
 
     run(main())
 
@@ -128,8 +129,8 @@ def test_by_default_four_times_the_cache_may_wait(run, served):
     async def main():
         async with served() as server:
             ready = server.engine.ready
-            assert server.state.room.max_tokens == 4 * ready.num_blocks * ready.block_size
-            assert server.state.room.max_requests == 1024
+            assert server.services.room.max_tokens == 4 * ready.num_blocks * ready.block_size
+            assert server.services.room.max_requests == 1024
 
     run(main())
 
@@ -144,8 +145,8 @@ def test_who_leaves_gives_its_place_back(run, served):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 await until(lambda: not server.fake.running)
-            assert server.state.room.num_requests == 0
-            assert server.state.room.report()[0].num_requests == 0
+            assert server.services.room.num_requests == 0
+            assert server.services.room.report()[0].num_requests == 0
 
     run(main())
 
@@ -167,7 +168,7 @@ def test_whoever_waits_too_long_hears_when_to_come_again(run, served, stream):
             assert answer.json()["error"]["code"] == "service_unavailable"
             assert int(answer.headers["retry-after"]) >= 1
             assert server.state.metrics.rejected.value("queue_time") == 1
-            assert (server.state.room.num_requests, len(server.state.in_flight)) == (0, 0)
+            assert (server.services.room.num_requests, len(server.state.in_flight)) == (0, 0)
 
     run(main())
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.testing.fake_engine import fake_engine
 
 

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from fastapi.routing import APIRoute
 
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openapi import document
 from quire.interfaces.server.wire.api_description import description_of
@@ -80,6 +80,8 @@ EXCHANGES = [
 ]
 # of an engine that keeps what it is told to
 ADMIN_EXCHANGES = [
+    ("POST", "/v1/load_lora_adapter", None, {"lora_name": "a", "lora_path": "a"}, 400),
+    ("POST", "/v1/unload_lora_adapter", None, {"lora_name": "a"}, 404),
     ("GET", PREFIXES, None, None, 200),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 201),
     ("POST", PREFIXES, None, {"text": "abc", "name": "p"}, 409),

@@ -5,7 +5,8 @@ import re
 import httpx2 as httpx
 import pytest
 
-from quire.interfaces.server import create_app, page
+from quire.interfaces.gateway import create_app
+from quire.interfaces.server import page
 
 TEXTS = {path: asset.content.decode() for path, asset in page.ASSETS.items()}
 

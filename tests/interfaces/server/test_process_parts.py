@@ -11,19 +11,20 @@ from types import SimpleNamespace
 import pytest
 
 from quire.errors import EngineDeadError, OptionError, QuireError
-from quire.interfaces.server import create_app
-from quire.interfaces.server.access.shared_bound import SharedBound
-from quire.interfaces.server.access.tenants import Quota, Tenant
-from quire.interfaces.server.access.waiting_room import WaitingRoom
+from quire.interfaces.gateway import create_app
+from quire.interfaces.gateway.access.endpoints import TENANT_COUNTS, reports_of_all
+from quire.interfaces.gateway.access.shared_bound import SharedBound
+from quire.interfaces.gateway.access.tenants import Quota, Tenant
+from quire.interfaces.gateway.access.waiting_room import WaitingRoom
+from quire.interfaces.gateway.processes import fleet
+from quire.interfaces.gateway.processes.channel import Channel, ChannelClosedError, ChannelError
+from quire.interfaces.gateway.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
+from quire.interfaces.gateway.processes.kept_counts import KeptCounts
+from quire.interfaces.gateway.processes.shared_ledger import SharedLedger, make_page
+from quire.interfaces.gateway.run import check_possible, with_shared_secret
+from quire.interfaces.server.observing.metrics import own_statistics
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
-from quire.interfaces.server.processes import fleet
-from quire.interfaces.server.processes.channel import Channel, ChannelClosedError, ChannelError
-from quire.interfaces.server.processes.handing_on import _GET, _POST, HandedOn, hander_on, is_for_any
-from quire.interfaces.server.processes.kept_counts import KeptCounts
-from quire.interfaces.server.processes.possible import check_possible, with_shared_secret
-from quire.interfaces.server.processes.shared_ledger import SharedLedger, make_page
-from quire.interfaces.server.sibling_answers import TENANT_COUNTS, own_statistics, reports_of_all
 from quire.interfaces.server.state import Readiness, ServerState
 from quire.interfaces.server.wire.errors import ApiError
 from quire.observability.latest import Latest
@@ -108,7 +109,7 @@ def two_ledgers(tenants: list[str]) -> tuple[SharedLedger, SharedLedger]:
 _IS_FREE = "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 _STANDS_STILL = """
 import os, signal, sys
-from quire.interfaces.server.processes.shared_ledger import SharedLedger
+from quire.interfaces.gateway.processes.shared_ledger import SharedLedger
 with SharedLedger(int(sys.argv[1]), 1, 2, []).locked():
     os.kill(os.getpid(), signal.SIGSTOP)
 """

@@ -21,7 +21,7 @@ PROGRAM = """
 import asyncio, json, signal, sys
 import quire.interfaces.async_llm as room
 from quire.engine_client import AsyncEngineClient
-from quire.interfaces.server import run_server
+from quire.interfaces.gateway import run_server
 from quire.testing.fake_llm import fake_config, fake_link, fake_renderer
 
 def make(**options):
@@ -46,7 +46,7 @@ def make(**options):
     return engine
 
 room_AsyncLLM, room.AsyncLLM = room.AsyncLLM, make
-from quire.interfaces.server.processes import fleet
+from quire.interfaces.gateway.processes import fleet
 fleet._LOOK_SECONDS = float(sys.argv[2])
 sys.exit(run_server({}, "127.0.0.1", 0, **json.loads(sys.argv[1])))
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire.interfaces.server.http_server import HttpServer
+from quire.interfaces.gateway.app import http_server
 from quire.interfaces.server.openai import prompt_pieces
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.listener import listen
@@ -276,7 +276,7 @@ def outcome(tmp_path_factory) -> Outcome:
             storage_url="sqlite:///:memory:", first_byte_seconds=2, keep_alive_seconds=2, max_request_seconds=8.0
         )
         with listen("127.0.0.1", 0) as listener:
-            server = HttpServer(options, listener, None)
+            server = http_server(options, listener, None)
             server.attach(engine)
             server.start()
             port = listener.getsockname()[1]

@@ -8,9 +8,9 @@ import pytest
 
 from quire.engine_client import AsyncEngineClient
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
+from quire.interfaces.gateway.sessions.kept_session import shared_length
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.sessions.kept_session import shared_length
 from quire.interfaces.session import AsyncSession
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm

@@ -5,7 +5,7 @@ import asyncio
 import httpx2 as httpx
 
 from quire import AsyncLLM
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 
 OPTIONS = {"dtype": "float32", "max_num_seqs": 4, "block_size": 8, "check_invariants": True, "engine_process": False}
 GREEDY = {"temperature": 0, "max_tokens": 24}

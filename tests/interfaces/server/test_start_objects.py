@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from quire.interfaces.server.life.start_objects import set_aside
+from quire.interfaces.server.life.process import set_aside
 
 
 class Ring:

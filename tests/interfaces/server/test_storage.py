@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from quire.errors import UserError
-from quire.interfaces.server.storage.engine import default_url
-from quire.interfaces.server.storage.storage import METADATA, SCHEMA_VERSION, Storage, mine, owned_table
+from quire.interfaces.gateway.storage.engine import default_url
+from quire.interfaces.gateway.storage.storage import METADATA, SCHEMA_VERSION, Storage, mine, owned_table
 from quire.interfaces.server.wire.errors import ApiError
 
 NOTES = owned_table("test_notes", sa.Column("text", sa.Text, nullable=False))
@@ -297,7 +297,7 @@ def test_an_address_that_can_never_work(run, storage, url, text):
 
 
 def test_a_queue_that_is_full_refuses(run, storage, monkeypatch):
-    monkeypatch.setattr("quire.interfaces.server.storage.storage._MOST_WAITING", 2)
+    monkeypatch.setattr("quire.interfaces.gateway.storage.storage._MOST_WAITING", 2)
 
     async def main():
         one = storage()
@@ -320,7 +320,7 @@ def test_a_queue_that_is_full_refuses(run, storage, monkeypatch):
 
 
 def test_a_disk_that_says_nothing_is_given_up(run, storage, monkeypatch):
-    monkeypatch.setattr("quire.interfaces.server.storage.storage._DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr("quire.interfaces.gateway.storage.storage._DEADLINE_SECONDS", 0.05)
 
     async def main():
         one = storage()
@@ -381,7 +381,7 @@ def test_tables_that_cannot_be_made_are_not_tried_for_ever(run, storage, monkeyp
 WRITER = """
 import asyncio, sys
 import sqlalchemy as sa
-from quire.interfaces.server.storage.storage import Storage, owned_table
+from quire.interfaces.gateway.storage.storage import Storage, owned_table
 table = owned_table("test_kill", sa.Column("text", sa.Text))
 async def main():
     storage = Storage(sys.argv[1], max_bytes=2**30, max_age_seconds=1e9)
@@ -424,7 +424,7 @@ def test_its_numbers_can_be_seen(run, storage):
 
 
 def test_every_table_is_one_of_tenants():
-    from quire.interfaces.server.openai_responses import stored
+    from quire.interfaces.gateway.responses import stored
 
     assert stored.RESPONSES.name in METADATA.tables
     for table in METADATA.tables.values():

@@ -6,7 +6,7 @@ METADATA = {f"key {number}": "z" * 512 for number in range(16)}
 
 
 def test_the_default_file_is_made_when_something_is_stored(run, served, tmp_path, monkeypatch):
-    from quire.interfaces.server.state import StorageSettings
+    from quire.interfaces.gateway.services import StorageSettings
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
@@ -22,7 +22,7 @@ def test_the_default_file_is_made_when_something_is_stored(run, served, tmp_path
 
 
 def test_a_conversation_goes_on_after_a_restart(run, served, tmp_path):
-    from quire.interfaces.server.state import StorageSettings
+    from quire.interfaces.gateway.services import StorageSettings
 
     storage = StorageSettings(f"sqlite:///{tmp_path}/server.db")
 
@@ -66,7 +66,7 @@ def test_two_tenants_do_not_see_each_other(run, served):
 def test_a_full_disk_refuses_to_store_and_answers_the_rest(run, served):
     async def main():
         async with served() as server:
-            storage = server.state.storage
+            storage = server.services.storage
             await storage.open()
             pages = await storage.run(lambda one: one.exec_driver_sql("PRAGMA page_count").scalar())
             await storage.run(lambda one: one.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
@@ -86,7 +86,7 @@ def test_a_full_disk_refuses_to_store_and_answers_the_rest(run, served):
 def test_a_stream_that_cannot_be_stored_says_so(run, served, events_of):
     async def main():
         async with served() as server:
-            storage = server.state.storage
+            storage = server.services.storage
             await storage.open()
             pages = await storage.run(lambda one: one.exec_driver_sql("PRAGMA page_count").scalar())
             await storage.run(lambda one: one.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))

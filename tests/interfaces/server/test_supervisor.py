@@ -12,8 +12,7 @@ import pytest
 from quire.engine_core.pulse import Pulse
 from quire.errors import EngineDeadError
 from quire.interfaces.server.life.crash_reports import MOST_REPORTS, CrashReports
-from quire.interfaces.server.life.restart_policy import RestartPolicy
-from quire.interfaces.server.life.supervisor import Supervisor
+from quire.interfaces.server.life.supervisor import RestartPolicy, Supervisor
 from quire.messages import EngineReady
 from quire.observability.metrics import ServerMetrics
 from quire.testing.fake_llm import fake_config

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from quire.errors import OptionError
-from quire.interfaces.server import create_app
+from quire.interfaces.gateway import create_app
 from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.observability.otel import OpenTelemetryTracing, SpanQueue, open_tracing
 from quire.observability.tracing import NoTracing, make_tracing
@@ -307,11 +307,11 @@ def test_an_endpoint_that_is_none():
 def test_a_server_that_is_told_a_wrong_endpoint_does_not_start():
     import socket
 
-    from quire.interfaces.server.http_server import HttpServer
+    from quire.interfaces.gateway.app import http_server
     from quire.interfaces.server.options import ServerOptions
 
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(OptionError, match="otlp_endpoint"):
-        HttpServer(ServerOptions(otlp_endpoint="grpc://x"), listener, None)
+        http_server(ServerOptions(otlp_endpoint="grpc://x"), listener, None)
 
 
 def test_packages_that_are_missing(monkeypatch, caplog):

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from quire.errors import OptionError
-from quire.interfaces.server import http_server
-from quire.interfaces.server.http_server import HttpServer
+from quire.interfaces.gateway.app import http_server
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.listener import listen
 from quire.interfaces.server.transport.unfinished import Descriptors, Unfinished, networks_of
@@ -253,9 +252,9 @@ def test_those_who_hold_all_descriptors_keep_nobody_out(run, tmp_path, monkeypat
         with listen("127.0.0.1", 0) as listener:
             # each connection takes one at the server, and one at the client, which is the same process
             most = len(os.listdir("/dev/fd")) + 2 * num_free
-            monkeypatch.setattr(http_server, "Descriptors", lambda: Descriptors(most))
+            monkeypatch.setattr("quire.interfaces.server.http_server.Descriptors", lambda: Descriptors(most))
             options = ServerOptions(storage_url="sqlite:///:memory:", first_byte_seconds=1000.0)
-            server = HttpServer(options, listener, None)
+            server = http_server(options, listener, None)
             server.attach(engine)
             server.start()
             port = listener.getsockname()[1]

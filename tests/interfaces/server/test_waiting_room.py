@@ -5,11 +5,10 @@ import random
 import pytest
 
 from quire.errors import RequestError
-from quire.interfaces.server.access.shared_bound import SharedBound
-from quire.interfaces.server.access.tenants import NOBODY, Quota, Tenant
-from quire.interfaces.server.access.throughput import Throughput
-from quire.interfaces.server.access.token_bucket import TokenBucket
-from quire.interfaces.server.access.waiting_room import WaitingRoom
+from quire.interfaces.gateway.access.rates import Throughput, TokenBucket
+from quire.interfaces.gateway.access.shared_bound import SharedBound
+from quire.interfaces.gateway.access.tenants import NOBODY, Quota, Tenant
+from quire.interfaces.gateway.access.waiting_room import WaitingRoom
 from quire.interfaces.server.wire.errors import ApiError
 from quire.observability.instruments import Counter
 

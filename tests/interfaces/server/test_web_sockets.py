@@ -10,9 +10,8 @@ import socket
 import pytest
 import uvicorn
 
-from quire.interfaces.server.http_server import HttpServer
-from quire.interfaces.server.life.event_loop import loop_factory
-from quire.interfaces.server.life.orderly_end import end_each
+from quire.interfaces.gateway.app import http_server
+from quire.interfaces.server.life.process import end_each, loop_factory
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.transport.connections import connections_of
 from quire.interfaces.server.transport.listener import listen
@@ -182,7 +181,7 @@ def test_a_connection_that_cannot_be_closed_is_cut_off(run, tmp_path, monkeypatc
     async def main():
         engine = await fake_engine(tmp_path / "model")
         with listen("127.0.0.1", 0) as listener:
-            server = HttpServer(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
+            server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.attach(engine)
             server.start()
             clients = []
@@ -211,15 +210,15 @@ def test_a_server_that_ends_does_not_wait_for_a_first_message(run, tmp_path):
     async def main():
         engine = await fake_engine(tmp_path / "model")
         with listen("127.0.0.1", 0) as listener:
-            server = HttpServer(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
+            server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.attach(engine)
             server.start()
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(HANDSHAKE.replace(b"GET /", b"GET /v1/completions/stream"))
             await reader.readuntil(b"\r\n\r\n")
-            await until(lambda: len(server.in_flight))
+            await until(lambda: len(server.app.state.server.in_flight))
             server.drain()
-            await server.in_flight.wait_empty()
+            await server.app.state.server.in_flight.wait_empty()
             await server.close()
             rest = await reader.read()
             writer.close()

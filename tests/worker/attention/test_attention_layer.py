@@ -89,6 +89,26 @@ def test_the_spec_says_what_a_layer_keeps():
     assert spec.bytes_per_token == 2 * (8 + 6) * 4
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_values_may_be_parts_of_keys(backend):
+    attn = Attention(HEADS, KV_HEADS, DIM, DIM**-0.5, name="attn", value_dim=5, values_in_keys=True)
+    assert attn.attention_spec(BLOCK, "cpu").values_in_keys
+    assert (attn.spec.value_dim, attn.spec.bytes_per_token) == (0, 2 * 8 * 4)
+    bind_backend(nn.ModuleList([attn]), backend, BLOCK, "cpu")
+    cache = torch.zeros(4, KV_HEADS, BLOCK, DIM)
+    with pytest.raises(ValueError, match="attn: one cache"):
+        attn.bind(0, cache, torch.zeros_like(cache))
+    with pytest.raises(ValueError, match="one cache"):
+        layer().bind(0, cache, cache)
+    attn.bind(0, cache, cache)
+    query, key, _ = inputs(13)
+    value = key.view(13, KV_HEADS, DIM)[..., :5].flatten(1)
+    expected = dense([query, key, value], value_dim=5)
+    torch.testing.assert_close(run(attn, [query, key]), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="value_dim=9 is no part of keys of 8"):
+        layer(value_dim=9, values_in_keys=True)
+
+
 def test_a_profiling_step_needs_no_cache():
     attn = layer()
     with forward_context(profiling_context()):

@@ -1,5 +1,7 @@
 """Keys and values in another type than the model: what it costs in accuracy, and that all else stays as it is."""
 
+import json
+
 import pytest
 import torch
 from tests.support.worker_driver import WorkerDriver
@@ -7,6 +9,7 @@ from torch import nn
 
 from quire import LLM, SamplingParams
 from quire.config import EngineOptions, resolve
+from quire.config.arithmetic import ModelShape
 from quire.config.model_source import embedded_path
 from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.errors import ModelError, OptionError
@@ -91,6 +94,36 @@ def test_the_layers_say_what_they_keep():
         layer.bind(0, torch.zeros(3, 2, 4, 8), torch.zeros(3, 2, 4, 12))
     with pytest.raises(ValueError, match=r"cache of torch.float32, not torch.float8_e4m3fn"):
         layer.bind(0, torch.zeros(3, 2, 4, 12), torch.zeros(3, 2, 4, 16))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "fp8"])
+def test_latent_layers_keep_what_the_plan_says(kind, tmp_path):
+    """One row a token and layer: the latent vector and the rotary part. The engine takes just so many bytes."""
+    path = make_checkpoint(tmp_path, "deepseek_v2")
+    worker = Worker(worker_config(path, kv_cache_dtype=kind))
+    worker.load()
+    groups, bytes_per_token = make_groups(worker.measure_capacity().layers)
+    config = json.loads((path / "config.json").read_text())
+    assert bytes_per_token == ModelShape.of(config).kv_bytes_per_token(kind)
+    assert bytes_per_token == 3 * (
+        48 * {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}[kind] + 4 * (kind in "int8 fp8")
+    )
+    worker.initialize_cache([list(group.layer_names) for group in groups], 50, 0)
+    assert worker.statistics()["kv_cache_bytes"] == 50 * 4 * bytes_per_token
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("kind", KL_BOUND)
+def test_accuracy_of_latent_layers(kind, backend, tmp_path):
+    path = make_checkpoint(tmp_path, "deepseek_v3")
+
+    def found(**options):
+        model = load_model(worker_config(path, attention_backend=backend, **options))
+        return ModelHarness(model, block_size=4).run(0, TEXT, chunk_size=50)
+
+    exact = found()
+    error = (found(kv_cache_dtype=kind) - exact).square().mean().sqrt() / exact.std()
+    assert 0 < error < {"bfloat16": 0.03, "float16": 0.004, "int8": 0.06, "fp8": 0.3}[kind]
 
 
 def test_what_cannot_keep_codes_says_so(monkeypatch):

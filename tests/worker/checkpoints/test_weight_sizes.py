@@ -1,6 +1,9 @@
 """What `quire plan` says about weights is what they weigh when they are loaded."""
 
+import json
+
 import pytest
+import torch
 from tests.support import quantized_checkpoints as writers
 from tests.support.gguf_checkpoints import write_gguf
 
@@ -13,8 +16,11 @@ from quire.interfaces.cli.bench_limits import ModelCost
 from quire.interfaces.cli.program import main
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.attention import attention_layers
 from quire.worker.kernels import cpu
-from quire.worker.model_loader import load_model
+from quire.worker.model_config import read_model_config
+from quire.worker.model_loader import building, load_model
+from quire.worker.models.registry import native_class
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1024}
 FORMATS = {
@@ -62,7 +68,7 @@ def test_of_a_quantised_checkpoint(name, scheme, source, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4"])
 def test_of_a_gguf_file(kind, scheme, source, tmp_path):
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "model.gguf", source, kind)
@@ -80,6 +86,112 @@ def test_what_a_step_reads_of_a_gguf_file_is_all_but_an_untied_embedding(kind, s
     embedding = GGUFFile.read(path).tensors["token_embd.weight"].num_elements * {"BF16": 2, "Q4_0": 0.5625}[kind]
     expected = whole - (0 if shape.has_tied_embeddings else embedding)
     assert ModelCost.of(facts, "bfloat16", None).weight_bytes == pytest.approx(expected)
+
+
+# as many as fill a panel of a router
+EXPERTS = {
+    "mixtral": {"num_local_experts": 32},
+    "qwen3_moe": {"num_experts": 32, "moe_intermediate_size": 128},
+    "qwen2_moe": {"num_experts": 32, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+    "gpt_oss": {"num_local_experts": 32},
+}
+
+
+@pytest.fixture(scope="module", params=EXPERTS)
+def sparse(request, tmp_path_factory):
+    sizes = {**SIZES, "intermediate_size": 256, **EXPERTS[request.param]}
+    if request.param == "gpt_oss":
+        sizes["layer_types"] = ["sliding_attention", "full_attention"]
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **sizes)
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_of_experts(scheme, sparse):
+    check(sparse, scheme)
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_of_experts_that_come_quantised(scheme, tmp_path):
+    sizes = {**SIZES, "intermediate_size": 256, "layer_types": ["sliding_attention", "full_attention"]}
+    sizes |= EXPERTS["gpt_oss"]
+    source = make_checkpoint(tmp_path / "plain", "gpt_oss", **sizes)
+    writers.write_mxfp4(tmp_path / "mxfp4", source)
+    check(tmp_path / "mxfp4", scheme)
+
+
+# As published: parameters in billions, of which active (the authors count neither norms nor biases finer than this).
+PUBLISHED = {
+    "Mixtral-8x7B": (46.7, 12.9, {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000, "tie_word_embeddings": False,
+        "max_position_embeddings": 32768, "rope_theta": 1e6, "sliding_window": None,
+    }),
+    "Qwen3-30B-A3B": (30.5, 3.3, {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "head_dim": 128,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": False, "max_position_embeddings": 40960,
+    }),
+    # its authors leave the embedding out of the active ones: 3.6
+    "gpt-oss-20b": (20.9, 4.2, {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "head_dim": 64,
+        "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "num_local_experts": 32, "num_experts_per_tok": 4, "vocab_size": 201088, "tie_word_embeddings": False,
+        "max_position_embeddings": 131072, "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12, "quantization_config": {"quant_method": "mxfp4"},
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_of_the_published_shapes_from_config_json_alone(name, tmp_path):
+    billions, active, config = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    facts = ModelFacts.read(tmp_path)
+    shape = ModelShape.of(facts.hf_config)
+    assert shape.num_parameters / 1e9 == pytest.approx(billions, abs=0.06)
+    assert shape.num_active_parameters / 1e9 == pytest.approx(active, abs=0.06)
+    # the model itself, without memory for its weights
+    model_class = native_class(facts.model_type, config["architectures"])
+    model_config = read_model_config(tmp_path / "config.json", facts.hf_config, model_class)
+    with building(torch.bfloat16, torch.device("meta")):
+        model = model_class(model_config, 64)
+    experts = sum(p.nbytes for name, p in model.named_parameters() if ".experts." in name and p.ndim == 2)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    planned, _ = weight_bytes(facts, shape, "bfloat16", None)
+    # a scale of 16 bits for 32 codes of 4
+    kept = whole - experts + experts * 0.5625 / 2 if "quantization_config" in config else whole
+    assert planned == pytest.approx(kept, rel=0.002)
+    for layer in attention_layers(model).values():
+        assert layer.spec.num_kv_heads * (layer.spec.key_dim + layer.spec.value_dim) * 2 * shape.num_layers == (
+            shape.kv_bytes_per_token("bfloat16")
+        )
+    windows = [layer.spec.sliding_window for layer in attention_layers(model).values()]
+    kept_tokens = sum(min(window or 5000, 5000) for window in windows)
+    assert shape.kv_bytes(5000, "bfloat16") == kept_tokens * shape.kv_bytes_per_token("bfloat16") // len(windows)
+
+
+def test_the_command_says_what_a_token_reads(tmp_path, capsys):
+    _, _, config = PUBLISHED["gpt-oss-20b"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path), "--memory", "32GiB", "--context", "8192"]) == 0
+    told = capsys.readouterr().out
+    assert "20.9" in told
+    assert "4.186 billion active parameters (4 of 32 experts), reads" in told
+    assert "GiB in mxfp4" in told
+
+
+def test_a_step_of_many_tokens_reads_all_experts(tmp_path):
+    _, _, config = PUBLISHED["Qwen3-30B-A3B"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    facts = ModelFacts.read(tmp_path)
+    shape = ModelShape.of(facts.hf_config)
+    cost = ModelCost.of(facts, "bfloat16", None)
+    embedding = shape.vocab_size * shape.hidden_size
+    assert cost.step_bytes(1) == pytest.approx(2 * (shape.num_active_parameters - embedding))
+    assert cost.step_bytes(1000) == pytest.approx(2 * (shape.num_parameters - embedding))
+    assert cost.step_bytes(1) < cost.step_bytes(8) < cost.step_bytes(64) < cost.step_bytes(1000)
 
 
 def test_the_command_says_it(source, tmp_path, capsys):

@@ -17,6 +17,20 @@ INVARIANT_CASES = [
     AttentionCase(dtype=torch.float32, cache_dtype=torch.bfloat16, num_heads=16, num_kv_heads=1),
     AttentionCase(sequences=((100, 640), (1, 1030)), num_heads=8, num_kv_heads=2, dtype=torch.bfloat16),
     AttentionCase(sequences=((60, 560), (9, 70)), sliding_window=70, head_dim=80, has_sinks=True, soft_cap=10.0),
+    AttentionCase(sequences=((60, 560), (9, 70), (1, 600)), sliding_window=100, is_chunked=True, num_heads=16),
+    *(
+        AttentionCase(
+            num_heads=heads,
+            num_kv_heads=1,
+            head_dim=176,
+            value_dim=144,
+            dtype=dtype,
+            cache_dtype=kept,
+            values_in_keys=True,
+        )
+        for heads in (2, 16, 128)
+        for dtype, kept in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8))
+    ),
 ]
 
 
@@ -61,6 +75,9 @@ def test_shared_blocks_do_not_show(cpu_kernels, crew_of, num_shared, kind):
         AttentionCase(sequences=((1, 700),) * 3, sliding_window=300, head_dim=16),
         AttentionCase(sequences=((1, 577), (1, 640), (1, 577), (30, 700)), num_heads=32, num_kv_heads=1, head_dim=16),
         AttentionCase(sequences=((1, 577), (1, 640), (1, 577), (30, 700)), num_heads=16, num_kv_heads=2, head_dim=16),
+        AttentionCase(
+            sequences=((1, 577), (1, 640), (1, 577)), num_heads=16, num_kv_heads=1, value_dim=48, values_in_keys=True
+        ),
     ],
     ids=str,
 )
@@ -101,6 +118,10 @@ def test_indices_of_either_width(cpu_kernels, dtype):
         AttentionCase(value_dim=24, block_size=1, dtype=torch.bfloat16),
         *(AttentionCase(dtype=dtype, cache_dtype=cache_dtype, value_dim=20) for dtype, cache_dtype in MIXED),
         *(AttentionCase(cache_dtype=codes, head_dim=100, block_size=1) for codes in CODES),
+        *(
+            AttentionCase(num_kv_heads=1, value_dim=48, cache_dtype=kept, values_in_keys=True)
+            for kept in (None, torch.bfloat16, *CODES)
+        ),
     ],
     ids=str,
 )

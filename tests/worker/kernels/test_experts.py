@@ -6,6 +6,7 @@ import torch
 from quire.testing.linear_contracts import ROUNDING
 from quire.worker import kernels
 from quire.worker.kernels import cpu, operators, reference
+from quire.worker.kernels.reference.packed_format import FP4_VALUES
 from quire.worker.layers.quantization import find_scheme
 from quire.worker.layers.quantization.quantized_weight import QuantizedWeight
 
@@ -46,6 +47,14 @@ def test_equal_scores_go_to_the_lower_number():
     assert ids.tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
+def fp4(weight):
+    """Any weight in 4-bit floats, with a power of two for 32 inputs."""
+    values = torch.tensor(FP4_VALUES, dtype=torch.int8)
+    codes = values[(weight.float() * 80).round().long() % len(FP4_VALUES)]
+    scales = 2.0 ** (random(weight.shape[0], weight.shape[1] // 32).round() - 7)
+    return QuantizedWeight(codes, scales, None, bits=4, weight_only=True)
+
+
 def packed_experts(form, dtype):
     """(for the kernels, for the reference)"""
     ours, theirs = [], []
@@ -55,7 +64,7 @@ def packed_experts(form, dtype):
             ours.append(kernels.pack_weight(weight))
             theirs.append(reference.pack_weight(weight))
             continue
-        codes = find_scheme(form).quantize(weight, "linear")
+        codes = fp4(weight) if form == "fp4" else find_scheme(form).quantize(weight, "linear")
         assert isinstance(codes, QuantizedWeight)
         parts = codes.values, codes.scales, codes.offsets
         ours.append(kernels.pack_quantized(*parts, bits=codes.bits, weight_only=codes.weight_only))
@@ -63,25 +72,28 @@ def packed_experts(form, dtype):
     return ours, theirs
 
 
-@pytest.mark.parametrize("form", [None, "int8", "int4", "int8_weight_only", "int4_weight_only"])
+@pytest.mark.parametrize("form", [None, "int8", "int4", "int8_weight_only", "int4_weight_only", "fp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_row_per_pair", [False, True])
 def test_grouped_linear(form, dtype, has_row_per_pair):
     ours, theirs = packed_experts(form, dtype)
-    bias = random(NUM_EXPERTS, NUM_ROWS, seed=5)
+    biases = list(random(NUM_EXPERTS, NUM_ROWS, seed=5))
     for num_tokens in NUM_TOKENS:
         # most tokens go to few experts, and some experts get none
         logits = random(num_tokens, NUM_EXPERTS, seed=num_tokens) * 3 - torch.arange(NUM_EXPERTS)
         ids = logits.topk(TOP_K).indices.int()
         x = random(num_tokens, *([TOP_K] if has_row_per_pair else []), WIDTH, seed=9).to(dtype)
-        found = kernels.grouped_linear(x, ids, ours, bias, NUM_ROWS)
-        expected = reference.grouped_linear(x, ids, theirs, bias, NUM_ROWS)
+        counts, expected_counts = torch.ones(NUM_EXPERTS, dtype=torch.int64), torch.ones(NUM_EXPERTS, dtype=torch.int64)
+        found = kernels.grouped_linear(x, ids, ours, biases, NUM_ROWS, counts)
+        expected = reference.grouped_linear(x, ids, theirs, biases, NUM_ROWS, expected_counts)
+        assert counts.tolist() == expected_counts.tolist()
+        assert counts.sum() == NUM_EXPERTS + ids.numel()
         bound = 1e-5 if dtype == torch.float32 else 2 * ROUNDING[dtype]
         # integers of 4 bits keep their scales in 11 bits
         bound = max(bound, 2e-3) if form is not None else bound
         torch.testing.assert_close(found, expected, rtol=bound, atol=bound * 8)
         for token in {0, num_tokens // 2, num_tokens - 1}:
-            alone = kernels.grouped_linear(x[token : token + 1], ids[token : token + 1], ours, bias, NUM_ROWS)
+            alone = kernels.grouped_linear(x[token : token + 1], ids[token : token + 1], ours, biases, NUM_ROWS)
             assert torch.equal(alone[0], found[token]), "others change the bits of a token"
 
 
@@ -97,8 +109,8 @@ def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
     """Numbers of experts are made within a program, where nobody can look at them before."""
     ours, _ = packed_experts(None, torch.float32)
     x = random(2, WIDTH)
-    found = kernels.grouped_linear(x, torch.tensor([[-7, 0, 1], [2, 99, 3]], dtype=torch.int32), ours, None, NUM_ROWS)
-    there = kernels.grouped_linear(x, torch.tensor([[0, 0, 1], [2, 11, 3]], dtype=torch.int32), ours, None, NUM_ROWS)
+    found = kernels.grouped_linear(x, torch.tensor([[-7, 0, 1], [2, 99, 3]], dtype=torch.int32), ours, [], NUM_ROWS)
+    there = kernels.grouped_linear(x, torch.tensor([[0, 0, 1], [2, 11, 3]], dtype=torch.int32), ours, [], NUM_ROWS)
     assert torch.equal(found, there)
 
 
@@ -110,13 +122,15 @@ def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
         ({"x": torch.zeros(2, WIDTH - 1)}, "columns"),
         ({"packed": []}, "at least one expert"),
         ({"num_rows": NUM_ROWS + 1}, "rows"),
-        ({"bias": torch.zeros(NUM_ROWS)}, "bias"),
+        ({"counts": torch.zeros(NUM_EXPERTS - 1, dtype=torch.int64)}, "counts"),
+        ({"biases": [torch.zeros(NUM_ROWS)]}, "a bias for each expert"),
+        ({"biases": [torch.zeros(NUM_ROWS + 1)] * NUM_EXPERTS}, "bias must be"),
     ],
 )
 def test_wrong_arguments_are_named(change, words):
     ours, _ = packed_experts(None, torch.float32)
     arguments = {"x": torch.zeros(2, WIDTH), "ids": torch.zeros(2, TOP_K, dtype=torch.int32), "packed": ours}
-    arguments |= {"bias": None, "num_rows": NUM_ROWS} | change
+    arguments |= {"biases": [], "num_rows": NUM_ROWS, "counts": None} | change
     with pytest.raises(RuntimeError, match=words):
         operators.grouped_linear(*arguments.values())
 
@@ -126,5 +140,20 @@ def test_experts_that_are_packed_differently_are_refused():
     others, _ = packed_experts("int8", torch.float32)
     with pytest.raises(RuntimeError, match="packed alike"):
         kernels.grouped_linear(
-            torch.zeros(1, WIDTH), torch.zeros(1, 1, dtype=torch.int32), [ours[0], others[1]], None, NUM_ROWS
+            torch.zeros(1, WIDTH), torch.zeros(1, 1, dtype=torch.int32), [ours[0], others[1]], [], NUM_ROWS
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_for_each_row_of_a_token(dtype):
+    """Rows are a slice of wider ones, as the heads of a query are."""
+    ours, theirs = packed_experts(None, dtype)
+    x = random(70, NUM_EXPERTS, WIDTH + 32, seed=3).to(dtype)[..., :WIDTH]
+    found = kernels.grouped_linear(x, None, ours, [], NUM_ROWS)
+    expected = reference.grouped_linear(x, None, theirs, [], NUM_ROWS, None)
+    bound = 1e-5 if dtype == torch.float32 else 2 * ROUNDING[dtype]
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound * float(expected.abs().max()))
+    for t in (0, 13, 69):
+        assert torch.equal(kernels.grouped_linear(x[t : t + 1], None, ours, [], NUM_ROWS)[0], found[t])
+    with pytest.raises(RuntimeError, match="evenly spaced"):
+        kernels.grouped_linear(x[:, :, :WIDTH].transpose(0, 1)[:NUM_EXPERTS, :NUM_EXPERTS], None, ours, [], NUM_ROWS)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import apply_rotary_emb
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from quire.testing import fused_contracts
@@ -19,8 +20,16 @@ def test_silu_and_mul(cpu_kernels, dtype):
     fused_contracts.check_silu_and_mul(cpu_kernels, dtype)
 
 
+def test_clamped_swiglu(cpu_kernels, dtype):
+    fused_contracts.check_clamped_swiglu(cpu_kernels, dtype)
+
+
 def test_rotary_embedding(cpu_kernels, dtype):
     fused_contracts.check_rotary_embedding(cpu_kernels, dtype)
+
+
+def test_join(cpu_kernels, dtype):
+    fused_contracts.check_join(cpu_kernels, dtype)
 
 
 def test_reference_norm_is_that_of_transformers(dtype):
@@ -41,3 +50,13 @@ def test_reference_rotation_is_that_of_transformers(dtype):
     # Transformers rounds cosine, sine and both products: a few units in the last place.
     assert_close(query, expected_query[0].transpose(0, 1).contiguous(), factor=4)
     assert_close(key, expected_key[0].transpose(0, 1).contiguous(), factor=4)
+
+
+def test_reference_rotation_of_interleaved_pairs_is_that_of_transformers(dtype):
+    angle = torch.randn(6, 32) * 20
+    query, key = torch.randn(6, 4, 64).to(dtype), torch.randn(6, 2, 64).to(dtype)
+    turns = torch.polar(torch.ones_like(angle), angle)[None]
+    expected = apply_rotary_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], turns)
+    REFERENCE.rotary_embedding(torch.arange(6), query, key, torch.cat((angle.cos(), angle.sin()), -1), True)
+    assert_close(query, expected[0][0].transpose(0, 1).contiguous())
+    assert_close(key, expected[1][0].transpose(0, 1).contiguous())

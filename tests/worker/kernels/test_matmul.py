@@ -41,6 +41,8 @@ WEIGHTS = {
     "int4": QuantizedCase(4, SHAPE, 97, "each", False),
     "int8 weight-only": QuantizedCase(8, SHAPE, is_weight_only=True),
     "int4 weight-only": QuantizedCase(4, SHAPE, 97, "fractions", False, is_weight_only=True),
+    "fp4": QuantizedCase(4, SHAPE, 97),
+    "fp4 weight-only": QuantizedCase(4, SHAPE, 97, is_weight_only=True),
 }
 
 
@@ -188,7 +190,7 @@ def test_what_cannot_be_quantized_is_refused(product_kernels):
     for arguments, reason in (
         ((values, torch.ones(4, 12), None, 8), "multiple of 4"),
         ((values, torch.ones(4, 5), None, 8), "multiple of 4"),
-        ((values, scales, None, 4), "codes 0 to 15"),
+        ((values + 5, scales, None, 4), "0, 1, 2, 3"),
         ((values, scales, None, 5), "4 or 8"),
         ((values.float(), scales, None, 8), "int8 or uint8"),
         ((values[:, :0].contiguous(), scales, None, 8), "at least one input"),

@@ -26,6 +26,7 @@ def test_small_operations(dtype):
     contracts.check_move_blocks(kernels, dtype, "cuda", "cpu")
     fused_contracts.check_norms(kernels, dtype, "cuda")
     fused_contracts.check_silu_and_mul(kernels, dtype, "cuda")
+    fused_contracts.check_clamped_swiglu(kernels, dtype, "cuda")
     fused_contracts.check_rotary_embedding(kernels, dtype, "cuda")
 
 

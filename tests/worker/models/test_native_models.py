@@ -1,8 +1,12 @@
+import json
+
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from quire.errors import ModelError
-from quire.testing.model_contract import check_against_transformers
-from quire.testing.model_harness import worker_config
+from quire.testing.model_contract import check_against_transformers, transformers_logits
+from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.attention import attention_layers
 from quire.worker.model_loader import load_model
@@ -11,8 +15,11 @@ from quire.worker.models.transformers_fallback import TransformersModel
 NATIVE = (
     "llama llama_tied llama_bias llama_rope_llama3 llama_rope_linear llama_rope_dynamic llama_rope_yarn mistral "
     "mistral_full qwen2 qwen2_window qwen3 qwen3_tied opt opt_post_norm gpt2 gpt2_inverse_layer "
-    "mixtral qwen3_moe"
+    "mixtral qwen3_moe qwen2_moe deepseek_v2 deepseek_v2_groups deepseek_v3 deepseek_v3_groups deepseek_v3_halves "
+    "deepseek_v3_bias llama4 llama4_dense gpt_oss lfm2 mamba2"
 ).split()
+# Transformers computes these in chunks by another way, which is less exact than a recurrence.
+DELTA_NETS = ("qwen3_next", "qwen3_5_text")
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -21,8 +28,13 @@ def test_a_native_model_computes_what_transformers_computes(name, checkpoint, pr
     assert not isinstance(model, TransformersModel)
 
 
+@pytest.mark.parametrize("name", DELTA_NETS)
+def test_delta_nets_compute_what_transformers_computes(name, checkpoint, prompt):
+    check_against_transformers(checkpoint(name), prompt, atol=2e-3, model_impl="native")
+
+
 def test_the_cpu_kernels_compute_the_same_model(checkpoint, prompt):
-    for name in ("mistral", "qwen3"):
+    for name in ("mistral", "qwen3", "deepseek_v2_groups", "deepseek_v3_groups"):
         check_against_transformers(checkpoint(name), prompt, attention_backend="auto")
 
 
@@ -38,10 +50,6 @@ def test_each_layer_says_what_it_keeps(name, windows, checkpoint):
 
 
 def test_bfloat16_stays_close_to_float32(checkpoint, prompt):
-    import torch
-
-    from quire.testing.model_harness import ModelHarness
-
     logits = {
         dtype: ModelHarness(load_model(worker_config(checkpoint("llama"), dtype=dtype))).run(0, prompt)
         for dtype in ("float32", "bfloat16")
@@ -59,6 +67,10 @@ def test_bfloat16_stays_close_to_float32(checkpoint, prompt):
          ["longrope", "llama3", "model_impl=transformers"]),
         ("llama", {"hidden_act": "mish"}, ["mish", "silu"]),
         ("gpt2", {"add_cross_attention": True}, ["add_cross_attention"]),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, ["group_limited_greedy", "model_impl=transformers"]),
+        ("deepseek_v2", {"norm_topk_prob": True}, ["norm_topk_prob=True", "False"]),
+        ("deepseek_v3", {"scoring_func": "softmax"}, ["scoring_func='softmax'", "sigmoid"]),
+        ("deepseek_v3", {"moe_layer_freq": 2}, ["moe_layer_freq=2", "1"]),
     ],
 )  # fmt: skip
 def test_what_a_native_model_does_not_know_is_refused(name, changes, words, tmp_path):
@@ -66,3 +78,32 @@ def test_what_a_native_model_does_not_know_is_refused(name, changes, words, tmp_
     with pytest.raises(ModelError) as caught:
         load_model(worker_config(path, model_impl="native"))
     assert all(word in str(caught.value) for word in words)
+
+
+def changed_config(path, **changes):
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_kimi_k2_is_deepseek_v3_under_another_name(tmp_path, prompt):
+    path = make_checkpoint(tmp_path, "deepseek_v3")
+    expected = transformers_logits(path, prompt)
+    changed_config(path, model_type="kimi_k2")
+    model = load_model(worker_config(path))
+    torch.testing.assert_close(ModelHarness(model).run(0, prompt), expected, atol=1e-4, rtol=0)
+
+
+def test_layers_that_only_draft_are_left_out(tmp_path, prompt):
+    """Published checkpoints of DeepSeek V3 hold one more layer than num_hidden_layers."""
+    path = make_checkpoint(tmp_path, "deepseek_v3")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    more = {"eh_proj.weight": torch.ones(64, 128), "self_attn.kv_b_proj.weight": torch.ones(160, 32)}
+    save_file({**tensors, **{f"model.layers.3.{name}": tensor for name, tensor in more.items()}}, file)
+    changed_config(path, num_nextn_predict_layers=1)
+    found = ModelHarness(load_model(worker_config(path))).run(0, prompt)
+    changed_config(path, num_nextn_predict_layers=0)
+    with pytest.raises(ModelError, match="tensors that the model does not know"):
+        load_model(worker_config(path))
+    save_file(tensors, file)
+    assert torch.equal(found, ModelHarness(load_model(worker_config(path))).run(0, prompt))

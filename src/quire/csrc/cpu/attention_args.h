@@ -53,7 +53,9 @@ struct AttentionArgs {
   int64_t table_stride;
   int64_t num_blocks, blocks_in_row;  // of the cache; of a row of the block tables
   int num_kv_heads, group_size, head_dim, value_dim, block_size;
+  int v_row_dim;  // numbers in a row of the cache of values, which begins with the value: rows may be those of keys
   int64_t sliding_window;  // 0: everything before the query
+  bool is_chunked;         // the window begins at multiples of itself
   float scale, soft_cap;   // soft_cap 0: none
 };
 
@@ -111,7 +113,9 @@ struct AttentionKernels {
 };
 
 inline int64_t first_visible(const AttentionArgs& args, int64_t position) {
-  return args.sliding_window > 0 ? max64(0, position - args.sliding_window + 1) : 0;
+  if (args.sliding_window <= 0) return 0;
+  if (args.is_chunked) return max64(0, position / args.sliding_window * args.sliding_window);
+  return max64(0, position - args.sliding_window + 1);
 }
 inline int64_t first_visible(const AttentionArgs& args, const QueryTile& tile) {
   return first_visible(args, tile.first_position);

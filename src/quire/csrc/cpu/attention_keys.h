@@ -31,10 +31,10 @@ template <class C> struct TileKeys {
       const int64_t block = args.block_tables[row + index];
       const char *k_block = k_head + block * args.k_block_stride, *v_block = v_head + block * args.v_block_stride;
       Run& run = runs[num_runs++];
-      run.k = k_block + place * args.head_dim * sizeof(C), run.v = v_block + place * args.value_dim * sizeof(C);
+      run.k = k_block + place * args.head_dim * sizeof(C), run.v = v_block + place * args.v_row_dim * sizeof(C);
       if constexpr (Format<C>::has_scales) {
         run.k_scales = k_block + size * args.head_dim + place * SCALE_BYTES;
-        run.v_scales = v_block + size * args.value_dim + place * SCALE_BYTES;
+        run.v_scales = v_block + size * args.v_row_dim + place * SCALE_BYTES;
       }
       run.first = j;
       j = run.end = static_cast<int>(min64(last, j + size - place));
@@ -51,7 +51,7 @@ template <class C> struct TileKeys {
     }
     for (int i = 0; i < num_runs; ++i) {
       const int64_t count = runs[i].end - runs[i].first;
-      ahead->add(runs[i].v + v_head, count * args.value_dim * sizeof(C));
+      ahead->add(runs[i].v + v_head, count * args.v_row_dim * sizeof(C));
       if constexpr (Format<C>::has_scales) ahead->add(runs[i].v_scales + v_head, count * SCALE_BYTES);
     }
   }
@@ -65,7 +65,7 @@ template <class C> struct TileKeys {
       const Run& run = runs[i];
       const C* k_row = reinterpret_cast<const C*>(run.k + head * args.k_head_stride);
       const C* v_row = reinterpret_cast<const C*>(run.v + head * args.v_head_stride);
-      for (int j = run.first; j < run.end; ++j, k_row += args.head_dim, v_row += args.value_dim) {
+      for (int j = run.first; j < run.end; ++j, k_row += args.head_dim, v_row += args.v_row_dim) {
         k[j] = k_row;
         v[j] = v_row;
       }

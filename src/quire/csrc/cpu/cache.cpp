@@ -26,20 +26,22 @@ int64_t all_bytes(const std::vector<BlockCopy>& copies, int64_t num_pairs) {
 }  // namespace
 
 int64_t WriteStep::work(const Extent& extent) const {
-  return extent.tokens * keys_.heads * (keys_.dim + values_.dim);
+  int64_t numbers = 0;
+  for (const StoreArgs& store : stores_) numbers += store.heads * store.dim;
+  return extent.tokens * numbers;
 }
 
 void WriteStep::check(const Extent& extent) const {
   for (int64_t t = 0; t < extent.tokens; ++t) {
-    if (keys_.slots[t] < num_slots_) continue;
-    throw std::runtime_error("slot " + std::to_string(keys_.slots[t]) + " is beyond the cache of " +
+    const int64_t slot = stores_[0].slots[t];
+    if (slot < num_slots_) continue;
+    throw std::runtime_error("slot " + std::to_string(slot) + " is beyond the cache of " +
                              std::to_string(num_slots_));
   }
 }
 
 void WriteStep::run_tokens(int64_t begin, int64_t end) const {
-  kernels()->attention->store_rows(keys_, begin, end);
-  kernels()->attention->store_rows(values_, begin, end);
+  for (const StoreArgs& store : stores_) kernels()->attention->store_rows(store, begin, end);
 }
 
 void copy_blocks(const std::vector<BlockCopy>& copies, const int64_t* pairs, int64_t num_pairs) {

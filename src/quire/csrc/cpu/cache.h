@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "attention_args.h"
@@ -8,18 +9,18 @@
 
 namespace quire {
 
-// Keys and values of the tokens go to their slots; which these are is read in every run.
+// Keys of the tokens, and values where they are no parts of keys, go to their slots; which these are is read in every
+// run.
 class WriteStep final : public TokenStep {
  public:
-  WriteStep(const StoreArgs& keys, const StoreArgs& values, int64_t num_slots)
-      : keys_(keys), values_(values), num_slots_(num_slots) {}
+  WriteStep(std::vector<StoreArgs> stores, int64_t num_slots) : stores_(std::move(stores)), num_slots_(num_slots) {}
 
   int64_t work(const Extent& extent) const override;
   void check(const Extent& extent) const override;
   void run_tokens(int64_t begin, int64_t end) const override;
 
  private:
-  StoreArgs keys_, values_;
+  std::vector<StoreArgs> stores_;
   int64_t num_slots_;
 };
 

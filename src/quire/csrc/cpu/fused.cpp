@@ -63,7 +63,42 @@ template <class T> void gate_rows(const GateArgs& args, int64_t begin, int64_t e
   }
 }
 
+// What is loaded comes second in min and max, so that NaN stays NaN.
+template <class T> void clamped_gate_rows(const GateArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.width;
+  const vf most = set1(args.limit), least = set1(-args.limit), one = set1(1.0f);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* gate = static_cast<const T*>(args.x) + row * args.x_stride;
+    const T* up = gate + width;
+    T* out = static_cast<T*>(args.out) + row * width;
+    for (int64_t i = 0; i < width; i += W) {
+      const vf g = min(most, load_upto(gate + i, width - i));
+      const vf u = max(least, min(most, load_upto(up + i, width - i)));
+      const vf glu = g / (one + exp(zero() - g * set1(args.alpha)));
+      store_upto(out + i, glu * (u + one), width - i);
+    }
+  }
+}
+
+template <class T> void rotate_pairs(const RotaryArgs& args, int64_t begin, int64_t end) {
+  const int64_t half = args.half, width = 2 * half;
+  for (int64_t t = begin; t < end; ++t) {
+    const float* cos = args.cos_sin + args.positions[t] * args.cos_sin_stride;
+    for (int64_t h = 0; h < args.heads; ++h) {
+      T* x = static_cast<T*>(args.x) + t * args.token_stride + h * args.head_stride;
+      for (int64_t i = 0; i < width; i += W) {
+        const int64_t n = width - i, num_angles = min64(W, n) / 2;
+        const vf a = load_upto(x + i, n);
+        const vf c = spread_pairs(load_upto(cos + i / 2, num_angles));
+        const vf s = spread_pairs(load_upto(cos + half + i / 2, num_angles));
+        store_upto(x + i, fma_subtract_add(a, c, swap_pairs(a) * s), n);
+      }
+    }
+  }
+}
+
 template <class T> void rotate_rows(const RotaryArgs& args, int64_t begin, int64_t end) {
+  if (args.is_interleaved) return rotate_pairs<T>(args, begin, end);
   const int64_t half = args.half;
   for (int64_t t = begin; t < end; ++t) {
     const float* cos = args.cos_sin + args.positions[t] * args.cos_sin_stride;
@@ -162,13 +197,13 @@ template <class T> void layer_norm_rows(const LayerNormArgs& args, int64_t begin
 
 template <class T> void weigh_rows(const WeighArgs& args, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
-    const T* x = static_cast<const T*>(args.x) + t * args.top_k * args.width;
+    const T* x = static_cast<const T*>(args.x) + t * args.x_token_stride;
     const float* weights = args.weights + t * args.top_k;
     T* out = static_cast<T*>(args.out) + t * args.width;
     for (int64_t i = 0; i < args.width; i += W) {
       vf sum = zero();
       for (int64_t k = 0; k < args.top_k; ++k) {
-        sum = fma(load_upto(x + k * args.width + i, args.width - i), set1(weights[k]), sum);
+        sum = fma(load_upto(x + k * args.x_row_stride + i, args.width - i), set1(weights[k]), sum);
       }
       store_upto(out + i, sum, args.width - i);
     }
@@ -187,12 +222,14 @@ template <class T> void weigh_rows(const WeighArgs& args, int64_t begin, int64_t
   }
 QUIRE_ROWS(rms_norm, NormArgs, norm_rows)
 QUIRE_ROWS(silu_and_mul, GateArgs, gate_rows)
+QUIRE_ROWS(clamped_swiglu, GateArgs, clamped_gate_rows)
 QUIRE_ROWS(rotary, RotaryArgs, rotate_rows)
 QUIRE_ROWS(combine_pair, PairArgs, pair_rows)
 QUIRE_ROWS(activate, ActivationArgs, activate_rows)
 QUIRE_ROWS(layer_norm, LayerNormArgs, layer_norm_rows)
 QUIRE_ROWS(weigh_experts, WeighArgs, weigh_rows)
 
+extern const AdapterKernels adapter_kernels;
 extern const AttentionKernels attention_kernels;
 extern const MatmulKernels matmul_kernels;
 extern const SamplingKernels sampling_kernels;
@@ -202,8 +239,9 @@ extern const SamplingKernels sampling_kernels;
 
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
-  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, rotary, combine_pair, activate,
-                                        layer_norm, weigh_experts, &attention_kernels, &matmul_kernels, &sampling_kernels};
+  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, clamped_swiglu, rotary,
+                                        combine_pair, activate, layer_norm, weigh_experts, &adapter_kernels,
+                                        &attention_kernels, &matmul_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -28,6 +28,7 @@ struct GateArgs {
   const void* x;
   void* out;
   int64_t width, x_stride;
+  float alpha, limit;  // of the clamped one
 };
 
 struct RotaryArgs {
@@ -37,6 +38,7 @@ struct RotaryArgs {
   const float* cos_sin;
   int64_t heads, token_stride, head_stride, cos_sin_stride;
   int half;  // rotary dimensions / 2
+  bool is_interleaved;  // dimension 2 i is paired with 2 i + 1, or else i with i + half
 };
 
 struct PairArgs {
@@ -73,9 +75,10 @@ struct WeighArgs {
   const void* x;  // [tokens, top_k, width]
   const float* weights;
   void* out;
-  int64_t top_k, width;
+  int64_t top_k, width, x_token_stride, x_row_stride;
 };
 
+struct AdapterKernels;
 struct AttentionKernels;
 struct MatmulKernels;
 struct SamplingKernels;
@@ -85,11 +88,13 @@ struct KernelTable {
   // Tokens [begin, end) of what the arguments describe; the caller splits the work over threads.
   void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*silu_and_mul)(const GateArgs&, int64_t begin, int64_t end);
+  void (*clamped_swiglu)(const GateArgs&, int64_t begin, int64_t end);
   void (*rotary)(const RotaryArgs&, int64_t begin, int64_t end);
   void (*combine_pair)(const PairArgs&, int64_t begin, int64_t end);
   void (*activate)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
   void (*weigh_experts)(const WeighArgs&, int64_t begin, int64_t end);
+  const AdapterKernels* adapters;  // adapters.h
   const AttentionKernels* attention;  // attention_args.h
   const MatmulKernels* matmul;  // matmul.h
   const SamplingKernels* sampling;  // sampling_kernels.h

@@ -36,16 +36,16 @@ using AddProducts = void (*)(const float*, const float*, int64_t, Sums, Ahead);
 template <class A> constexpr AddProducts ADD_PRODUCTS[] = QUIRE_FOR_ROWS(add_products, A);
 
 using AddIntegers = void (*)(const PackedView&, const float*, const char*, const char*, float*, Ahead);
-template <int BITS, Scaling S> constexpr AddIntegers ADD_INTEGERS[] = QUIRE_FOR_ROWS(add_integers, BITS, S);
+template <WeightFormat F, Scaling S> constexpr AddIntegers ADD_INTEGERS[] = QUIRE_FOR_ROWS(add_integers, F, S);
 
-template <int BITS> const AddIntegers* add_integers_of(const PackedView& w) {
-  if (w.has_zeros) return ADD_INTEGERS<BITS, Scaling::scales_and_zeros>;
-  if (BITS == 4 || w.group_head_bytes > 0) return ADD_INTEGERS<BITS, Scaling::scales>;
-  return ADD_INTEGERS<8, Scaling::none>;
+template <WeightFormat F> const AddIntegers* add_integers_of(const PackedView& w) {
+  if (w.has_zeros) return ADD_INTEGERS<F, Scaling::scales_and_zeros>;
+  if (F != WeightFormat::int8 || w.group_head_bytes > 0) return ADD_INTEGERS<F, Scaling::scales>;
+  return ADD_INTEGERS<WeightFormat::int8, Scaling::none>;
 }
 
-template <class A, int BITS> constexpr AddIntegers ADD_CODES[] = {
-    nullptr, add_codes<A, BITS, 1>, add_codes<A, BITS, 2>, add_codes<A, BITS, 3>, add_codes<A, BITS, 4>};
+template <class A, WeightFormat F> constexpr AddIntegers ADD_CODES[] = {
+    nullptr, add_codes<A, F, 1>, add_codes<A, F, 2>, add_codes<A, F, 3>, add_codes<A, F, 4>};
 using AddDecoded = void (*)(const PackedView&, const float*, const char*, const float*, int64_t, float*, float, Ahead);
 template <class A> constexpr AddDecoded ADD_DECODED[] = QUIRE_FOR_ROWS(add_decoded, A);
 
@@ -61,20 +61,16 @@ class Block {
   void multiply(int64_t panel) {
     begin_finish(args_, panel, &finish_);
     const char* data = w_.data + panel * w_.panel_bytes;
-    switch (args_.arithmetic) {
-      case Arithmetic::int8:
-        if (w_.format == WeightFormat::int8) return add_whole(data, add_integers_of<8>(w_), 8);
-        return add_whole(data, add_integers_of<4>(w_), 4);
-      case Arithmetic::bfloat16:
+    switch (w_.format) {
+      case WeightFormat::int8: return add_quantized<WeightFormat::int8>(data);
+      case WeightFormat::int4: return add_quantized<WeightFormat::int4>(data);
+      case WeightFormat::fp4: return add_quantized<WeightFormat::fp4>(data);
+      case WeightFormat::float32: return add_stored<Float32>(data);
+      case WeightFormat::bfloat16:
 #if defined(__AVX512BF16__)
-        if (w_.format == WeightFormat::bfloat16) return add_stored<BFloat16>(data);
-        return w_.format == WeightFormat::int8 ? add_weight_only<BFloat16, 8>(data) : add_weight_only<BFloat16, 4>(data);
+        if (args_.arithmetic == Arithmetic::bfloat16) return add_stored<BFloat16>(data);
 #endif
-      case Arithmetic::float32:
-        if (w_.format == WeightFormat::float32) return add_stored<Float32>(data);
-        if (w_.format == WeightFormat::int8) return add_weight_only<Float32, 8>(data);
-        if (w_.format == WeightFormat::int4) return add_weight_only<Float32, 4>(data);
-        return add_halves(data);
+      case WeightFormat::float16: return add_halves(data);
     }
   }
 
@@ -135,18 +131,26 @@ class Block {
     } while (i < w_.words);
   }
 
+  template <WeightFormat F> void add_quantized(const char* panel) {
+    if (args_.arithmetic == Arithmetic::int8) return add_whole<F>(panel, add_integers_of<F>(w_));
+#if defined(__AVX512BF16__)
+    if (args_.arithmetic == Arithmetic::bfloat16) return add_weight_only<BFloat16, F>(panel);
+#endif
+    add_weight_only<Float32, F>(panel);
+  }
+
   // Quantised weights and activations as they are.
-  template <class A, int BITS> void add_weight_only(const char* panel) {
+  template <class A, WeightFormat F> void add_weight_only(const char* panel) {
     const char* group = panel + w_.panel_head_bytes;
-    if (tiles_.rows <= MOST_ROWS_TO_DECODE) return add_whole(panel, ADD_CODES<A, BITS>, BITS);
-    const float excess = Decoder<A, BITS>::excess(w_);
+    if (tiles_.rows <= MOST_ROWS_TO_DECODE) return add_whole<F>(panel, ADD_CODES<A, F>);
+    const float excess = Decoder<A, F>::excess(w_);
     int64_t x_floats = 0, end;
     for (int64_t i = 0; i < w_.words; i = end) {
       end = end_of_segment(w_, i);
       if (i > 0 && i % w_.group_words == 0) group += w_.group_bytes;
       const char* codes = group + w_.group_head_bytes + i % w_.group_words * w_.word_bytes;
       const int64_t bytes = (end - i) * w_.word_bytes;
-      decode_codes<A, BITS>(w_, codes, end - i, decoded_);
+      decode_codes<A, F>(w_, codes, end - i, decoded_);
       for_each_tile(i == 0, end == w_.words, [&](const float* x, int rows, float* sums, int64_t tile) {
         Ahead fetched = ahead(codes + bytes, bytes, end - i, tile, rows);
         for (int pass = 0; pass < PASSES; ++pass) {
@@ -156,17 +160,17 @@ class Block {
           fetched.lines = 0;
         }
       });
-      x_floats += CODES_HEAD + Decoder<A, BITS>::num_words * (end - i);
+      x_floats += CODES_HEAD + Decoder<A, F>::num_words * (end - i);
     }
   }
 
   // A whole panel by one of the kernels that walk through all segments.
-  void add_whole(const char* panel, const AddIntegers* add, int bits) {
+  template <WeightFormat F> void add_whole(const char* panel, const AddIntegers* add) {
     const char* group = panel + w_.panel_head_bytes;
     for_each_tile(true, true, [&](const float* x, int rows, float* sums, int64_t tile) {
       Ahead fetched = ahead(panel + w_.panel_bytes, w_.panel_bytes, w_.words, tile, rows);
       for (int pass = 0; pass < PASSES; ++pass) {
-        const int column = pass * (bits == 8 ? 2 * W : W);
+        const int column = pass * Codes<F>::step;
         add[rows](w_, x, group + column * 2, group + w_.group_head_bytes + column * 4, sums + column, fetched);
         fetched.lines = 0;
       }

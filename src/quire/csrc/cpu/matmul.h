@@ -10,7 +10,8 @@
 //            group 1:   ...
 //
 // Four bits: byte b of the 64 of a word holds a value of column b / 4 in its lower half, of column 16 + b / 4 in its
-// upper half. All instruction sets share this layout.
+// upper half. Where these are floats (fp4: E2M1, as in MXFP4), they are looked up in FP4_CODES on the way into the
+// arithmetic, which then sees whole numbers as of any other format. All instruction sets share this layout.
 #pragma once
 
 #include "kernels.h"
@@ -21,7 +22,7 @@ constexpr int PANEL_COLUMNS = 32;
 // Activations that become 8-bit share a scale over so many inputs of a token.
 constexpr int QUANTIZED_TOGETHER = 128;
 
-enum class WeightFormat : int32_t { float32, bfloat16, float16, int8, int4 };
+enum class WeightFormat : int32_t { float32, bfloat16, float16, int8, int4, fp4 };
 enum class PackedLayout : int32_t { rows, panels };  // `rows` is the reference's own, in plain PyTorch
 
 struct PackedHeader {
@@ -41,6 +42,9 @@ static_assert(sizeof(PackedHeader) == 64, "the header is one cache line");
 constexpr char PACKED_MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'P', 'W', 0};
 constexpr int32_t PACKED_VERSION = 1;
 constexpr uint32_t HAS_ZEROS = 1, IS_WEIGHT_ONLY = 2;
+// What the floats of 4 bits stand for: twice their value, with this zero point.
+constexpr int FP4_ZERO_POINT = 12;
+alignas(16) constexpr uint8_t FP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 // A packed weight with the sizes that follow from its header.
 struct PackedView {
@@ -54,6 +58,7 @@ struct PackedView {
   char* data;
 
   bool is_quantized() const { return format >= WeightFormat::int8; }
+  bool has_4_bits() const { return format >= WeightFormat::int4; }
 };
 
 // The view of a header that was checked; `data` is what follows the header, or null.

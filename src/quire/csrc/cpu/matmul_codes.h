@@ -15,9 +15,9 @@ constexpr int MOST_ROWS_TO_DECODE = 4;
 
 // A stored word of four codes as words of the arithmetic. They hold code - zero_point + excess(); the products with the
 // excess are taken off at the end of a segment.
-template <class A, int BITS> struct Decoder;
+template <class A, WeightFormat F> struct Decoder;
 
-template <int BITS> struct Decoder<Float32, BITS> {
+template <WeightFormat F> struct Decoder<Float32, F> {
   static constexpr int num_words = 4;
   QUIRE_INLINE float excess(const PackedView&) { return 0; }
   vf zero_point;
@@ -34,15 +34,15 @@ template <int BITS> struct Decoder<Float32, BITS> {
 };
 
 #if defined(__AVX512BF16__)
-template <> struct Decoder<BFloat16, 8> {
+template <> struct Decoder<BFloat16, WeightFormat::int8> {
   static constexpr int num_words = 2;
   QUIRE_INLINE float excess(const PackedView&) { return 0; }
-  Decoder<Float32, 8> floats;
-  static Decoder of(const PackedView& w) { return {Decoder<Float32, 8>::of(w)}; }
+  Decoder<Float32, WeightFormat::int8> floats;
+  static Decoder of(const PackedView& w) { return {Decoder<Float32, WeightFormat::int8>::of(w)}; }
   // Integers up to 256 in size end in the upper half of a float.
   QUIRE_INLINE void decode(const Decoder& d, vi codes, vf words[num_words]) {
     vf v[4];
-    Decoder<Float32, 8>::decode(d.floats, codes, v);
+    Decoder<Float32, WeightFormat::int8>::decode(d.floats, codes, v);
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
       const vi lower = shift_right(_mm512_castps_si512(v[2 * p]), 16);
@@ -51,7 +51,8 @@ template <> struct Decoder<BFloat16, 8> {
   }
 };
 
-template <> struct Decoder<BFloat16, 4> {
+// Both formats of 4 bits: their codes are below 128.
+template <WeightFormat F> struct Decoder<BFloat16, F> {
   static constexpr int num_words = 2;
   QUIRE_INLINE float excess(const PackedView& w) { return 128 + static_cast<float>(w.zero_point); }
   static Decoder of(const PackedView&) { return {}; }
@@ -115,19 +116,19 @@ QUIRE_INLINE void add_segments(const PackedView& w, const float* x, const char* 
 }
 
 // Few rows, all segments: `panel` and `head` as add_integers has them.
-template <class A, int BITS, int R>
+template <class A, WeightFormat F, int R>
 static void add_codes(const PackedView& w, const float* x, const char* head, const char* panel, float* sums,
                       Ahead ahead) {
-  using D = Decoder<A, BITS>;
+  using D = Decoder<A, F>;
   const D decoder = D::of(w);
   const auto load_words = [&](int64_t k, vf words[2][D::num_words]) __attribute__((always_inline)) {
     if (k > 0 && k % w.group_words == 0) panel += w.group_head_bytes;
-    const auto codes = Codes<BITS>::load(panel);
+    const auto codes = Codes<F>::load(panel);
     D::decode(decoder, codes.bytes[0], words[0]);
     D::decode(decoder, codes.bytes[1], words[1]);
-    panel += BITS == 8 ? PANEL_COLUMNS * 4 : PANEL_COLUMNS * 2;
+    panel += Codes<F>::word_bytes;
   };
-  add_segments<A, R, D::num_words>(w, x, head, Codes<BITS>::distance, 0, w.words, sums, D::excess(w), ahead,
+  add_segments<A, R, D::num_words>(w, x, head, Codes<F>::distance, 0, w.words, sums, D::excess(w), ahead,
                                    load_words);
 }
 
@@ -135,7 +136,7 @@ static void add_codes(const PackedView& w, const float* x, const char* head, con
 template <class A, int R>
 static void add_decoded(const PackedView& w, const float* x, const char* head, const float* decoded, int64_t first,
                         float* sums, float excess, Ahead ahead) {
-  constexpr int NUM_WORDS = Decoder<A, 8>::num_words;
+  constexpr int NUM_WORDS = Decoder<A, WeightFormat::int8>::num_words;
   const auto load_words = [&](int64_t, vf words[2][NUM_WORDS]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int s = 0; s < NUM_WORDS; ++s, decoded += PANEL_COLUMNS) {
@@ -147,20 +148,21 @@ static void add_decoded(const PackedView& w, const float* x, const char* head, c
 }
 
 // Stored words at `from` to words of the arithmetic, for all columns of a panel.
-template <class A, int BITS> static void decode_codes(const PackedView& w, const char* from, int64_t words, float* to) {
-  using D = Decoder<A, BITS>;
+template <class A, WeightFormat F>
+static void decode_codes(const PackedView& w, const char* from, int64_t words, float* to) {
+  using D = Decoder<A, F>;
   const D decoder = D::of(w);
   for (int64_t i = 0; i < words; ++i, from += w.word_bytes, to += D::num_words * PANEL_COLUMNS) {
     for (int pass = 0; pass < PASSES; ++pass) {
-      const int column = pass * (BITS == 8 ? 2 * W : W);
-      const auto codes = Codes<BITS>::load(from + column * 4);
+      const int column = pass * Codes<F>::step;
+      const auto codes = Codes<F>::load(from + column * 4);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
         vf decoded[D::num_words];
         D::decode(decoder, codes.bytes[v], decoded);
 #pragma GCC unroll 4
         for (int s = 0; s < D::num_words; ++s) {
-          store(to + s * PANEL_COLUMNS + column + v * Codes<BITS>::distance, decoded[s]);
+          store(to + s * PANEL_COLUMNS + column + v * Codes<F>::distance, decoded[s]);
         }
       }
     }

@@ -20,11 +20,10 @@ enum class Scaling { none, scales, scales_and_zeros };
 
 // R rows times the 2 * W columns at `panel`, which points into the first group at the place of these columns; `head` at
 // the scales of these columns in that group.
-template <int BITS, Scaling SCALING, int R>
+template <WeightFormat F, Scaling SCALING, int R>
 static void add_integers(const PackedView& w, const float* x, const char* head, const char* panel, float* sums,
                          Ahead ahead) {
-  using Code = Codes<BITS>;
-  constexpr int64_t WORD = BITS == 8 ? PANEL_COLUMNS * 4 : PANEL_COLUMNS * 2;
+  using Code = Codes<F>;
   const int64_t words_of_group = w.group_words, group_bytes = w.group_bytes, group_head_bytes = w.group_head_bytes;
   int64_t end_of_group = words_of_group;
   for (int64_t i = 0, end; i < w.words; i = end) {
@@ -45,7 +44,7 @@ static void add_integers(const PackedView& w, const float* x, const char* head, 
         add_dot(acc[r][0], codes.bytes[0], inputs);
         add_dot(acc[r][1], codes.bytes[1], inputs);
       }
-      panel += WORD;
+      panel += Code::word_bytes;
       words += X_WORDS * R;
     } while (++k < end);
     asm("" ::: "memory");  // else the compiler keeps a copy of the sums on its stack

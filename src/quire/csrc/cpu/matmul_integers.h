@@ -22,6 +22,12 @@ QUIRE_INLINE void store_bytes(int8_t* p, vi a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
 }
 
+// The bytes of a table, again and again, and those of its entries that the bytes of `codes` name.
+QUIRE_INLINE vi sixteen_bytes(const void* p) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+QUIRE_INLINE vi look_up(vi table, vi codes) { return _mm512_shuffle_epi8(table, codes); }
+
 #else
 
 using vi = __m256i;
@@ -39,21 +45,37 @@ QUIRE_INLINE void store_bytes(int8_t* p, vi a) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
 }
 
+QUIRE_INLINE vi sixteen_bytes(const void* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+QUIRE_INLINE vi look_up(vi table, vi codes) { return _mm256_shuffle_epi8(table, codes); }
+
 #endif
 
 // Two vectors of codes: with eight bits the words of 2 * W columns side by side, with four the two halves of every byte.
-template <int BITS> struct Codes;
-template <> struct Codes<8> {
+template <WeightFormat F> struct Codes;
+template <> struct Codes<WeightFormat::int8> {
   static constexpr int distance = W;  // of the columns of both vectors
+  static constexpr int step = 2 * W;  // from a pass over a panel to the next
+  static constexpr int64_t word_bytes = PANEL_COLUMNS * 4;
   vi bytes[2];
   QUIRE_INLINE Codes load(const char* p) { return {{load_integers(p), load_integers(p + W * 4)}}; }
 };
-template <> struct Codes<4> {
+template <> struct Codes<WeightFormat::int4> {
   static constexpr int distance = PANEL_COLUMNS / 2;
+  static constexpr int step = W;
+  static constexpr int64_t word_bytes = PANEL_COLUMNS * 2;
   vi bytes[2];
   QUIRE_INLINE Codes load(const char* p) {
     const vi both = load_integers(p), mask = all_lanes(0x0f0f0f0f);
     return {{both & mask, shift_right(both, 4) & mask}};
+  }
+};
+template <> struct Codes<WeightFormat::fp4> : Codes<WeightFormat::int4> {
+  QUIRE_INLINE Codes load(const char* p) {
+    const auto halves = Codes<WeightFormat::int4>::load(p);
+    const vi table = sixteen_bytes(FP4_CODES);
+    return {{{look_up(table, halves.bytes[0]), look_up(table, halves.bytes[1])}}};
   }
 };
 

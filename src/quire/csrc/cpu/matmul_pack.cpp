@@ -12,7 +12,19 @@ namespace quire {
 namespace {
 
 constexpr int64_t HEAD = sizeof(PackedHeader);
-constexpr int VALUES_PER_WORD[] = {1, 2, 2, 4, 4};
+constexpr int VALUES_PER_WORD[] = {1, 2, 2, 4, 4, 4};
+// Not the code of any number.
+constexpr uint8_t NO_CODE = 0x80;
+
+// By a signed byte: the 4-bit float of which it is twice the value. Zero has the code 0.
+struct Fp4Codes {
+  uint8_t of[256];
+  constexpr Fp4Codes() : of() {
+    for (int i = 0; i < 256; ++i) of[i] = NO_CODE;
+    for (int code = 15; code >= 0; --code) of[static_cast<uint8_t>(FP4_CODES[code] - FP4_ZERO_POINT)] = code;
+  }
+};
+constexpr Fp4Codes FP4_OF_BYTE;
 alignas(64) constexpr char ZEROS[64] = {};
 // Each word of a row lies in a cache line of its own: so many are fetched ahead.
 constexpr int64_t WORDS_AHEAD = 32;
@@ -104,6 +116,17 @@ void join_halves(const char* words, int64_t count, char* to) {
   }
 }
 
+// Whether all of them are twice the value of some 4-bit float; then they are replaced by its code.
+bool become_fp4(char* bytes, int64_t count) {
+  uint8_t all = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t code = FP4_OF_BYTE.of[static_cast<uint8_t>(bytes[i])];
+    all |= code;
+    bytes[i] = static_cast<char>(code);
+  }
+  return (all & NO_CODE) == 0;
+}
+
 float zero_of(const QuantizedWeight& weight, int64_t i) {
   return weight.offsets[i] == 0 ? 0.0f : -weight.offsets[i] / weight.scales[i];
 }
@@ -130,8 +153,9 @@ PackedHeader float_header(DType dtype, int64_t rows, int64_t columns) {
 }
 
 PackedHeader quantized_header(const QuantizedWeight& weight, int bits, bool is_weight_only) {
-  PackedHeader header = header_of(bits == 8 ? WeightFormat::int8 : WeightFormat::int4, weight.rows, weight.columns);
-  header.zero_point = weight.are_signed ? 128 : 0;
+  const WeightFormat of_4_bits = weight.are_signed ? WeightFormat::fp4 : WeightFormat::int4;
+  PackedHeader header = header_of(bits == 8 ? WeightFormat::int8 : of_4_bits, weight.rows, weight.columns);
+  header.zero_point = header.format == WeightFormat::fp4 ? FP4_ZERO_POINT : weight.are_signed ? 128 : 0;
   header.flags = is_weight_only ? IS_WEIGHT_ONLY : 0;
   int zero_point = 0;
   if (weight.offsets != nullptr && have_one_zero_point(weight, &zero_point)) {
@@ -166,7 +190,7 @@ PackedView view_of(const PackedHeader& header, char* data) {
   view.rows = header.num_rows, view.columns = header.num_columns;
   view.num_panels = (view.rows + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
   view.values_per_word = VALUES_PER_WORD[static_cast<int>(header.format)];
-  view.word_bytes = header.format == WeightFormat::int4 ? PANEL_COLUMNS * 2 : PANEL_COLUMNS * 4;
+  view.word_bytes = view.has_4_bits() ? PANEL_COLUMNS * 2 : PANEL_COLUMNS * 4;
   view.zero_point = header.zero_point;
   view.scale_unit = std::ldexp(1.0f, header.exponent);
   view.words = (view.columns + view.values_per_word - 1) / view.values_per_word;
@@ -194,7 +218,7 @@ const char* fault_of(const PackedHeader& header, int64_t bytes) {
   const int format = static_cast<int>(header.format);
   // The products of sizes below the greatest fit into 64 bits.
   constexpr int64_t greatest = int64_t{1} << 28;
-  if (format < 0 || format > 4 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0 ||
+  if (format < 0 || format > 5 || header.num_rows < 0 || header.num_columns < 0 || header.group < 0 ||
       header.num_rows > greatest || header.num_columns > greatest ||
       (header.group % 4 != 0 && header.group != header.num_columns) ||
       (header.format >= WeightFormat::int8 && header.num_columns == 0) ||
@@ -216,7 +240,8 @@ void pack_panels(const PlainWeight& from, const PackedView& to, int64_t begin, i
   }
 }
 
-void pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begin, int64_t end) {
+bool pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begin, int64_t end) {
+  bool are_codes = true;
   const std::unique_ptr<char[]> wide(new char[to.group_words * PANEL_COLUMNS * 4]);
   for (int64_t panel = begin; panel < end; ++panel) {
     const int64_t first = panel * PANEL_COLUMNS;
@@ -236,13 +261,16 @@ void pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begi
                       ? reinterpret_cast<const char*>(from.codes) + (first + c) * to.columns + group * to.group
                       : nullptr;
       }
-      char* words = to.format == WeightFormat::int4 ? wide.get() : data;
+      const int64_t word_bytes = to.group_words * PANEL_COLUMNS * 4;
+      char* words = to.has_4_bits() ? wide.get() : data;
       pack_rows(rows, bytes, to.group_words, words);
-      if (to.format == WeightFormat::int4) join_halves(words, to.group_words, data);
-      for (int64_t b = 0; from.are_signed && b < to.group_words * PANEL_COLUMNS * 4; ++b) data[b] ^= '\x80';
+      if (to.format == WeightFormat::fp4) are_codes = become_fp4(words, word_bytes) && are_codes;
+      if (to.has_4_bits()) join_halves(words, to.group_words, data);
+      for (int64_t b = 0; from.are_signed && to.format == WeightFormat::int8 && b < word_bytes; ++b) data[b] ^= '\x80';
       data += to.group_words * to.word_bytes;
     }
   }
+  return are_codes;
 }
 
 namespace {
@@ -263,9 +291,10 @@ void unpack_codes(const PackedView& weight, const char* panel, int64_t column, f
     const char* words = data + weight.group_head_bytes;
     for (int64_t end = min64(k + weight.group, weight.columns), in_group = 0; k < end; ++k, ++in_group) {
       const char* word = words + in_group / 4 * weight.word_bytes;
-      const bool is_half = weight.format == WeightFormat::int4;
+      const bool is_half = weight.has_4_bits();
       int code = static_cast<uint8_t>(word[(is_half ? column % half_panel : column) * 4 + in_group % 4]);
       if (is_half) code = column < half_panel ? code & 15 : code >> 4;
+      if (weight.format == WeightFormat::fp4) code = FP4_CODES[code];
       to[k] = scale * (static_cast<float>(code - weight.zero_point) - zero);
     }
   }

@@ -13,6 +13,7 @@ struct PlainWeight {
 };
 
 // A weight as codes of a byte each, [rows, columns], with float scales and offsets (or null) [rows, groups], contiguous.
+// Signed codes that are to have 4 bits are twice the values of 4-bit floats.
 struct QuantizedWeight {
   const uint8_t* codes;
   bool are_signed;
@@ -30,9 +31,9 @@ int64_t packed_bytes(const PackedHeader& header);
 // Null, or what is wrong with a header that was found before so many bytes.
 const char* fault_of(const PackedHeader& header, int64_t bytes);
 
-// Panels [begin, end).
+// Panels [begin, end). False: there were codes that do not occur in the format.
 void pack_panels(const PlainWeight& from, const PackedView& to, int64_t begin, int64_t end);
-void pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begin, int64_t end);
+bool pack_panels(const QuantizedWeight& from, const PackedView& to, int64_t begin, int64_t end);
 
 // A row of the weight, dequantised.
 void unpack_row(const PackedView& weight, int64_t row, float* to);

@@ -56,16 +56,17 @@ Indices indices(const Tensor& t, const char* name) {
   return {t.const_data_ptr(), t.scalar_type() == ScalarType::Long};
 }
 
-void write_kv_op(const Tensor& key, const Tensor& value, const Tensor& k_cache, const Tensor& v_cache,
+void write_kv_op(const Tensor& key, std::optional<Tensor> value, const Tensor& k_cache, const Tensor& v_cache,
                  const Tensor& slots) {
-  STD_TORCH_CHECK(slots.dim() == 1 && key.size(0) == slots.size(0) && value.size(0) == slots.size(0),
+  STD_TORCH_CHECK(slots.dim() == 1 && key.size(0) == slots.size(0) &&
+                      (!value.has_value() || value->size(0) == slots.size(0)),
                   "one slot for each token");
   STD_TORCH_CHECK(k_cache.size(2) == v_cache.size(2), "both caches must have the same block size");
   const int64_t num_slots = min64(k_cache.size(0), v_cache.size(0)) * k_cache.size(2);
   const Indices slot = indices(slots, "slots");
-  perform(std::make_unique<WriteStep>(store_args(key, k_cache, slot, "key"), store_args(value, v_cache, slot, "value"),
-                                      num_slots),
-          {slots.size(0), 0});
+  std::vector<StoreArgs> stores{store_args(key, k_cache, slot, "key")};
+  if (value.has_value()) stores.push_back(store_args(*value, v_cache, slot, "value"));
+  perform(std::make_unique<WriteStep>(std::move(stores), num_slots), {slots.size(0), 0});
 }
 
 // Bytes of a block, which must lie side by side.
@@ -149,7 +150,11 @@ void check_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v
   check_cache(v_cache, "v_cache");
   STD_TORCH_CHECK(query.scalar_type() == out.scalar_type(), "query and out must have the same dtype");
   STD_TORCH_CHECK(k_cache.scalar_type() == v_cache.scalar_type(), "both caches must have the same dtype");
-  STD_TORCH_CHECK(query.size(2) == dim_of(k_cache) && out.size(2) == dim_of(v_cache), "head dimensions do not fit");
+  // Where values are the beginnings of keys, both caches are one.
+  const bool is_one = k_cache.const_data_ptr() == v_cache.const_data_ptr() && dim_of(k_cache) == dim_of(v_cache);
+  STD_TORCH_CHECK(query.size(2) == dim_of(k_cache) &&
+                      (out.size(2) == dim_of(v_cache) || (is_one && out.size(2) < dim_of(v_cache))),
+                  "head dimensions do not fit");
   STD_TORCH_CHECK(query.size(0) == out.size(0) && query.size(1) == out.size(1), "out must have the rows of query");
   STD_TORCH_CHECK(k_cache.size(1) == v_cache.size(1) && k_cache.size(2) == v_cache.size(2) &&
                       query.size(1) % k_cache.size(1) == 0,
@@ -178,13 +183,15 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
   args.group_size = static_cast<int>(query.size(1) / k_cache.size(1));
   args.head_dim = static_cast<int>(query.size(2));
   args.value_dim = static_cast<int>(out.size(2));
+  args.v_row_dim = static_cast<int>(dim_of(v_cache));
   args.block_size = static_cast<int>(k_cache.size(2));
   return args;
 }
 
 void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                         const Tensor& seq_lens, const Tensor& query_starts, const Tensor& out,
-                        std::optional<Tensor> sinks, double scale, int64_t sliding_window, double soft_cap) {
+                        std::optional<Tensor> sinks, double scale, int64_t sliding_window, bool is_chunked,
+                        double soft_cap) {
   check_attention(query, k_cache, v_cache, out, block_tables);
   const int64_t num_sequences = block_tables.size(0);
   STD_TORCH_CHECK(seq_lens.dim() == 1 && seq_lens.size(0) == num_sequences && query_starts.dim() == 1 &&
@@ -193,7 +200,7 @@ void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor
   AttentionArgs args = attention_args(query, k_cache, v_cache, block_tables, out);
   args.seq_lens = indices(seq_lens, "seq_lens"), args.query_starts = indices(query_starts, "query_starts");
   args.scale = static_cast<float>(scale);
-  args.sliding_window = sliding_window;
+  args.sliding_window = sliding_window, args.is_chunked = is_chunked;
   args.soft_cap = static_cast<float>(soft_cap);
   perform(std::make_unique<AttentionStep>(args, sinks_as_float(sinks, query.size(1))),
           {query.size(0), num_sequences});

@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -128,7 +129,6 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
   STD_TORCH_CHECK(values.dim() == 2 && values.is_contiguous() && values.is_cpu() &&
                       (are_signed || values.scalar_type() == ScalarType::Byte),
                   "values must be a contiguous matrix of int8 or uint8 on the CPU");
-  STD_TORCH_CHECK(bits == 8 || !are_signed, "values of 4 bits are codes 0 to 15 in uint8");
   const int64_t rows = values.size(0), columns = values.size(1);
   STD_TORCH_CHECK(columns > 0, "a quantised weight needs at least one input");
   STD_TORCH_CHECK(scales.dim() == 2 && scales.size(0) == rows && scales.size(1) >= 1, "scales must be [N, groups]");
@@ -148,7 +148,11 @@ Tensor pack_quantized_op(const Tensor& values, const Tensor& scales, std::option
   STD_TORCH_CHECK(fault == nullptr, fault);
   Tensor packed = packed_tensor(quantized_header(from, static_cast<int>(bits), weight_only));
   const PackedView view = view_of(packed);
-  over_panels(view, [&](int64_t begin, int64_t end) { pack_panels(from, view, begin, end); });
+  std::atomic<bool> are_codes = true;
+  over_panels(view, [&](int64_t begin, int64_t end) {
+    if (!pack_panels(from, view, begin, end)) are_codes = false;
+  });
+  STD_TORCH_CHECK(are_codes, "values of 4 bits in int8 must be 0, 1, 2, 3, 4, 6, 8, 12 or their negatives");
   return packed;
 }
 
@@ -240,9 +244,11 @@ class LinearStep final : public Step {
 // an expert stand together, in the order of tokens, and a run is some of them.
 class GroupedStep final : public Step {
  public:
-  // `experts` have everything but the rows; `ids` are [tokens, top_k], and a row of x belongs to a token or to a pair.
-  GroupedStep(std::vector<MatmulArgs> experts, const int32_t* ids, int64_t top_k, bool has_row_per_pair)
-      : experts_(std::move(experts)), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair),
+  // `experts` have everything but the rows; `ids` are [tokens, top_k], or null: pair (t, k) is sent to k. A row of x
+  // belongs to a token or to a pair. `counts` (or null) grow by the rows of each expert.
+  GroupedStep(std::vector<MatmulArgs> experts, const int32_t* ids, int64_t top_k, bool has_row_per_pair,
+              int64_t* counts)
+      : experts_(std::move(experts)), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair), counts_(counts),
         kernels_(kernels_for(experts_[0])),
         row_bytes_(max64(4, round_up(kernels_->prepared_row_bytes(experts_[0]), 4))) {}
 
@@ -256,6 +262,9 @@ class GroupedStep final : public Step {
     // cheaper than to wait until one thread has done it for all
     static thread_local Order order;
     sort(num_pairs, order);
+    if (counts_ != nullptr && crew.rank == 0) {
+      for (size_t e = 0; e < experts_.size(); ++e) counts_[e] += order.starts[e + 1] - order.starts[e];
+    }
     const int64_t at_once = max64(PREPARED_AT_ONCE / row_bytes_, 4 * kernels_->tile_rows);
     char* prepared = static_cast<char*>(crew.shared_scratch(min64(num_pairs, 2 * at_once) * row_bytes_ + 64));
     std::vector<Run>& runs = order.runs;
@@ -315,6 +324,7 @@ class GroupedStep final : public Step {
 
   // Ids are made by the same program, so that nobody can look at them before: a wrong one must not leave the weights.
   int32_t expert_of(int64_t pair) const {
+    if (ids_ == nullptr) return static_cast<int32_t>(pair % top_k_);
     const int32_t id = ids_[pair], last = static_cast<int32_t>(experts_.size()) - 1;
     return id < 0 ? 0 : id > last ? last : id;
   }
@@ -360,6 +370,7 @@ class GroupedStep final : public Step {
   const int32_t* ids_;
   int64_t top_k_;
   bool has_row_per_pair_;
+  int64_t* counts_;
   const MatmulKernels* kernels_;
   int64_t row_bytes_;
 };
@@ -384,6 +395,12 @@ bool are_rows(const Tensor& x) {
   return true;
 }
 
+void take_bias(const Tensor& bias, int64_t num_rows, MatmulArgs& args) {
+  STD_TORCH_CHECK(bias.is_cpu() && bias.dim() == 1 && bias.size(0) == num_rows && bias.is_contiguous(),
+                  "bias must be a contiguous vector on the CPU, a value for each row of the weight");
+  args.bias = bias.const_data_ptr(), args.bias_dtype = dtype_of(bias);
+}
+
 Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias, int64_t num_rows) {
   STD_TORCH_CHECK(input.is_cpu() && input.dim() >= 1, "x must be on the CPU, with at least one dimension");
   STD_TORCH_CHECK(are_rows(input) || !is_recording(), "x: strides are not supported");
@@ -404,11 +421,7 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
   args.dtype = dtype_of(x);
   args.arithmetic = arithmetic_of(args.weight, args.dtype);
   args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr(), args.out_stride = num_rows;
-  if (bias.has_value()) {
-    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == num_rows && bias->is_contiguous(),
-                    "bias must be a contiguous vector, a value for each row of the weight");
-    args.bias = bias->const_data_ptr(), args.bias_dtype = dtype_of(*bias);
-  }
+  if (bias.has_value()) take_bias(*bias, num_rows, args);
   const int64_t tokens = sizes.size() == 1 ? 1 : sizes[0];
   if (rows > 0 || is_recording()) {
     perform(std::make_unique<LinearStep>(args, tokens > 0 ? rows / tokens : 1), {tokens, 0});
@@ -416,19 +429,26 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
   return out;
 }
 
-Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<Tensor>& packed,
-                         std::optional<Tensor> bias, int64_t num_rows) {
+Tensor grouped_linear_op(const Tensor& x, std::optional<Tensor> ids, const std::vector<Tensor>& packed,
+                         const std::vector<Tensor>& biases, int64_t num_rows, std::optional<Tensor> counts) {
   STD_TORCH_CHECK(!packed.empty(), "there must be at least one expert");
-  STD_TORCH_CHECK(ids.is_cpu() && ids.dim() == 2 && ids.scalar_type() == ScalarType::Int && ids.is_contiguous(),
+  STD_TORCH_CHECK(!ids.has_value() || (ids->is_cpu() && ids->dim() == 2 && ids->scalar_type() == ScalarType::Int &&
+                                       ids->is_contiguous()),
                   "ids must be a contiguous int32 tensor [tokens, experts of a token] on the CPU");
-  const int64_t tokens = ids.size(0), top_k = ids.size(1), num_experts = static_cast<int64_t>(packed.size());
+  const int64_t num_experts = static_cast<int64_t>(packed.size());
+  const int64_t tokens = x.size(0), top_k = ids.has_value() ? ids->size(1) : num_experts;
   const bool has_row_per_pair = x.dim() == 3;
-  STD_TORCH_CHECK(x.is_cpu() && (x.dim() == 2 || x.dim() == 3) && x.is_contiguous() && x.size(0) == tokens &&
-                      (!has_row_per_pair || x.size(1) == top_k),
-                  "x must be contiguous, a row for each token or for each pair of a token and an expert");
-  STD_TORCH_CHECK(!bias.has_value() || (bias->dim() == 2 && bias->size(0) == num_experts && bias->size(1) == num_rows &&
-                                        bias->is_contiguous()),
-                  "bias must be contiguous, a row for each expert");
+  STD_TORCH_CHECK(x.is_cpu() && (x.dim() == 2 || x.dim() == 3) && (!ids.has_value() || ids->size(0) == tokens) &&
+                      (has_row_per_pair ? x.size(1) == top_k : ids.has_value()),
+                  "x must have a row for each token or for each pair of a token and an expert");
+  // as they are cut out of a wider tensor, too
+  const int64_t x_stride = x.stride(x.dim() - 2);
+  check_rows(x, x.dim(), "x");
+  STD_TORCH_CHECK(!has_row_per_pair || tokens <= 1 || x.stride(0) == top_k * x_stride, "the rows of x must be evenly spaced");
+  STD_TORCH_CHECK(biases.empty() || biases.size() == packed.size(), "there must be a bias for each expert, or none");
+  STD_TORCH_CHECK(!counts.has_value() || (counts->is_cpu() && counts->scalar_type() == ScalarType::Long &&
+                                          counts->dim() == 1 && counts->size(0) == num_experts && counts->is_contiguous()),
+                  "counts must be a contiguous int64 vector on the CPU, a number for each expert");
   Tensor out = empty({tokens, top_k, num_rows}, x);
   std::vector<MatmulArgs> experts;
   for (int64_t e = 0; e < num_experts; ++e) {
@@ -443,17 +463,15 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& ids, const std::vector<T
     args.dtype = dtype_of(x);
     args.arithmetic = arithmetic_of(own, args.dtype);
     args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr();
-    args.x_stride = own.columns, args.out_stride = num_rows;
-    if (bias.has_value()) {
-      args.bias_dtype = dtype_of(*bias);
-      const int64_t size = static_cast<int64_t>(bias->element_size());
-      args.bias = static_cast<const char*>(bias->const_data_ptr()) + e * num_rows * size;
-    }
+    args.x_stride = x_stride, args.out_stride = num_rows;
+    if (!biases.empty()) take_bias(biases[e], num_rows, args);
     experts.push_back(args);
   }
   if (tokens > 0 || is_recording()) {
-    const int32_t* numbers = static_cast<const int32_t*>(ids.const_data_ptr());
-    perform(std::make_unique<GroupedStep>(std::move(experts), numbers, top_k, has_row_per_pair), {tokens, 0});
+    const int32_t* numbers = ids.has_value() ? static_cast<const int32_t*>(ids->const_data_ptr()) : nullptr;
+    int64_t* numbers_of_rows = counts.has_value() ? static_cast<int64_t*>(counts->mutable_data_ptr()) : nullptr;
+    perform(std::make_unique<GroupedStep>(std::move(experts), numbers, top_k, has_row_per_pair, numbers_of_rows),
+            {tokens, 0});
   }
   return out;
 }

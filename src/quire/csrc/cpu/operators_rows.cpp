@@ -75,19 +75,29 @@ Rows flat_rows(const Tensor& t, const char* name) {
   return rows;
 }
 
-Tensor silu_and_mul_op(const Tensor& x) {
+using GateFunction = void (*KernelTable::*)(const GateArgs&, int64_t, int64_t);
+
+Tensor gate(const Tensor& x, GateFunction function, double alpha, double limit) {
   std::vector<int64_t> sizes = sizes_of(x);
   STD_TORCH_CHECK(!sizes.empty() && sizes.back() % 2 == 0, "the last dimension must be even");
   sizes.back() /= 2;
   Tensor out = empty(sizes, x);
   const Rows rows = flat_rows(x, "x");
-  const GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), sizes.back(), rows.token_stride};
+  const GateArgs args{dtype_of(x), x.const_data_ptr(), out.mutable_data_ptr(), sizes.back(), rows.token_stride,
+                      static_cast<float>(alpha), static_cast<float>(limit)};
   // a token has several rows where it has several experts
   const int64_t tokens = sizes.size() < 3 ? rows.tokens : sizes[0];
-  perform(std::make_unique<RowStep<GateArgs>>(&KernelTable::silu_and_mul, args, GATE * args.width,
+  perform(std::make_unique<RowStep<GateArgs>>(function, args, GATE * args.width,
                                               tokens > 0 ? rows.tokens / tokens : 1),
           {tokens, 0});
   return out;
+}
+
+Tensor silu_and_mul_op(const Tensor& x) { return gate(x, &KernelTable::silu_and_mul, 0, 0); }
+
+Tensor clamped_swiglu_op(const Tensor& x, double alpha, double limit) {
+  STD_TORCH_CHECK(limit > 0, "limit must be above zero");
+  return gate(x, &KernelTable::clamped_swiglu, alpha, limit);
 }
 
 Tensor pair(const Tensor& x, const Tensor& y, bool is_product) {
@@ -134,7 +144,8 @@ Tensor layer_norm_op(const Tensor& x, std::optional<Tensor> weight, std::optiona
 
 class RotaryStep final : public TokenStep {
  public:
-  RotaryStep(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin)
+  RotaryStep(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin,
+             bool is_interleaved)
       : positions_(positions, "positions"), num_positions_(cos_sin.size(0)) {
     const Tensor* tensors[] = {&query, &key};
     for (int i = 0; i < 2; ++i) {
@@ -144,7 +155,7 @@ class RotaryStep final : public TokenStep {
                       "one position for each token, and heads as wide as the rotary dimensions");
       args_[i] = {dtype_of(x),  positions_.data(), x.mutable_data_ptr(), static_cast<const float*>(cos_sin.const_data_ptr()),
                   x.size(1),    x.stride(0),       x.stride(1),          cos_sin.stride(0),
-                  static_cast<int>(cos_sin.size(1) / 2)};
+                  static_cast<int>(cos_sin.size(1) / 2), is_interleaved};
     }
   }
 
@@ -170,11 +181,62 @@ class RotaryStep final : public TokenStep {
   RotaryArgs args_[2];
 };
 
-void rotary_op(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin) {
+void rotary_op(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin,
+               bool is_interleaved) {
   check_rows(cos_sin, 2, "cos_sin_cache");
   STD_TORCH_CHECK(cos_sin.scalar_type() == ScalarType::Float && cos_sin.size(1) % 2 == 0,
                   "cos_sin_cache must be float32 with an even number of columns");
-  perform(std::make_unique<RotaryStep>(positions, query, key, cos_sin), {positions.size(0), 0});
+  perform(std::make_unique<RotaryStep>(positions, query, key, cos_sin, is_interleaved), {positions.size(0), 0});
+}
+
+// Rows of x and y side by side.
+class JoinStep final : public TokenStep {
+ public:
+  JoinStep(const Tensor& x, const Tensor& y, const Tensor& out)
+      : parts_{{rows_of(x, "x"), static_cast<const char*>(x.const_data_ptr())},
+               {rows_of(y, "y"), static_cast<const char*>(y.const_data_ptr())}},
+        size_(static_cast<int64_t>(out.element_size())),
+        row_bytes_(out.size(out.dim() - 1) * size_),
+        out_(static_cast<char*>(out.mutable_data_ptr())) {}
+
+  int64_t tokens() const { return parts_[0].rows.tokens; }
+  int64_t work(const Extent& extent) const override { return extent.tokens * parts_[0].rows.inner * row_bytes_; }
+
+  void run_tokens(int64_t begin, int64_t end) const override {
+    const int64_t inner = parts_[0].rows.inner;
+    for (int64_t i = begin * inner; i < end * inner; ++i) {
+      char* to = out_ + i * row_bytes_;
+      for (const Part& part : parts_) {
+        const int64_t offset = i / inner * part.rows.token_stride + i % inner * part.rows.inner_stride;
+        std::memcpy(to, part.data + offset * size_, part.rows.width * size_);
+        to += part.rows.width * size_;
+      }
+    }
+  }
+
+ private:
+  struct Part {
+    Rows rows;
+    const char* data;
+  };
+  Part parts_[2];
+  int64_t size_, row_bytes_;
+  char* out_;
+};
+
+Tensor join_op(const Tensor& x, const Tensor& y) {
+  std::vector<int64_t> sizes = sizes_of(x), others = sizes_of(y);
+  STD_TORCH_CHECK(!sizes.empty() && sizes.size() == others.size() && x.scalar_type() == y.scalar_type(),
+                  "x and y must be alike");
+  const int64_t width = others.back();
+  others.back() = sizes.back();
+  STD_TORCH_CHECK(sizes == others, "x and y must be alike but for their last dimension");
+  sizes.back() += width;
+  Tensor out = empty(sizes, x);
+  auto step = std::make_unique<JoinStep>(x, y, out);
+  const int64_t tokens = step->tokens();
+  perform(std::move(step), {tokens, 0});
+  return out;
 }
 
 // Rows of a table by their numbers: embeddings.
@@ -332,13 +394,13 @@ std::tuple<Tensor, Tensor> route_tokens_op(const Tensor& logits, std::optional<T
 }
 
 Tensor weigh_experts_op(const Tensor& x, const Tensor& weights) {
-  STD_TORCH_CHECK(x.dim() == 3 && x.is_contiguous(), "x must be contiguous, [tokens, experts of a token, width]");
+  check_rows(x, 3, "x");
   STD_TORCH_CHECK(weights.dim() == 2 && weights.is_contiguous() && weights.scalar_type() == ScalarType::Float &&
                       weights.size(0) == x.size(0) && weights.size(1) == x.size(1),
                   "weights must be contiguous float32, one for each expert of a token");
   Tensor out = empty({x.size(0), x.size(2)}, x);
   const WeighArgs args{dtype_of(x), x.const_data_ptr(), static_cast<const float*>(weights.const_data_ptr()),
-                       out.mutable_data_ptr(), x.size(1), x.size(2)};
+                       out.mutable_data_ptr(), x.size(1), x.size(2), x.stride(0), x.stride(1)};
   perform(std::make_unique<RowStep<WeighArgs>>(&KernelTable::weigh_experts, args, SUM * args.top_k * args.width),
           {x.size(0), 0});
   return out;
@@ -353,12 +415,14 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("rms_norm", TORCH_BOX(&rms_norm_op));
   library.impl("add_rms_norm", TORCH_BOX(&add_rms_norm_op));
   library.impl("silu_and_mul", TORCH_BOX(&silu_and_mul_op));
+  library.impl("clamped_swiglu", TORCH_BOX(&clamped_swiglu_op));
   library.impl("rotary_embedding", TORCH_BOX(&rotary_op));
   library.impl("add", TORCH_BOX(&add_op));
   library.impl("multiply", TORCH_BOX(&multiply_op));
   library.impl("activate", TORCH_BOX(&activate_op));
   library.impl("layer_norm", TORCH_BOX(&layer_norm_op));
   library.impl("look_up", TORCH_BOX(&look_up_op));
+  library.impl("join", TORCH_BOX(&join_op));
   library.impl("new_rows", TORCH_BOX(&new_rows_op));
   library.impl("route_tokens", TORCH_BOX(&route_tokens_op));
   library.impl("weigh_experts", TORCH_BOX(&weigh_experts_op));

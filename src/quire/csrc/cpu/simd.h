@@ -19,6 +19,12 @@ using vf = __m512;
 constexpr int W = 16;      // lanes
 constexpr int NV = 4;      // vectors side by side in a micro-kernel: 6 x 4 accumulators fit into 32 registers
 QUIRE_INLINE vf zero() { return _mm512_setzero_ps(); }
+// Lanes 2 i and 2 i + 1 exchanged; lane i in both of them; a * b - c in even lanes, a * b + c in odd ones.
+QUIRE_INLINE vf swap_pairs(vf a) { return _mm512_permute_ps(a, 0xb1); }
+QUIRE_INLINE vf spread_pairs(vf a) {
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), a);
+}
+QUIRE_INLINE vf fma_subtract_add(vf a, vf b, vf c) { return _mm512_fmaddsub_ps(a, b, c); }
 QUIRE_INLINE vf set1(float x) { return _mm512_set1_ps(x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 QUIRE_INLINE vf fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
@@ -92,6 +98,9 @@ using vf = __m256;
 constexpr int W = 8;
 constexpr int NV = 2;  // 6 x 2 accumulators fit into 16 registers
 QUIRE_INLINE vf zero() { return _mm256_setzero_ps(); }
+QUIRE_INLINE vf swap_pairs(vf a) { return _mm256_permute_ps(a, 0xb1); }
+QUIRE_INLINE vf spread_pairs(vf a) { return _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)); }
+QUIRE_INLINE vf fma_subtract_add(vf a, vf b, vf c) { return _mm256_fmaddsub_ps(a, b, c); }
 QUIRE_INLINE vf set1(float x) { return _mm256_set1_ps(x); }
 QUIRE_INLINE vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 QUIRE_INLINE vf fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }

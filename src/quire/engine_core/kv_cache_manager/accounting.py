@@ -11,11 +11,13 @@ Counted when somebody asks, never on the way of a step.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
 import numpy as np
 
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.holdings import holdings_of
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
@@ -36,16 +38,21 @@ class MemoryAccount:
 
 
 def account_for(
-    pool: BlockPool, swap: SwapSpace, kept: KeptSequences, sequences: Iterable[Sequence], block_size: int
+    pool: BlockPool,
+    swap: SwapSpace,
+    kept: KeptSequences,
+    sequences: Iterable[Sequence],
+    groups: Values[KVGroup],
+    block_size: int,
 ) -> MemoryAccount:
     """Counts every block once."""
     filled = np.zeros(pool.num_blocks, dtype=np.int64)
     is_used, is_kept, is_pinned = (np.zeros(pool.num_blocks, dtype=np.bool_) for _ in range(3))
-    used = holdings_of(list(sequences), block_size)
+    used = holdings_of(list(sequences), groups, block_size)
     np.maximum.at(filled, used.block, used.num_filled)
     is_used[used.block] = True
     for one in kept:
-        held = holdings_of([one], block_size)
+        held = holdings_of([one], groups, block_size)
         np.maximum.at(filled, held.block, held.num_filled)
         (is_pinned if one.is_pinned else is_kept)[held.block] = True
     is_held = pool.counts > 0

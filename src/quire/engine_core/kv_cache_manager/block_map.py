@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.holdings import holdings_of
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
 from quire.engine_core.request import Sequence
@@ -49,12 +50,13 @@ def map_of(
     pool: BlockPool,
     kept: KeptSequences,
     sequences: Values[Sequence],
+    groups: Values[KVGroup],
     block_size: int,
     copied: Values[int] = (),
 ) -> BlockMap:
     """`copied` are the blocks that were copied on write a moment ago."""
     holding = [sequence for sequence in sequences if sequence.is_begun]
-    held = holdings_of(holding, block_size)
+    held = holdings_of(holding, groups, block_size)
     is_held = pool.counts > 0
     states = np.where(is_held, OWN, FREE).astype(np.uint8)
     states[pool.cached_blocks()] = CACHED
@@ -64,12 +66,12 @@ def map_of(
     num_filled = np.zeros(pool.num_blocks, dtype=np.int64)
     np.maximum.at(num_filled, held.block, held.num_filled)
     for one in kept:
-        own = holdings_of([one], block_size)
+        own = holdings_of([one], groups, block_size)
         np.maximum.at(num_filled, own.block, own.num_filled)
         states[own.block] = PINNED if one.is_pinned else np.where(is_used[own.block], states[own.block], KEPT)
     # a block that is pinned and kept as well is pinned
     for one in kept.pinned:
-        states[holdings_of([one], block_size).block] = PINNED
+        states[holdings_of([one], groups, block_size).block] = PINNED
     counts = np.bincount(states, minlength=len(STATES)).tolist()
     owners = np.full(pool.num_blocks, _NOBODY, dtype="<u2")
     owners[held.block[::-1]] = held.holder[::-1]  # the last that is written is the first holder

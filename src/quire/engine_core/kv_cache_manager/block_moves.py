@@ -71,6 +71,17 @@ class BlockMoves:
         """Where the block's content lies until the copies of this step have run."""
         return self._source_by_copy.get(block, block)
 
+    def take_back(self, target: int) -> int | None:
+        """The source of a copy that nobody but this copy needs any more: the copy is not made, and its source can be
+        had in the place of its target."""
+        source = self._source_by_copy.get(target)
+        if source is None or self._num_reads[source] != 1 or source not in self.late_releases:
+            return None
+        del self._source_by_copy[target]
+        self._num_reads[source] = 0
+        self.late_releases.remove(source)
+        return source
+
     def being_read(self) -> list[int]:
         """Blocks that cannot be handed out before the copies of this step have run."""
         return [block for block, num_reads in self._num_reads.items() if num_reads]

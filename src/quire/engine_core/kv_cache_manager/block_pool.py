@@ -173,11 +173,7 @@ class BlockPool:
         """The block is the one to be found under this key from now on; a twin becomes anonymous."""
         twin = self._block_by_key.get(key)
         if twin is not None and twin != block:
-            self.forget(twin)
-            if twin in self._cached:
-                del self._cached[twin]
-                self._free.append(twin)
-                self.recorder.forgotten([twin])
+            self.discard(twin)
         if self._keys[block] is None:
             self._keys[block] = key
             self._block_by_key[key] = block
@@ -190,6 +186,14 @@ class BlockPool:
             del self._block_by_key[key]
             self._keys[block] = None
             self._cached.unnamed(block)
+
+    def discard(self, block: int) -> None:
+        """The same of any block: one that nobody holds is free then."""
+        self.forget(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+            self.recorder.forgotten([block])
 
     def forget_all(self) -> None:
         """Empties the prefix cache; held blocks keep their holders and lose their names."""

@@ -47,8 +47,7 @@ class CachePlan:
 
 def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     """The number of blocks and the greatest length; CapacityError says what would fit."""
-    groups, bytes_per_token = make_groups(measured.layers)
-    block_bytes = bytes_per_token * options.block_size
+    groups, block_bytes = make_groups(measured.layers, options.block_size)
     per_request = _blocks_per_request(groups, options, options.max_model_len)
     num_blocks, reason = _num_blocks(measured, options, block_bytes, per_request)
     if num_blocks * block_bytes > measured.available_bytes:
@@ -65,9 +64,9 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
         if not options.may_lower_max_model_len or longest < 2:
             raise CapacityError(_too_small(options, block_bytes, per_request, num_blocks, longest, reason))
         length, reason = longest, f"{reason}; max_model_len lowered from {length} to {longest} to fit"
-    tokens = num_blocks * options.block_size // max(1, len(groups))
+    held = _what_they_hold(groups, options, num_blocks)
     explanation = (
-        f"KV cache: {num_blocks:,} blocks of {options.block_size} tokens = {tokens:,} tokens, "
+        f"KV cache: {num_blocks:,} blocks of {options.block_size} tokens{held}, "
         f"{_size(num_blocks * block_bytes)} ({reason}); "
         f"{num_blocks / _blocks_per_request(groups, options, length):.1f} requests of {length:,} tokens at once"
     )
@@ -106,6 +105,16 @@ def _num_blocks(measured: WorkerCapacity, options: CacheOptions, block_bytes: in
     # A CPU's memory belongs to others too: half of what is free, and no more than the cap unless one request needs it.
     limit = min(int(free * _SHARE_OF_FREE_MEMORY), max(_DEFAULT_CPU_CAP, per_request * block_bytes))
     return min(need, limit) // block_bytes, _because(need <= limit, measured.explanation)
+
+
+def _what_they_hold(groups: list[KVGroup], options: CacheOptions, num_blocks: int) -> str:
+    """In tokens; where states are, in those of one sequence, for whoever comes next brings a state as well."""
+    of_state = sum(group.num_state_blocks for group in groups)
+    num_attention = sum(not group.num_state_blocks for group in groups)
+    state = f" (the state of a sequence takes {of_state:,} of them)" if of_state else ""
+    if not num_attention:
+        return state
+    return f" = {max(0, num_blocks - of_state) * options.block_size // num_attention:,} tokens{state}"
 
 
 def _because(need_is_met: bool, explanation: str) -> str:

@@ -34,6 +34,8 @@ class Estimates:
         self._pool = manager.pool
         self._groups = manager.groups
         self._block_size = manager.block_size
+        self._num_state_blocks = self._groups[-1].num_state_blocks
+        self._num_attention = sum(not group.num_state_blocks for group in self._groups)
 
     def blocks_to_come(self, request: Request, step_tokens: int, num_more_tokens: int = 0) -> int:
         """Blocks that get out of reach until all tokens of the request are computed and it has got on by so many more.
@@ -54,17 +56,22 @@ class Estimates:
             num_shared = 0
             if sequence.is_begun or sequence.host_tables:
                 # its last block may be shared by then, and is copied before it is written
-                needed += len(self._groups) if num_more_tokens and request.num_sequences > 1 else 0
+                needed += self._num_attention if num_more_tokens and request.num_sequences > 1 else 0
             else:
                 computed = self._manager.get_computed_blocks(sequence)
                 num_whole = computed.num_tokens // self._block_size
                 # one that is partly filled is copied before it is written, and so counts as missing
-                if earlier and self._manager.has_windows:
+                if earlier and self._manager.may_miss_siblings:
                     # what is there now may have been passed when its turn comes; what it copies is held meanwhile
                     found.update(self._within_reach(computed.held_blocks(num_whole)))
+                    found.update(self._within_reach(int_array(computed.blocks[-1] if self._num_state_blocks else ())))
                 else:
                     found.update(self._within_reach(computed.held_blocks()))
                     tables = [blocks[:num_whole] for blocks in computed.blocks]
+                    if self._num_state_blocks:
+                        # a checkpoint that nobody holds may become its own
+                        state = computed.blocks[-1]
+                        tables[-1] = [] if any(self._pool.count(block) for block in state) else state
                     num_shared = self.num_shared(sequence, earlier)
             total = max(sequence.num_total_tokens + num_more_tokens, reach)
             total = min(total + num_ahead, request.max_total)
@@ -74,6 +81,7 @@ class Estimates:
             )
             of_a_fork = max(of_a_fork, self._num_of_a_fork(sequence, total, step_tokens))
             earlier.append(sequence)
+        needed += self._num_state_copies(request)
         if num_more_tokens:
             needed += of_a_fork * request.num_reserved_rows
         # Siblings find the same blocks, cached or kept, which get out of reach once.
@@ -84,7 +92,9 @@ class Estimates:
         of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in self._groups)
         # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
         of_prompt = (
-            0 if self._manager.has_windows else max(0, num_prompt_tokens - 1) // self._block_size * len(self._groups)
+            0
+            if self._manager.may_miss_siblings
+            else max(0, num_prompt_tokens - 1) // self._block_size * len(self._groups)
         )
         return num_sequences * of_one - (num_sequences - 1) * of_prompt
 
@@ -115,9 +125,14 @@ class Estimates:
             fillings = []
             for sequence in request.sequences.values():
                 num_computed = sequence.num_computed_tokens
-                table = sequence.block_tables[number].blocks[: -(-num_computed // self._block_size)]
+                group = self._groups[number]
+                table = sequence.block_tables[number].blocks[: group.num_blocks(num_computed, self._block_size)]
                 tables.append(table)
-                fillings.append(np.minimum(num_computed - np.arange(len(table)) * self._block_size, self._block_size))
+                if group.num_state_blocks:
+                    # without its state everything behind the last checkpoint is computed again: at worst, all
+                    fillings.append(num_computed * (np.arange(len(table)) == 0))
+                else:
+                    fillings.append(group.num_filled(num_computed, len(table), self._block_size))
             blocks, first, own_counts = np.unique(np.concatenate(tables), return_index=True, return_counts=True)
             is_there = blocks != NO_BLOCK
             num_blocks += sum(not self._manager.swap.knows(block) for block in blocks[is_there].tolist())
@@ -134,6 +149,8 @@ class Estimates:
         blocks = table.blocks if isinstance(table, BlockTable) else int_array(table)
         num_held = int(np.count_nonzero(blocks != NO_BLOCK))
         to_write = -(-total // self._block_size) - max(len(blocks), num_shared)
+        if group.num_state_blocks:
+            return group.num_state_blocks - num_held
         # a window gives back behind what it takes in front
         return max(0, min(to_write, group.most_blocks(total, step_tokens, self._block_size) - num_held))
 
@@ -141,11 +158,25 @@ class Estimates:
         """Blocks that a fork to come has for itself: from the one in which it parts from its parent to its end."""
         shared = max(0, parent.num_known_tokens - 1) // self._block_size
         own = -(-total // self._block_size) - shared
-        return sum(min(own, group.most_blocks(total, step_tokens, self._block_size)) for group in self._groups)
+        return sum(
+            group.num_state_blocks or min(own, group.most_blocks(total, step_tokens, self._block_size))
+            for group in self._groups
+        )
+
+    def _num_state_copies(self, request: Request) -> int:
+        """Blocks of states that its sequences still share, and will not when they have got on."""
+        if not self._num_state_blocks or len(request.sequences) == 1:
+            return 0
+        entries = [
+            block
+            for one in request.sequences.values()
+            for block in (one.host_tables[-1] if one.host_tables else one.block_tables[-1])
+        ]
+        return len(entries) - len(set(entries))
 
     def num_shared(self, sequence: Sequence, earlier: list[Sequence]) -> int:
         """Full blocks that it will find computed by its siblings, which begin before it."""
-        if not earlier or self._manager.has_windows:
+        if not earlier or self._manager.may_miss_siblings:
             return 0
         hashes = self._hasher.hashes(sequence, (sequence.num_known_tokens - 1) // self._block_size)
         best = 0

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.engine_core.block_table import NO_BLOCK, BlockTable
+from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.messages import IntArray, int_array, no_ints
 
 
@@ -33,7 +34,7 @@ class Holdings:
     num_filled: IntArray
 
 
-def holdings_of(holders: Sequence[Holder], block_size: int) -> Holdings:
+def holdings_of(holders: Sequence[Holder], groups: Sequence[KVGroup], block_size: int) -> Holdings:
     """Every entry of every block table."""
     tables = [(number, table.blocks) for number, holder in enumerate(holders) for table in holder.block_tables]
     if not tables:
@@ -44,5 +45,9 @@ def holdings_of(holders: Sequence[Holder], block_size: int) -> Holdings:
     index = np.arange(len(block)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     computed = int_array([one.num_computed_tokens for one in holders])
     num_filled = np.clip(computed[holder] - index * block_size, 0, block_size)
+    if groups[-1].num_state_blocks:
+        # a state has no slots that are still empty
+        is_state = int_array([number % len(groups) == len(groups) - 1 for number in range(len(tables))])
+        num_filled[np.repeat(is_state, lengths) > 0] = block_size
     is_there = block != NO_BLOCK
     return Holdings(holder[is_there], block[is_there], num_filled[is_there])

@@ -105,11 +105,13 @@ class KeptSequences:
             return
         num_known = sequence.num_known_tokens
         num_computed = max(0, min(num_settled, num_known))
-        num_blocks = -(-num_computed // self._block_size)
+        if self._groups[-1].num_state_blocks and sequence.num_computed_tokens - num_computed > 1:
+            # Steps in flight absorb tokens into its state. One that is kept as well is read again; more are too many.
+            num_computed = 0
         kept = KeptSequence(
             handle,
             sequence.token_ids(0, num_known).copy(),
-            [table.first(num_blocks) for table in sequence.block_tables],
+            self._first(sequence.block_tables, num_computed),
             num_computed,
             sequence.request.user_key,
             sequence.request.scope,
@@ -159,6 +161,11 @@ class KeptSequences:
         kept = self._get(handle)
         if not self._pool.keeps_contents:
             raise UserError("pin_kept: needs enable_prefix_caching=True, by which prompts find the prefix.")
+        if self._groups[-1].num_state_blocks:
+            raise UserError(
+                "pin_kept: not with recurrent layers, whose state serves only prompts that go on where it stands. "
+                "Checkpoints in the prefix cache do the same until they are evicted; raise state_checkpoint_share."
+            )
         if not isinstance(num_tokens, int) or not 0 < num_tokens <= kept.num_computed_tokens:
             raise UserError(
                 f"num_tokens={num_tokens!r}: {handle!r} has {kept.num_computed_tokens} computed tokens; between 1 and "
@@ -239,8 +246,7 @@ class KeptSequences:
 
     def extended(self, sequence: Sequence, hit: ComputedBlocks) -> ComputedBlocks:
         """A hit of whole blocks, with the rest of the pinned prefix that it reaches the end of."""
-        # Tokens alone do not say that an image is the same; whole blocks are found by names, which do.
-        if not self._pinned or not looks_up(sequence) or sequence.request.message.media:
+        if not self._pinned or not looks_up(sequence):
             return hit
         for kept in self._pinned:
             length = len(kept.tokens)
@@ -290,6 +296,10 @@ class KeptSequences:
 
     # ------------------------------------------------------------------------------------------ inside
 
+    def _first(self, tables: list[BlockTable], num_tokens: int) -> list[BlockTable]:
+        pairs = zip(self._groups, tables, strict=True)
+        return [table.first(group.num_blocks(num_tokens, self._block_size)) for group, table in pairs]
+
     def _get(self, handle: str) -> KeptSequence:
         kept = self._by_handle.get(handle)
         if kept is None:
@@ -337,8 +347,8 @@ class KeptSequences:
             self._drop_blocks(kept)
             return
         kept.num_computed_tokens = num_tokens
-        num_blocks = -(-num_tokens // self._block_size)
-        for table in kept.block_tables:
+        for group, table in zip(self._groups, kept.block_tables, strict=True):
+            num_blocks = group.num_blocks(num_tokens, self._block_size)
             passed = table.blocks[num_blocks:]
             self._moves.release(passed[passed != NO_BLOCK][::-1])
             table.truncate(num_blocks)
@@ -355,10 +365,13 @@ class KeptSequences:
             passed[:] = NO_BLOCK
 
     def _tables_at(self, kept: KeptSequence, num_tokens: int) -> list[list[int]] | None:
-        """The block tables of its first num_tokens; None if a window has passed a block that is needed there."""
-        num_blocks = -(-num_tokens // self._block_size)
+        """The block tables of its first num_tokens; None if a window has passed a block that is needed there, or a
+        state stands elsewhere."""
         tables = []
         for group, table in zip(self._groups, kept.block_tables, strict=True):
+            if group.num_state_blocks and num_tokens != kept.num_computed_tokens:
+                return None
+            num_blocks = group.num_blocks(num_tokens, self._block_size)
             first = min(group.first_needed_block(num_tokens, self._block_size), num_blocks)
             needed = table.blocks[first:num_blocks].tolist()
             if NO_BLOCK in needed or len(needed) < num_blocks - first:

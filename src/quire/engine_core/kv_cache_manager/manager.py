@@ -21,6 +21,7 @@ from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account
 from quire.engine_core.kv_cache_manager.block_map import BlockMap, map_of
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves, TakenMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.checkpoints import Checkpoints, Entry, NoCheckpoints, StateCheckpoints
 from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
@@ -51,6 +52,9 @@ class KVCacheManager:
         num_host_blocks: int = 0,
         lookahead: int = 0,
         num_uncertain: int = 0,
+        checkpoint_interval: int = 1,
+        checkpoint_share: float = 0.0,
+        least_checkpoint: int = 0,
     ) -> None:
         self.pool = pool
         self.groups = groups
@@ -65,12 +69,22 @@ class KVCacheManager:
         self.swap = SwapSpace(min(num_host_blocks, pool.num_blocks), pool, self.moves)
         # by sequence, while those of one request begin
         self._found: dict[int, ComputedBlocks] = {}
+        # whose state is copied in the step that is being decided, so that it can be found again
+        self._left: list[tuple[Sequence, list[Entry]]] = []
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_copied_blocks = 0
         self.estimates = Estimates(self)
         self._rows = rows
         self.has_windows = any(group.sliding_window for group in groups)
+        self.num_state_blocks = groups[-1].num_state_blocks
+        # what one sequence has computed, a sibling may not find
+        self.may_miss_siblings = self.has_windows or self.num_state_blocks > 0
+        self.checkpoints: Checkpoints = (
+            StateCheckpoints(pool, self.cache, rows, checkpoint_interval, checkpoint_share, least_checkpoint)
+            if self.num_state_blocks
+            else NoCheckpoints()
+        )
         self.steady = SteadyGrowth(self, rows)
 
     @property
@@ -101,10 +115,11 @@ class KVCacheManager:
         start = computed.num_tokens if computed else sequence.num_computed_tokens
         tables: Tables = computed.blocks if computed else sequence.block_tables
         shared = self._shared_at(tables, start, is_taken=computed is not None)
+        spare = self.checkpoints.worth_a_copy(sequence, start, tables[-1], 0 if computed else 1)
         end = start + num_new_tokens
         ahead = min(end + self.lookahead, max(end, sequence.request.max_total))
-        target = -(-ahead // self.block_size)
-        num_new = sum(max(0, target - len(table)) for table in tables) + len(shared)
+        targets = [group.num_blocks(ahead, self.block_size) for group in self.groups]
+        num_new = sum(max(0, target - len(table)) for target, table in zip(targets, tables, strict=True)) + len(shared)
         # The prefix is held first: what is evicted or given up to make room may be where it came from.
         prefix = computed.held_blocks() if computed else None
         if prefix is not None:
@@ -115,12 +130,18 @@ class KVCacheManager:
             return False
         if computed:
             self._attach(sequence, computed)
+        if spare and self.pool.num_available >= num_new + len(spare):
+            self.checkpoints.leave(sequence, start, spare)
+            self._left.append((sequence, spare))
+            shared += spare
+        elif spare and computed:
+            self.checkpoints.take_over(sequence, spare)
         for number, index in shared:
             self._copy_on_write(sequence, number, index)
-        for number in range(len(self.groups)):
+        for number, target in enumerate(targets):
             self._grow(sequence, number, target)
         # where lookahead reaches the greatest length, nothing more will be asked for
-        self._rows.may_write(sequence.row, target * self.block_size - (ahead - end))
+        self._rows.may_write(sequence.row, -(-ahead // self.block_size) * self.block_size - (ahead - end))
         failpoint("after_allocate", (sequence.request.request_id,))
         return True
 
@@ -168,19 +189,41 @@ class KVCacheManager:
         return self.kept.give_up_blocks_of(handle)
 
     def _make_available(self, num_blocks: int) -> bool:
-        """Whether so many blocks can be had, if need be after kept sequences gave up theirs."""
+        """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences
+        gave up theirs."""
+        if self.pool.num_available < num_blocks:
+            self._take_checkpoints_back()
         if self.pool.num_available < num_blocks <= self.num_within_reach:
             self.kept.give_up_blocks(num_blocks)
         return self.pool.num_available >= num_blocks
 
+    def _take_checkpoints_back(self) -> None:
+        """Those of this step cost blocks that others need now: their sequences write on where they are."""
+        left, self._left = self._left, []
+        for sequence, entries in left:
+            for number, index in entries:
+                table = sequence.block_tables[number]
+                target = table[index] if index < len(table) else NO_BLOCK
+                source = self.moves.take_back(target)
+                if source is not None:
+                    self.pool.forget(source)
+                    table[index] = source
+                    self.moves.write(number, sequence.row, index, [source])
+                    self.pool.release(int_array([target]))
+
     def _shared_at(self, tables: Tables, position: int, *, is_taken: bool) -> list[tuple[int, int]]:
         """(group, index) of the blocks that the next token would be written into and that others hold as well."""
-        index = position // self.block_size
-        return [
-            (number, index)
-            for number, table in enumerate(tables)
-            if index < len(table) and table[index] != NO_BLOCK and (is_taken or self.pool.count(table[index]) > 1)
-        ]
+        shared = []
+        for number, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
+            # of a prefix that is about to be held, a block that is partly filled is copied; a state need not be
+            is_copied = is_taken and not group.num_state_blocks
+            most_holders = 0 if is_taken else 1
+            for index in group.written_at(position, self.block_size):
+                if index >= len(table) or table[index] == NO_BLOCK:
+                    continue
+                if is_copied or self.pool.count(table[index]) > most_holders:
+                    shared.append((number, index))
+        return shared
 
     def _attach(self, sequence: Sequence, computed: ComputedBlocks) -> None:
         """A prefix that is held already becomes the beginning of the sequence's block tables."""
@@ -188,13 +231,14 @@ class KVCacheManager:
             self.num_queried_tokens += sequence.num_total_tokens
             self.num_hit_tokens += computed.num_tokens
             self.kept.count_hit(computed)
+            self.checkpoints.count_hit(computed)
         for number, blocks in enumerate(computed.blocks):
             sequence.block_tables[number] = BlockTable(blocks)
             self.moves.write(number, sequence.row, 0, blocks)
         self._rows.set_named(sequence.row, computed.num_tokens // self.block_size)
 
     def _copy_on_write(self, sequence: Sequence, number: int, index: int) -> None:
-        """3.4.4: at most the last block of a sequence is ever copied."""
+        """3.4.4: of a sequence's tokens at most the last block is ever copied, of its state all blocks."""
         table = sequence.block_tables[number]
         source, (target,) = table[index], self.pool.allocate(1)
         self.moves.copy(source, target)
@@ -242,8 +286,8 @@ class KVCacheManager:
 
         The worker copies the table with the row, so nothing is written here.
         """
-        num_blocks = -(-child.num_total_tokens // self.block_size)
-        for number, table in enumerate(parent.block_tables):
+        for number, (group, table) in enumerate(zip(self.groups, parent.block_tables, strict=True)):
+            num_blocks = group.num_blocks(child.num_total_tokens, self.block_size)
             child.block_tables[number] = shared = table.first(num_blocks)
             self.pool.hold(shared.held())
         num_full = child.num_computed_tokens // self.block_size
@@ -291,7 +335,7 @@ class KVCacheManager:
         for sequence in request.sequences.values():
             self._free_passed(sequence)
         num_used = self.swap.num_used
-        self.swap.swap_out(request, self.block_size)
+        self.swap.swap_out(request, self.groups, self.block_size)
         for sequence in request.sequences.values():
             self._free_here(sequence)
         return self.swap.num_used - num_used
@@ -339,13 +383,15 @@ class KVCacheManager:
                 for index, host_block in enumerate(table):
                     if host_block == NO_BLOCK or host_block in places:
                         continue
-                    places[host_block] = self.cache.find_computed(number, hashes[index]) if index < num_full else None
+                    is_named = index < num_full and not self.groups[number].num_state_blocks
+                    places[host_block] = self.cache.find_computed(number, hashes[index]) if is_named else None
         return places
 
     # ------------------------------------------------------------------------------------------ per step
 
     def take_moves(self) -> TakenMoves:
         """What changed since the last call; it belongs to one step."""
+        self._left = []
         taken = self.moves.take()
         self.swap.settle()
         self.cache.step_decided()
@@ -359,11 +405,11 @@ class KVCacheManager:
 
     def account(self, sequences: Iterable[Sequence]) -> MemoryAccount:
         """Where every slot is (docs/kv-cache.md)."""
-        return account_for(self.pool, self.swap, self.kept, sequences, self.block_size)
+        return account_for(self.pool, self.swap, self.kept, sequences, self.groups, self.block_size)
 
     def block_map(self, sequences: list[Sequence], copied: list[int]) -> BlockMap:
         """What every block holds, and for whom; `copied` were copied on write a moment ago (docs/observability.md)."""
-        return map_of(self.pool, self.kept, sequences, self.block_size, copied)
+        return map_of(self.pool, self.kept, sequences, self.groups, self.block_size, copied)
 
     def statistics(self) -> dict[str, float]:
         return {
@@ -378,20 +424,25 @@ class KVCacheManager:
             "swapped_in_blocks_total": self.moves.num_swapped_in,
             "num_kept_sequences": len(self.kept),
             "num_pinned_prefixes": len(self.kept.pinned),
+            **self.checkpoints.statistics(),
         }
 
     def check_invariants(self, sequences: list[Sequence]) -> None:
         most_slots_ahead = self.block_size + self.lookahead + self.num_uncertain - 1
         for sequence in sequences:
             # 3.4.3: waste is at most one block a sequence (fewer than block_size slots beyond the granted tokens)
-            num_slots = max(map(len, sequence.block_tables)) * self.block_size
+            of_tokens = sequence.block_tables[:-1] if self.num_state_blocks else sequence.block_tables
+            num_slots = max(map(len, of_tokens), default=0) * self.block_size
             assert num_slots - sequence.num_total_tokens <= most_slots_ahead, "more blocks than its tokens need"
+            of_state = len(sequence.block_tables[-1]) if self.num_state_blocks else 0
+            assert of_state == self.num_state_blocks * sequence.is_begun, "a part of a state"
         holding = [table for one in (*sequences, *self.kept) for table in one.block_tables]
         if self.moves.late_releases:
             holding.append(BlockTable(self.moves.late_releases))
         offered = [table for one in self.kept if not one.is_pinned for table in one.block_tables]
         self.pool.check_invariants(self._num_entries(holding), self._num_entries(offered))
         self.swap.check_invariants(sequences)
+        self.checkpoints.check_invariants()
 
     def _num_entries(self, tables: list[BlockTable]) -> IntArray:
         """By block. NO_BLOCK is counted in front of them all."""

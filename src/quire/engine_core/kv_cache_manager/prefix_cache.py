@@ -9,14 +9,13 @@ the step can preempt nobody any more such a name is a *promise*, and only the re
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as ListOf
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,13 +24,12 @@ from quire.engine_core.block_table import NO_BLOCK, Blocks
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Sequence
-from quire.messages import ImageItem, int_array
+from quire.messages import Media, int_array
 
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.kept import KeptSequence
 
 _DIGEST_SIZE = 16
-_NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass
@@ -45,6 +43,8 @@ class ComputedBlocks:
     blocks: list[list[int]] = field(default_factory=list)
     # the kept sequence that served it, if it was one
     source: KeptSequence | None = None
+    # so many tokens are there, but no state behind them: others have begun like this, and will again
+    num_without_state: int = 0
 
     def held_blocks(self, first: int = 0) -> Blocks:
         """Those that are there, of each group from its `first` one on."""
@@ -67,8 +67,10 @@ class PrefixHasher:
         # what all may find and what is a tenant's own are two pieces of one chain
         for end in (min(num_public, num_blocks), num_blocks):
             if len(known) < end:
-                tokens = sequence.token_ids(len(known) * self.block_size, end * self.block_size)
-                known += self.chain(self.parent(sequence), tokens, self._marks(sequence.request), len(known))
+                first = len(known)
+                tokens = sequence.token_ids(first * self.block_size, end * self.block_size)
+                contents = [self.media_content(sequence.request, index) for index in range(first, end)]
+                known += self.chain(self.parent(sequence), tokens, contents)
         return known if len(known) == num_blocks else known[:num_blocks]
 
     def parent(self, sequence: Sequence) -> bytes:
@@ -86,32 +88,28 @@ class PrefixHasher:
         """What the first block's hash is chained to."""
         return self.digest(content_key)
 
-    def next_name(self, sequence: Sequence, tokens: bytes) -> bytes:
-        """The hash of the block that follows those that have one."""
-        mark = self._marks(sequence.request).get(len(sequence.block_hashes), b"")
-        return self.digest(self.parent(sequence) + tokens + mark)
+    def media_content(self, request: Request, index: int) -> bytes:
+        """What the images say whose placeholders a block touches: which one, and where it begins. Of fixed length for
+        each, behind tokens of fixed length, so no two contents run into each other."""
+        media = request.message.media
+        if not media:
+            return b""
+        first, end = index * self.block_size, (index + 1) * self.block_size
+        touched = [image for image in media if image.start < end and image.end > first]
+        return b"".join(struct.pack("<q", image.start - first) + _name_of(image) for image in touched)
 
     def chain(
-        self,
-        parent: bytes,
-        tokens: Iterable[int] | np.ndarray,
-        marks: Mapping[int, bytes] = _NO_MARKS,
-        first_block: int = 0,
+        self, parent: bytes, tokens: Iterable[int] | np.ndarray, contents: Iterable[bytes] | None = None
     ) -> list[bytes]:
-        """Hashes of the full blocks of these tokens, which follow `parent`; marks by number of the block."""
+        """Hashes of the full blocks of these tokens, which follow `parent`; `contents`: what else each block holds."""
         content = np.asarray(tokens, dtype=np.int32).tobytes()
         size = self.block_size * 4
         hashes = []
-        for block, start in enumerate(range(0, len(content) - size + 1, size), first_block):
-            parent = self.digest(parent + content[start : start + size] + marks.get(block, b""))
+        others = itertools.repeat(b"") if contents is None else iter(contents)
+        for start, other in zip(range(0, len(content) - size + 1, size), others, strict=False):
+            parent = self.digest(parent + content[start : start + size] + other)
             hashes.append(parent)
         return hashes
-
-    def _marks(self, request: Request) -> Mapping[int, bytes]:
-        """What images add to the content of blocks: the same placeholders stand for any image."""
-        if request.block_marks is None:
-            request.block_marks = _marks_of(request.message.media, self.block_size)
-        return request.block_marks
 
     def digest(self, content: bytes) -> bytes:
         hasher = self._keyed.copy()  # the key is absorbed once
@@ -127,7 +125,11 @@ class PrefixCache:
         self._pool = pool
         self._groups = groups
         self._block_size = hasher.block_size
-        self._is_whole = [group.sliding_window == 0 for group in groups]
+        # a state has a name of its own, for all tokens before it, and its blocks no place in a chain
+        self.num_state_blocks = groups[-1].num_state_blocks
+        self.state_group = len(groups) - 1
+        self._attention = groups[:-1] if self.num_state_blocks else groups
+        self._is_whole = [group.sliding_window == 0 for group in self._attention]
         # block -> request that was granted its tokens in the step that is being decided
         self._promises: dict[int, int] = {}
         # blocks that were named in each step whose results are not there, earliest first, and in the one being decided
@@ -137,12 +139,16 @@ class PrefixCache:
         """The longest prefix that every group can serve, in whole blocks."""
         # At least one token is always computed: its hidden state is what the next token is sampled from.
         limit = (sequence.num_known_tokens - 1) // self._block_size
-        if limit <= 0 or not looks_up(sequence):
+        # Siblings would hold a checkpoint while all of them copy it, and that is more than they were admitted with.
+        is_crowd = self.num_state_blocks and len(sequence.request.sequences) > 1
+        if limit <= 0 or is_crowd or not looks_up(sequence):
             return ComputedBlocks(0, [[] for _ in self._groups])
         hashes = self.hasher.hashes(sequence, limit)
-        length = self._longest(hashes, sequence.request.request_id)
-        blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._groups))]
-        return ComputedBlocks(length * self._block_size, blocks)
+        length, reached = self._longest(hashes, sequence.request.request_id)
+        blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._attention))]
+        if self.num_state_blocks:
+            blocks.append((self.state_after(hashes[length - 1]) or []) if length else [])
+        return ComputedBlocks(length * self._block_size, blocks, num_without_state=reached * self._block_size)
 
     def find(self, group: int, content: bytes, request_id: int) -> int | None:
         """The block with that content, unless it is another request's promise."""
@@ -157,14 +163,41 @@ class PrefixCache:
         block = self._pool.find((group, content))
         return None if any(block in named for named in self._fresh) else block
 
+    # ---- states: block i of one is found under the number of its group + i, and only with all the others
+
+    def state_after(self, content: bytes) -> list[int] | None:
+        """The blocks of a checkpoint behind these tokens, if there is one, surely written. Without states: none are
+        needed."""
+        blocks = [self.find_computed(self.state_group + i, content) for i in range(self.num_state_blocks)]
+        found = [block for block in blocks if block is not None]
+        return found if len(found) == self.num_state_blocks else None
+
+    def name_state(self, sequence: Sequence, num_tokens: int) -> bytes:
+        """The blocks of its state, which stands behind so many tokens, get their names. Copies are made before anything
+        is computed, so nobody finds them before what has written them is known to have done so."""
+        name = self.hasher.hashes(sequence, num_tokens // self._block_size)[-1]
+        for i, block in enumerate(sequence.block_tables[self.state_group]):
+            if self._pool.register(block, (self.state_group + i, name), sequence.request.owner):
+                self._fresh[-1].add(block)
+        return name
+
+    def names_state(self, name: bytes) -> bool:
+        return all(self._pool.find((self.state_group + i, name)) is not None for i in range(self.num_state_blocks))
+
+    def forget_state(self, name: bytes) -> None:
+        for i in range(self.num_state_blocks):
+            block = self._pool.find((self.state_group + i, name))
+            if block is not None:
+                self._pool.discard(block)
+
     def name_blocks(self, sequence: Sequence, num_computed: int, *, is_promise: bool) -> None:
         """Names the full blocks below num_computed that have no name yet."""
         num_full = num_computed // self._block_size
         owner = sequence.request.owner
         hashes = self.hasher.hashes(sequence, num_full)
         for index in range(sequence.num_named_blocks, num_full):
-            for number, table in enumerate(sequence.block_tables):
-                block = table[index]
+            for number, _ in enumerate(self._attention):
+                block = sequence.block_tables[number][index]
                 if block == NO_BLOCK or not self._pool.register(block, (number, hashes[index]), owner):
                     continue
                 self._fresh[-1].add(block)
@@ -175,7 +208,11 @@ class PrefixCache:
         """Names one block of each, whose tokens stand in `content` one block after the other."""
         size = self._block_size * 4
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
-            name = self.hasher.next_name(sequence, content[start : start + size])
+            name = self.hasher.digest(
+                self.hasher.parent(sequence)
+                + content[start : start + size]
+                + self.hasher.media_content(sequence.request, index)
+            )
             sequence.block_hashes.append(name)
             block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), sequence.request.owner):
@@ -206,22 +243,25 @@ class PrefixCache:
         """Nobody can be preempted in this step any more: promises will be kept."""
         self._promises.clear()
 
-    def _longest(self, hashes: list[bytes], request_id: int) -> int:
-        """Blocks of the longest prefix that all groups can serve: one pass over the hashes, for any mix of windows."""
-        if self._is_whole == [True] and not self._promises:
-            return self._pool.length_of_chain(0, hashes)
-        run_lengths = [0] * len(self._groups)
-        longest = 0
+    def _longest(self, hashes: list[bytes], request_id: int) -> tuple[int, int]:
+        """Blocks of the longest prefix that all groups can serve, and of the one that those with tokens can: one pass
+        over the hashes, for any mix of windows."""
+        if self._is_whole == [True] and not self._promises and not self.num_state_blocks:
+            length = self._pool.length_of_chain(0, hashes)
+            return length, length
+        run_lengths = [0] * len(self._attention)
+        longest = reached = 0
         for index, content in enumerate(hashes):
-            for number in range(len(self._groups)):
+            for number in range(len(self._attention)):
                 is_there = self.find(number, content, request_id) is not None
                 if self._is_whole[number] and not is_there:
-                    return longest
+                    return longest, reached
                 run_lengths[number] = run_lengths[number] + 1 if is_there else 0
             length = index + 1
             if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
-                longest = length
-        return longest
+                reached = length if self._attention else 0
+                longest = length if self.state_after(content) is not None else longest
+        return longest, reached
 
     def _blocks_of(self, number: int, hashes: list[bytes], length: int) -> list[int]:
         first = self._first_block(number, length)
@@ -234,16 +274,6 @@ class PrefixCache:
         return min(needed, num_blocks)
 
 
-def _marks_of(media: ListOf[ImageItem], block_size: int) -> Mapping[int, bytes]:
-    """For each block that an image touches: where the image begins, counted from the block, and what it is."""
-    marks: dict[int, bytes] = {}
-    for item in media:
-        for block in range(item.position // block_size, -(-item.end // block_size)):
-            mark = struct.pack("<q", item.position - block * block_size) + item.content_hash
-            marks[block] = marks.get(block, b"") + mark
-    return marks
-
-
 def looks_up(sequence: Sequence) -> bool:
     """Prompt log-probabilities need every position computed, once: by the first sequence."""
     return sequence.request.use_prefix_cache or sequence.index > 0
@@ -252,3 +282,8 @@ def looks_up(sequence: Sequence) -> bool:
 def common_length(one: list[bytes], other: list[bytes]) -> int:
     """How far two chains agree: where two hashes are equal, so are all before them."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] != other[index])
+
+
+def _name_of(image: Media) -> bytes:
+    """Of one length, whatever was sent; the grid is in it, because a core trusts no client."""
+    return hashlib.sha256(repr((image.length, image.grid, image.merge_size, image.content_hash)).encode()).digest()

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class SteadyGrowth:
-    """Only for one group without a window, and without lookahead."""
+    """Only for one group without a window or a state, and without lookahead."""
 
     def __init__(self, manager: KVCacheManager, rows: Rows) -> None:
         self._manager = manager
         self._rows = rows
-        self._is_simple = len(manager.groups) == 1 and not manager.has_windows and not manager.lookahead
+        self._is_simple = len(manager.groups) == 1 and not (manager.may_miss_siblings or manager.lookahead)
 
     def allocate(self, rows: IntArray, sequences: list[Sequence]) -> bool:
         """A block for each, whose next token begins one. False: nothing was done, because one of them is special."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockKey, BlockPool
+from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Sequence
 
 
@@ -47,13 +48,12 @@ class SwapSpace:
         key = self._pool.key_of(block)
         return key is not None and key in self._host_block_by_key
 
-    def swap_out(self, request: Request, block_size: int) -> None:
+    def swap_out(self, request: Request, groups: Iterable[KVGroup], block_size: int) -> None:
         """Every computed block of the request gets a host block; the caller then frees the device's."""
         host_block_of: dict[int, int] = {}
         for sequence in request.sequences.values():
-            num_blocks = -(-sequence.num_computed_tokens // block_size)
-            for table in sequence.block_tables:
-                blocks = table.blocks[:num_blocks].tolist()
+            for group, table in zip(groups, sequence.block_tables, strict=True):
+                blocks = table.blocks[: group.num_blocks(sequence.num_computed_tokens, block_size)].tolist()
                 sequence.host_tables.append([self._hold(block, host_block_of) for block in blocks])
 
     def forget(self, key: BlockKey) -> None:

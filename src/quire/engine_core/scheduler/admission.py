@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.constraints import Constraint
-from quire.messages import CONTENT_HASH_SIZE, AdmittedSequence, EngineRequest, SequenceStart
+from quire.messages import AdmittedSequence, EngineRequest, SequenceStart
 from quire.pooling_params import MEAN, POOLINGS
 
 
@@ -46,8 +46,10 @@ class Admission:
         """A request that could never run, even alone, must not wait for ever in front of the others. Asked before
         its tokens are written anywhere."""
         message = request.message
-        if message.adapter:
-            return "adapters are not supported by this engine yet."
+        if message.media and (reason := _bad_media(message)):
+            return reason
+        if message.adapter and message.transfer is not None:
+            return "transfer: not together with an adapter, of which another engine knows nothing."
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
         reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
@@ -104,25 +106,6 @@ class Admission:
             return f"keep={message.keep!r}: a pinned prefix is there. Release it first, or choose another handle."
         return None
 
-    def bad_media(self, message: EngineRequest) -> str | None:
-        """Images lie side by side in a prompt that came whole; nothing in them may reach beyond it."""
-        if not message.media:
-            return None
-        if message.keep is not None or message.continues is not None or not message.is_final:
-            return "images: not in sessions or in prompts that arrive in pieces. Send the whole prompt at once."
-        if message.transfer is not None:
-            return "images: not together with transfer; a connector knows prompts by their tokens alone."
-        end = 0
-        for number, item in enumerate(message.media):
-            height, width, colours = item.shape
-            is_whole = item.dtype == "uint8" and colours == 3 and len(item.pixels) == height * width * colours > 0
-            if item.num_rows < 1 or item.num_columns < 1 or not is_whole or len(item.content_hash) != CONTENT_HASH_SIZE:
-                return f"images: number {number} is not whole: {len(item.pixels)} bytes of shape {item.shape}."
-            if item.position < end or item.end > len(message.prompt_token_ids):
-                return f"images: number {number} stands at tokens {item.position} to {item.end}, which are not its own."
-            end = item.end
-        return None
-
     def bad_pooling(self, message: EngineRequest) -> str | None:
         """One sequence becomes one vector; a mean needs the hidden states of all its tokens, and a cache has none."""
         if not message.pooling:
@@ -170,6 +153,7 @@ class Admission:
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
             pooling=request.message.pooling,
             media=request.message.media,
+            adapter=request.message.adapter,
         )
 
     def start_event(self, sequence: Sequence, num_computed_tokens: int) -> SequenceStart:
@@ -183,3 +167,20 @@ def all_ids(message: EngineRequest) -> Iterator[int]:
     yield from (*sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()))
     for word in message.bad_words_token_ids:
         yield from word
+
+
+def _bad_media(message: EngineRequest) -> str | None:
+    """Images stand in a prompt that comes whole: what is kept or sent elsewhere is named by its tokens alone."""
+    if message.keep is not None or message.continues is not None or message.transfer is not None:
+        return "media: not together with sessions, keep, continues or transfers of KV, which know tokens only."
+    if message.adapter:
+        return "media: not together with an adapter, which knows nothing of an encoder. Leave one of them out."
+    if not message.is_final:
+        return "media: not in a prompt that arrives in pieces. Send it whole."
+    end = 0
+    for image in message.media:
+        height, width = image.cells
+        if image.start < end or image.length < 1 or image.grid[0] != 1 or height * width != image.length:
+            return "media: places must follow each other, and grids must have as many cells as there are places."
+        end = image.end
+    return None if end <= len(message.prompt_token_ids) else "media: a place lies outside of the prompt."

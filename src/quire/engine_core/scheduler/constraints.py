@@ -6,6 +6,7 @@ depends on who gives way, which is the scheduler's business.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,8 @@ class Constraint:
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
         """At most so many of num_tokens in one step, in the long run more than none.
 
-        `row` and `num_tokens` have all that compute in the step so far, so a limit on their sum can be kept.
+        `row` and `num_tokens` have all that compute in the step so far, so a limit on their sum can be kept; rows that
+        run come in the order of their arrival.
         """
         return num_tokens
 
@@ -70,6 +72,25 @@ class LongPrefill(Constraint):
 
 
 @dataclass(frozen=True)
+class CheckpointBoundaries(Constraint):
+    """Of models with states: a grant ends where a checkpoint is wanted (kv_cache_manager/checkpoints.py)."""
+
+    block_size: int
+    interval: int
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        start = rows.num_computed[row]
+        known = rows.num_known[row]
+        last = (known - 1) // self.block_size * self.block_size
+        following = (start // self.interval + 1) * self.interval
+        # behind what is known nothing has a name
+        stop = np.where(following < known, following, start + num_tokens)
+        for place in (last, rows.branches_at[row]):
+            stop = np.where(place > start, np.minimum(stop, place), stop)
+        return np.minimum(num_tokens, stop - start)
+
+
+@dataclass(frozen=True)
 class ChunkAlignment(Constraint):
     """A chunk that does not reach the end of what there is ends at a multiple of `unit` tokens."""
 
@@ -81,3 +102,34 @@ class ChunkAlignment(Constraint):
         aligned = end // self.unit * self.unit - start
         # A budget that is smaller than a unit must not stand still.
         return np.where((end < rows.num_total[row]) & (aligned > 0), aligned, num_tokens)
+
+
+@dataclass(frozen=True)
+class KnownAdapters(Constraint):
+    """Only what is loaded and not about to leave. Whoever runs already goes on."""
+
+    loaded: Set[int]
+
+    def reason_to_refuse(self, request: Request) -> str | None:
+        adapter = request.message.adapter
+        if not adapter or adapter in self.loaded:
+            return None
+        return "The adapter of this request is not loaded any more. Load it again, or name another model."
+
+
+@dataclass(frozen=True)
+class AdapterSlots(Constraint):
+    """A step has no more adapters than the worker has slots. Those of the earliest rows have their turn; the rows of
+    others wait until one of these is done with, and nothing that came later goes before them with another adapter."""
+
+    num_slots: int
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        adapters = np.where(num_tokens > 0, rows.adapter[row], 0)
+        used, first = np.unique(adapters, return_index=True)
+        is_adapter = used > 0
+        if is_adapter.sum() <= self.num_slots:
+            return num_tokens
+        in_order = used[is_adapter][np.argsort(first[is_adapter], kind="stable")]
+        has_turn = (adapters == 0) | np.isin(adapters, in_order[: self.num_slots])
+        return np.where(has_turn, num_tokens, 0)

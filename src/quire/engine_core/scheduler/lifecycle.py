@@ -74,17 +74,16 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------------ messages
 
+    def adapters_in_use(self) -> Iterator[int]:
+        """Their numbers, of all requests; 0 is the model alone."""
+        return (request.message.adapter for request in self.requests.values())
+
     def add(self, message: EngineRequest) -> None:
         """A request that can never run ends at once, with the reason; the others do not notice."""
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
         can = self._admission
-        refusal = (
-            can.bad_ids(all_ids(message))
-            or can.bad_handle(message)
-            or can.bad_pooling(message)
-            or can.bad_media(message)
-        )
+        refusal = can.bad_ids(all_ids(message)) or can.bad_handle(message) or can.bad_pooling(message)
         if refusal is not None:
             self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return

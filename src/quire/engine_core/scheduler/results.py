@@ -233,6 +233,8 @@ class Results:
             granted[later.rows] += later.num_tokens
             growth[later.rows] += later.growth
         self._rows.settle_drafts(rows, computed, totals, decided.num_changes, granted[rows], growth[rows])
+        # with no draft verified it may be one that has stepped back by a token
+        self._rows.doubt(rows[speculated[3] == 0], computed[speculated[3] == 0])
         self._speculation.observe(speculated)
 
     # ------------------------------------------------------------------------------------------ failures
@@ -255,8 +257,9 @@ class Results:
                 self._lifecycle.end_request(sequence.request, "error", failures[sequence.row])
 
     def _has_what_it_was_to_write(self, sequence: Sequence) -> bool:
-        """Not if it has given way since, or if a window has passed it, when a later step was decided."""
-        return sequence.is_begun and not (self._manager.has_windows and self.in_flight)
+        """Not if it has given way since, or if a later step was decided when a window had passed it or its state was
+        left behind."""
+        return sequence.is_begun and not (self._manager.may_miss_siblings and self.in_flight)
 
     # ------------------------------------------------------------------------------------------ vectors
 

@@ -9,7 +9,7 @@ alone; never touches a clock, a socket or a tensor.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,13 @@ from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.admission_control import AdmissionControl
 from quire.engine_core.scheduler.changes import WorkerChanges
-from quire.engine_core.scheduler.constraints import Constraint, ModelLength, RowLimit
+from quire.engine_core.scheduler.constraints import (
+    CheckpointBoundaries,
+    Constraint,
+    KnownAdapters,
+    ModelLength,
+    RowLimit,
+)
 from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
@@ -56,6 +62,7 @@ class Scheduler:
         speculation: Speculation | None = None,
         connector: SchedulerHalf | None = None,
         constraints: Sequence[Constraint] = (),
+        adapters: Set[int] = frozenset(),
     ) -> None:
         self.manager = manager
         self.rows = rows
@@ -64,10 +71,10 @@ class Scheduler:
         self.speculation = speculation or NoSpeculation()
         self._transfers = Transfers(connector or NoSchedulerHalf(), manager.block_size)
         self.max_num_batched_tokens = max_num_batched_tokens
-        self._constraints = tuple(constraints)
+        self._constraints = (*constraints, *_boundaries(manager))
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
-        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), self._transfers)
+        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(adapters), self._transfers)
         self._steady = manager.steady
         self._cache = manager.cache
         self._admission = Admission(manager, (*always, *constraints), reach, max_model_len, vocab_size)
@@ -284,6 +291,7 @@ class Scheduler:
         num_fetched = self._transfers.begin(sequence, computed.num_tokens)
         num_computed = computed.num_tokens + num_fetched
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
+        self.rows.checkpoint_at(sequence.row, computed.num_without_state)
         num_tokens = self._most(sequence, budget)
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.begin_at(sequence.row, 0)
@@ -413,6 +421,12 @@ class Scheduler:
         assert self._cache.num_steps_awaited == len(self._in_flight), "names are unsure too long or too short"
         self.manager.check_invariants(self.running.living_sequences())
         self.lifecycle.check_invariants()
+
+
+def _boundaries(manager: KVCacheManager) -> tuple[Constraint, ...]:
+    """Where a checkpoint of a state is to be left, a grant must end."""
+    interval = manager.checkpoints.interval
+    return (CheckpointBoundaries(manager.block_size, interval),) if interval else ()
 
 
 # ---- sharing out a budget that is too small for all (4.5) ------------------------------------------------------------

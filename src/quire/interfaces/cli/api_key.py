@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     # here, so that --help need not wait for the server's modules
-    from quire.interfaces.server.access.api_keys import TENANT_NAME, hash_of
+    from quire.interfaces.gateway.access.api_keys import TENANT_NAME, hash_of
 
     name = arguments.name
     if not TENANT_NAME.fullmatch(name):

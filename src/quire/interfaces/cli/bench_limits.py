@@ -20,7 +20,7 @@ from typing import Any
 
 from quire.config import ModelFacts
 from quire.config.arithmetic import ModelShape
-from quire.config.weight_sizes import looked_up_bytes, weight_bytes
+from quire.config.weight_sizes import expert_bytes, looked_up_bytes, weight_bytes
 from quire.interfaces.cli.bench_workloads import Work
 
 _SOURCE = Path(__file__).parents[2] / "csrc" / "limits" / "limits.cpp"
@@ -101,6 +101,8 @@ class ModelCost:
     # type in which products with the weights are made
     unit: str
     kv_dtype: str = "bfloat16"
+    # of the weights, experts: a step reads those that its tokens ask
+    expert_bytes: float = 0.0
 
     @classmethod
     def of(cls, facts: ModelFacts, dtype: str, scheme: str | None) -> ModelCost:
@@ -108,17 +110,22 @@ class ModelCost:
         shape = ModelShape.of(facts.hf_config)
         num_bytes, _ = weight_bytes(facts, shape, dtype, scheme)
         num_bytes -= looked_up_bytes(facts, shape, dtype)
-        return cls(shape, num_bytes, unit_of(dtype, scheme), dtype)
+        return cls(shape, num_bytes, unit_of(dtype, scheme), dtype, expert_bytes(facts, shape, dtype, scheme))
 
     @property
     def kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token(self.kv_dtype)
 
+    def step_bytes(self, num_tokens: int) -> float:
+        """What a step of so many tokens reads of the weights."""
+        experts = self.shape.experts
+        return self.weight_bytes - (self.expert_bytes * (1 - experts.share_asked(num_tokens)) if experts else 0.0)
+
     def matrix_operations(self, num_tokens: int, num_rows: int) -> float:
         """Products with the weights; the head is needed for the rows that get a token only."""
         shape = self.shape
         head = shape.vocab_size * shape.hidden_size
-        layers = shape.num_parameters - head * (1 if shape.has_tied_embeddings else 2)
+        layers = shape.num_active_parameters - head * (1 if shape.has_tied_embeddings else 2)
         return 2.0 * (layers * num_tokens + head * num_rows)
 
     def prompt_operations(self, length: int) -> float:
@@ -151,5 +158,5 @@ def least_seconds(work: Work, cost: ModelCost, bandwidth: float, peak: float) ->
 
 
 def _step_seconds(cost: ModelCost, tokens: int, rows: int, kept: int, bandwidth: float, peak: float) -> float:
-    num_bytes = cost.weight_bytes + kept * cost.kv_bytes_per_token
+    num_bytes = cost.step_bytes(tokens) + kept * cost.kv_bytes_per_token
     return max(cost.matrix_operations(tokens, rows) / peak, num_bytes / bandwidth)

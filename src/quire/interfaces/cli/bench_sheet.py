@@ -54,7 +54,7 @@ class Ruler:
 
     def decode_rate(self) -> float | None:
         """Tokens a second of one stream, if reading the weights were all."""
-        return self.limits.bandwidth / self.cost.weight_bytes if self.cost and self.limits.bandwidth else None
+        return self.limits.bandwidth / self.cost.step_bytes(1) if self.cost and self.limits.bandwidth else None
 
     def prompt_rate(self, length: int) -> float | None:
         """Tokens a second of one prompt, if arithmetic were all."""

@@ -17,9 +17,9 @@ from quire.interfaces.progress import Progress
 
 if TYPE_CHECKING:
     from quire.interfaces.async_llm import AsyncLLM
-    from quire.interfaces.server.batches.endpoint_calls import Called, EndpointCalls
-    from quire.interfaces.server.batches.input_lines import InputLine
-    from quire.interfaces.server.batches.results import Results
+    from quire.interfaces.gateway.batches.endpoint_calls import Called, EndpointCalls
+    from quire.interfaces.gateway.batches.input_lines import InputLine
+    from quire.interfaces.gateway.batches.results import Results
 
 # some requests have an error for an answer
 SOME_FAILED = 3
@@ -99,15 +99,16 @@ def _local(name: str, text: str) -> Path:
 
 
 async def _run(options: dict[str, Any], plan: _Plan) -> int:
-    from quire.interfaces.server.app import create_app
-    from quire.interfaces.server.batches.endpoint_calls import EndpointCalls
+    from quire.interfaces.gateway.batches.endpoint_calls import EndpointCalls
+    from quire.interfaces.server.access.caller import Caller
+    from quire.interfaces.server.state import ServerState
 
-    app = create_app()
-    calls = EndpointCalls(app.routes, app.state.server)
+    state = ServerState()
+    calls = EndpointCalls(state, lambda _, request_id: Caller(request_id=request_id, is_patient=True))
     # before the model loads: a mistake in the file is found at once
     num_lines = await asyncio.to_thread(_checked, plan.source, calls.paths)
     async with open_engine(options) as engine:
-        app.state.server.attach(engine)
+        state.attach(engine)
         results = _opened(plan)
         try:
             await _answer_all(plan, engine, calls, results, num_lines)
@@ -121,7 +122,7 @@ async def _run(options: dict[str, Any], plan: _Plan) -> int:
 
 
 def _checked(source: Path, paths: tuple[str, ...]) -> int:
-    from quire.interfaces.server.batches.input_lines import check_input
+    from quire.interfaces.gateway.batches.input_lines import check_input
 
     with source.open("rb") as file:
         found = check_input(file, paths, sys.maxsize)
@@ -134,7 +135,7 @@ def _checked(source: Path, paths: tuple[str, ...]) -> int:
 
 
 def _opened(plan: _Plan) -> Results:
-    from quire.interfaces.server.batches.results import Results
+    from quire.interfaces.gateway.batches.results import Results
 
     results = Results(plan.output.resolve(), plan.errors.resolve(), mode=0o666)
     if plan.is_resumed and plan.errors != plan.output:
@@ -150,8 +151,8 @@ def _opened(plan: _Plan) -> Results:
 
 
 async def _answer_all(plan: _Plan, engine: AsyncLLM, calls: EndpointCalls, results: Results, num_lines: int) -> None:
-    from quire.interfaces.server.batches.input_lines import good_lines
-    from quire.interfaces.server.batches.line_run import LineRunner
+    from quire.interfaces.gateway.batches.input_lines import good_lines
+    from quire.interfaces.gateway.batches.line_run import LineRunner
 
     runner = LineRunner(calls, asyncio.Semaphore(plan.concurrency), _alive(engine))
     done = frozenset(results.tally.done)
@@ -173,7 +174,7 @@ def _alive(engine: AsyncLLM) -> Callable[[], Awaitable[None]]:
 
 def _writer(results: Results, progress: Progress) -> Callable[[InputLine, Called], Awaitable[None]]:
     from quire.interfaces.engine_calls import outlast
-    from quire.interfaces.server.batches.results import answered
+    from quire.interfaces.gateway.batches.results import answered
 
     writing = asyncio.Lock()
 

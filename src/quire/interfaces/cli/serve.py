@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from quire.interfaces.server import run_server
+    from quire.interfaces.gateway import run_server
 
     engine_options = engine_options_of(arguments)
     server_options = _server_options_of(arguments)

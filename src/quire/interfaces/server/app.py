@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,12 +13,10 @@ from starlette.routing import Match
 
 from quire.errors import QuireError
 from quire.interfaces.server import openapi, page
-from quire.interfaces.server.access.access import Access
-from quire.interfaces.server.administration import admin, memory, pinned_prefixes
+from quire.interfaces.server.access.caller import Door, EverybodyMayEnter, OpenDoor
+from quire.interfaces.server.administration import adapters, admin, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
-from quire.interfaces.server.batches import endpoints as batches
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.files import endpoints as files
 from quire.interfaces.server.gate import Gate
 from quire.interfaces.server.observing import health, metrics, observe
 from quire.interfaces.server.observing.observed import Observed
@@ -27,18 +24,13 @@ from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.process_role import ProcessRole
-from quire.interfaces.server.services import Services, ServiceSettings
-from quire.interfaces.server.sessions import endpoints as sessions
-from quire.interfaces.server.sessions import turns
-from quire.interfaces.server.state import ServerState, StorageSettings
-from quire.interfaces.server.transport.doors import doors_of
+from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
 from quire.observability.tracing import NoTracing, Tracing
 from quire.version import __version__
 
 # One file a family of endpoints: a new one is imported above and entered here.
-_FAMILIES = (
+FAMILIES = (
     health,
     models,
     completions,
@@ -52,72 +44,38 @@ _FAMILIES = (
     openapi,
     observe,
     page,
-    files,
-    batches,
-    sessions,
-    turns,
 )
 # Of whoever runs the server; their routers ask `admins_only`.
-_ADMIN_FAMILIES = (admin, pinned_prefixes, memory)
+ADMIN_FAMILIES = (admin, adapters, pinned_prefixes)
+# These stand on the port of administrators, too.
+ALSO_FOR_ADMINS = (health, metrics, observe)
 
 
 def create_app(
-    engine: ServedEngine | None = None,
-    options: ServerOptions | None = None,
-    *,
-    is_local: bool = False,
-    tracing: Tracing | None = None,
-    storage: StorageSettings | None = None,
-    services: ServiceSettings | None = None,
-    role: ProcessRole | None = None,
-    **changes: Any,
+    engine: ServedEngine | None = None, options: ServerOptions | None = None, tracing: Tracing | None = None
 ) -> FastAPI:
-    """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
-
-    `changes` are options by name. `is_local`: only this machine will reach the application (doors.py). Where there is
-    a port for administrators, `app.state.admin_app` is its application. `tracing`: where traces of requests
-    go. `storage`: where responses are kept; by default in memory, as long as the application lives. `services`:
-    bounds of files, batches and sessions, if not those of the options. `role`: among several processes.
-    """
-    options = replace(options or ServerOptions(), **changes)
-    doors = doors_of(options, is_local=is_local)
-    state = ServerState(options, doors.tenants, tracing, storage, role)
-    state.needs_key = doors.main.needs_key
-    families = (*_FAMILIES, *_ADMIN_FAMILIES) if doors.is_administrated_here else _FAMILIES
-    observed = Observed(state.metrics, siblings=state.role.siblings)
-    app = _application(families, state, doors.main, options, observed)
-    app.state.services = Services(state, app.routes, services or ServiceSettings.of(options))
-    if options.allowed_origins:
-        from starlette.middleware.cors import CORSMiddleware
-
-        # added last, so it stands outside the gate: a browser's preflight carries no key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(options.allowed_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-        )
-    if not isinstance(state.tracing, NoTracing):
-        app.add_middleware(RequestTraces, tracing=state.tracing)
-    app.state.admin_app = None
-    if doors.admin is not None:
-        admin_families = (health, metrics, observe, *_ADMIN_FAMILIES)
-        app.state.admin_app = _application(
-            admin_families, state, doors.admin, replace(options, allowed_origins=()), observed
-        )
+    """One engine, for everybody who reaches it: no keys, no queue, nothing is kept (the gateway has all that)."""
+    options = options or ServerOptions()
+    state = ServerState(options, tracing)
+    door = OpenDoor(EverybodyMayEnter(options.max_queue_seconds, options.max_request_seconds))
+    app = application(FAMILIES, state, door, Observed(state.metrics), options.allowed_origins)
+    add_traces(app, state.tracing)
     if engine is not None:
         state.attach(engine)
     return app
 
 
-def _application(
-    families: Iterable[Any], state: ServerState, access: Access, options: ServerOptions, observed: Observed
+def application(
+    families: Iterable[Any], state: ServerState, door: Door, observed: Observed, allowed_origins: Sequence[str] = ()
 ) -> FastAPI:
-    """The endpoints of one port, behind a gate."""
+    """The endpoints of one port, behind a gate. Without an engine all is answered 503 until `state.attach`."""
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
     app = FastAPI(title="Quire", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.server = state
     app.state.observed = observed
+    app.state.needs_key = door.needs_key
+    # /openapi.json, once somebody has asked for it
+    app.state.openapi = None
     for family in families:
         # flat, so that `app.routes` is a list that a test can walk through
         app.router.routes.extend(family.router.routes)
@@ -129,8 +87,23 @@ def _application(
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle_routing)
     app.add_exception_handler(RequestValidationError, _handle_parameters)
-    app.add_middleware(Gate, state=state, access=access, allowed_origins=options.allowed_origins)
+    app.add_middleware(Gate, state=state, door=door, allowed_origins=allowed_origins)
+    if allowed_origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        # added last, so it stands outside the gate: a browser's preflight carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(allowed_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+        )
     return app
+
+
+def add_traces(app: FastAPI, tracing: Tracing) -> None:
+    if not isinstance(tracing, NoTracing):
+        app.add_middleware(RequestTraces, tracing=tracing)
 
 
 async def _handle(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from quire.beam_search_params import GenerationParams
 from quire.config import EngineConfig
 from quire.engine_client import Stream
+from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.output_stream import OutputObserver
@@ -45,6 +46,7 @@ class ServedEngine(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         tenant: Tenancy | None = None,
+        lora_request: Adapter | None = None,
     ) -> Any:
         """Checks a request without starting it; raises RequestError. The result is given to `open`."""
 
@@ -57,6 +59,7 @@ class ServedEngine(Protocol):
         cache_salt: str = "",
         add_special_tokens: bool = True,
         tenant: Tenancy | None = None,
+        lora_request: Adapter | None = None,
     ) -> Any:
         """The same for a prompt that arrives in pieces, when it has arrived: it runs, and has `aclose`."""
 
@@ -80,6 +83,14 @@ class ServedEngine(Protocol):
     async def unpin_prefix(self, name: str) -> None: ...
 
     async def pinned_prefixes(self) -> list[PinnedPrefix]: ...
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> Adapter: ...
+
+    async def unload_adapter(self, name: str) -> Adapter: ...
+
+    async def adapters(self) -> list[Adapter]: ...
+
+    async def find_adapter(self, name: str) -> Adapter | None: ...
 
     async def memory(self) -> MemoryAccount: ...
 

@@ -17,14 +17,12 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Match
 
-from quire.interfaces.server.access.access import PUBLIC_PATHS, Access
-from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
+from quire.interfaces.server.access.caller import PUBLIC_PATHS, Caller, Door, acting_for, new_request_id
 from quire.interfaces.server.access.in_flight import Receive
 from quire.interfaces.server.access.turnstile import Turnstile
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.state import Readiness, ServerState
-from quire.interfaces.server.wire.dialects import dialect_of
-from quire.interfaces.server.wire.errors import ApiError, api_error_of, forbidden, unavailable
+from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable
 
 logger = logging.getLogger("quire.server.access")
 
@@ -46,10 +44,10 @@ _UNREADY = _ALWAYS | {"/v1/admin/log_level"}
 class Gate:
     """The outermost layer of the application."""
 
-    def __init__(self, app: App, state: ServerState, access: Access, allowed_origins: Sequence[str] = ()) -> None:
+    def __init__(self, app: App, state: ServerState, door: Door, allowed_origins: Sequence[str] = ()) -> None:
         self._app = app
         self._state = state
-        self._access = access
+        self._door = door
         self._allowed_origins = frozenset(allowed_origins)
         self._turnstile = Turnstile()
 
@@ -95,10 +93,10 @@ class Gate:
             self._check_origin([value.decode("latin-1") for name, value in headers if name == b"origin"])
         elif scope["method"] == "POST":
             self._check_form(headers)
-        visitor = self._access.visitor(headers, is_public=scope["path"] in _OPEN)
+        caller = self._door.caller(headers, request_id, is_public=scope["path"] in _OPEN)
         if scope["path"] not in _UNREADY:
             self._state.check_ready()
-        return Caller(visitor.tenant, self._state.tenants, self._state.room, visitor.is_admin, request_id)
+        return caller
 
     def _check_form(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Any page may send a form, or nothing at all, to any host; only before JSON a browser asks."""

@@ -11,17 +11,13 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.app import create_app
 from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.life.orderly_end import end_each
+from quire.interfaces.server.life.process import end_each
 from quire.interfaces.server.openai.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import ProcessRole
-from quire.interfaces.server.services import Services, ServiceSettings
-from quire.interfaces.server.state import Readiness, ServerState, StorageSettings
+from quire.interfaces.server.state import Readiness, ServerState
 from quire.interfaces.server.transport.connections import Connection, connections_of
-from quire.interfaces.server.transport.doors import is_loopback
 from quire.interfaces.server.transport.handing_connections import handing_connections_of
 from quire.interfaces.server.transport.slow_readers import SlowReaders
 from quire.interfaces.server.transport.unfinished import Descriptors, Unfinished, networks_of
@@ -29,7 +25,6 @@ from quire.interfaces.server.transport.web_sockets import web_sockets_of
 from quire.interfaces.server.wire.errors import unavailable
 from quire.observability.instruments import Histogram
 from quire.observability.metrics import ServerMetrics
-from quire.observability.tracing import make_tracing
 
 # After the last event of an interrupted stream: connections that do not close by then are dropped.
 _CLOSE_SECONDS = 1
@@ -71,22 +66,14 @@ class HttpServer:
 
     def __init__(
         self,
+        app: FastAPI,
         options: ServerOptions,
         listener: socket.socket,
-        admin_listener: socket.socket | None,
-        role: ProcessRole | None = None,
+        admin_listener: socket.socket | None = None,
     ) -> None:
-        role = role or ProcessRole()
-        app = create_app(
-            options=options,
-            role=role,
-            is_local=is_loopback(listener.getsockname()[0]),
-            tracing=make_tracing(options.otlp_endpoint),
-            storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
-            services=ServiceSettings.lasting(options),
-        )
+        self.app = app
         self._state: ServerState = app.state.server
-        self._services: Services = app.state.services
+        role = self._state.role
         # of both ports: they share the descriptors of this process
         self._unfinished = Unfinished(
             options.max_unfinished_connections, networks_of(options.proxy_addresses), Descriptors()
@@ -120,14 +107,6 @@ class HttpServer:
         )
 
     @property
-    def state(self) -> ServerState:
-        return self._state
-
-    @property
-    def in_flight(self) -> InFlight:
-        return self._state.in_flight
-
-    @property
     def metrics(self) -> ServerMetrics:
         return self._state.metrics
 
@@ -156,16 +135,12 @@ class HttpServer:
         protocol.connection_made = begin
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
 
-    async def open_storage(self) -> None:
-        """Before its first use. Raises UserError for a database that cannot be used."""
-        await self._state.storage.open()
-
     def attach(self, engine: ServedEngine) -> None:
         """Requests are answered, unless the server is about to end."""
         if self._state.readiness is not Readiness.STOPPING:
             self._state.attach(engine)
             if self._state.role.is_first:
-                self._services.resume()
+                self._state.services.resume()
 
     def pause(self) -> None:
         """The engine is gone, and another one is on its way."""
@@ -198,10 +173,10 @@ class HttpServer:
             self._state.readiness = Readiness.STOPPING
         await end_each(
             # before the rest, so that what is interrupted in a batch is left for the next start
-            services=self._services.stop,
+            services=self._state.services.stop,
             connections=self._close_connections,
             tracing=lambda: asyncio.to_thread(self._state.tracing.close),
-            storage=lambda: asyncio.to_thread(self._state.close_storage),
+            storage=lambda: asyncio.to_thread(self._state.services.close),
         )
 
     async def _close_connections(self) -> None:

@@ -17,9 +17,8 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, WebSocketRoute
 
-from quire.interfaces.server.access.access import PUBLIC_PATHS
+from quire.interfaces.server.access.caller import PUBLIC_PATHS
 from quire.interfaces.server.openai.request_schemas import refine
-from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import Description, description_of
 from quire.interfaces.server.wire.errors import ErrorAnswer
 from quire.interfaces.server.wire.json_answer import json_answer
@@ -40,10 +39,10 @@ _OF_BODIES = (400, 413, 415, 429)
 @router.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> Response:
     """This server's interface."""
-    state = state_of(request)
-    if state.openapi is None:
-        state.openapi = msgspec.json.encode(document(request.app.routes, needs_key=state.needs_key))
-    return json_answer(msgspec.Raw(state.openapi))
+    app = request.app
+    if app.state.openapi is None:
+        app.state.openapi = msgspec.json.encode(document(app.routes, needs_key=app.state.needs_key))
+    return json_answer(msgspec.Raw(app.state.openapi))
 
 
 def document(routes: Sequence[BaseRoute], *, needs_key: bool = False) -> dict[str, Any]:

@@ -82,6 +82,12 @@ class ServerOptions:
         section="requests", flag="--proxy-address",
     )  # fmt: skip
 
+    # adapters
+    adapter_root: str | None = option(
+        None, "folder below which /v1/load_lora_adapter finds adapters by name; without it none are loaded over HTTP",
+        section="adapters",
+    )  # fmt: skip
+
     # tenants
     tenant_max_requests: int | None = option(
         None, "sequences that one key's tenant may have in flight, where the key file says nothing else",

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quire.interfaces.server.access.ledger import Ledger, OwnLedger
-
 # A connection's descriptor, and what was read of it; False if it could not be handed on.
 HandOn = Callable[[int, bytes], bool]
 
@@ -35,8 +33,6 @@ class ProcessRole:
     """What a process needs to know of the others. Owns none of it."""
 
     siblings: Siblings = field(default_factory=Alone)
-    # what is in use, in all processes together
-    ledger: Ledger = field(default_factory=OwnLedger)
     # to the first process, which alone has what is kept; None: this is the first
     hand_on: HandOn | None = None
     # of a method and a target: whether this process may answer it, and need not hand it on

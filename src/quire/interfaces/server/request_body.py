@@ -9,15 +9,14 @@ import asyncio
 import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
 
 from quire.interfaces.server.state import ServerState, state_of
-from quire.interfaces.server.wire.body_chunks import BodyChunks
-from quire.interfaces.server.wire.errors import CLOSE, ApiError, idle, invalid
+from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_scan import JsonBounds, JsonScan, check_json
 
@@ -52,6 +51,30 @@ _WORDS = {
 }  # fmt: skip
 
 
+class BodyChunks:
+    """The body of a request chunk by chunk, for whoever reads it while it arrives. One reader at a time."""
+
+    def __init__(self, request: Request) -> None:
+        self._receive = request.receive
+        self.is_over = False
+
+    async def take(self) -> bytes:
+        """The next one, which may be empty."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self.is_over = not message.get("more_body")
+        chunk: bytes = message.get("body", b"")
+        return chunk
+
+    async def discard(self, seconds: float) -> None:
+        """Reads what is still on its way: a client that is sending misses an answer that comes too early."""
+        with suppress(TimeoutError, ClientGoneError):
+            async with asyncio.timeout(seconds):
+                while not self.is_over:
+                    await self.take()
+
+
 async def read_request(
     request: Request,
     request_type: type[_T],
@@ -75,6 +98,18 @@ def _bounds_for(state: ServerState) -> JsonBounds:
     """A prompt as long as the model takes may always be sent as token ids."""
     length = state.max_model_len if state.has_engine else 0
     return JsonBounds(values=max(USUAL_BOUNDS.values, length + _OTHER_VALUES))
+
+
+async def read_whole(data: bytes, request_type: type[_T], rules: FieldRules, state: ServerState) -> _T:
+    """The same of a body that is there already, however long it is."""
+    if len(data) > state.options.max_text_body_bytes:
+        raise _too_large(state.options.max_text_body_bytes)
+    refusal = await _refused(JsonScan(_bounds_for(state)), data)
+    if refusal is not None:
+        raise refusal
+    if len(data) > _LONG_BYTES:
+        await state.long_bodies.enter()
+    return parse_request(data, request_type, rules, strict=state.strict)
 
 
 def read_text(
@@ -156,10 +191,10 @@ def check_encoding(request: Request) -> None:
 
 
 async def _read_body(request: Request, state: ServerState, bounds: JsonBounds) -> bytes:
-    """Each part must come within `body_seconds`, and the last one within the time that a request may take. It is
+    """Each part must come within `first_byte_seconds`, and the last one within the time that a request may take. It is
     counted while it comes."""
-    max_bytes = state.max_text_body_bytes
-    whole_seconds = state.room.request_seconds
+    max_bytes = state.options.max_text_body_bytes
+    whole_seconds = state.options.max_request_seconds
     clock = asyncio.get_running_loop().time
     end = clock() + whole_seconds
     length = request.headers.get("content-length", "")
@@ -169,7 +204,7 @@ async def _read_body(request: Request, state: ServerState, bounds: JsonBounds) -
     chunks: list[bytes] = []
     size = 0
     while not (body.is_over or size > _MAX_DISCARDED_BYTES):
-        seconds = state.body_seconds if refusal is None else _DISCARD_SECONDS
+        seconds = state.options.first_byte_seconds if refusal is None else _DISCARD_SECONDS
         try:
             async with asyncio.timeout(min(seconds, end - clock())):
                 chunk = await body.take()

@@ -1,215 +1,90 @@
-"""What a server has beside its engine: sessions, files, batches, and responses in the background. Each is made at its
-first use, so a server that is never asked for one neither opens a database nor makes a folder."""
+"""What the server tells of its life to what stands beside its engine, and where it keeps responses.
+
+A gateway has files, batches, sessions and a database there. The ones here keep nothing.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import importlib
-import logging
-import os
-import tempfile
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from starlette.routing import BaseRoute
-
-from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.storage.data_folder import files_beside, marker_of
-from quire.interfaces.server.wire.errors import ApiError
+from quire.interfaces.server.wire.errors import invalid
 
 if TYPE_CHECKING:
-    from quire.interfaces.server.batches.service import Batches
-    from quire.interfaces.server.files.files import Files
-    from quire.interfaces.server.openai_responses.background import BackgroundResponses
-    from quire.interfaces.server.sessions.registry import Sessions
-    from quire.interfaces.server.state import ServerState
-
-logger = logging.getLogger("quire.server")
-
-_NOT_READY_PAUSE_SECONDS = 0.5
-# how often it is looked what others have left, and what is over its time
-UPKEEP_SECONDS = 30.0
-# of a tenant
-_MAX_RUNNING_BATCHES = 4
+    from quire.interfaces.server.engine import ServedEngine
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServiceSettings:
-    """Bounds, and where files lie, as the options say it. Without a folder no file outlives the application."""
+class ResponseStore(Protocol):
+    """Responses of one caller."""
 
-    files_folder: str | None
-    max_file_bytes: int
-    max_tenant_file_bytes: int
-    max_batch_lines: int
-    max_batch_concurrency: int
-    max_sessions: int
-    max_session_tokens: int | None
-    session_idle_timeout: float
+    # whether what is added can be asked for
+    keeps: bool
 
-    @classmethod
-    def of(cls, options: ServerOptions) -> ServiceSettings:
-        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+    async def add(self, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
+        """Kept when this returns."""
 
-    @classmethod
-    def lasting(cls, options: ServerOptions) -> ServiceSettings:
-        """With a folder that belongs to the storage, if none is named."""
-        settings = cls.of(options)
-        return replace(settings, files_folder=settings.files_folder or files_beside(options.storage_url))
+    async def update(self, response: dict[str, Any]) -> None:
+        """A response in the background goes on, or ends."""
+
+    async def conversation(self, response_id: str) -> list[dict[str, Any]]:
+        """All items up to and with its output. Raises 400 if it is not there."""
 
 
-_FOR_LATER = (
-    "quire.renderer.template_sandbox",
-    "quire.interfaces.server.files.files",
-    "quire.interfaces.server.batches.service",
-    "quire.interfaces.server.openai_responses.stored",
-)
+class Services(Protocol):
+    """What stands beside the engine, as the server sees it."""
 
-
-def _import_the_rest() -> None:
-    """What the start does without. Whoever needed it first would hold the event loop for a quarter of a second."""
-    for module in _FOR_LATER:
-        importlib.import_module(module)
-
-
-class Services:
-    """Owned by the server's state; ended by `stop`."""
-
-    def __init__(self, state: ServerState, routes: Sequence[BaseRoute], settings: ServiceSettings) -> None:
-        self._state = state
-        self._routes = routes
-        self._settings = settings
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._upkeep: asyncio.Task[None] | None = None
-        # why something could not be looked after, as the log has it already
-        self._said: dict[str, str] = {}
-
-    @cached_property
-    def sessions(self) -> Sessions:
-        from quire.interfaces.server.sessions.registry import SessionLimits, Sessions
-
-        chosen = self._settings
-        limits = SessionLimits(chosen.max_sessions, chosen.max_session_tokens, chosen.session_idle_timeout)
-        return Sessions(lambda: self._state.engine, limits)
-
-    @cached_property
-    def files(self) -> Files:
-        from quire.interfaces.server.files.disk import FileFolder
-        from quire.interfaces.server.files.files import Files
-
-        return Files(
-            FileFolder(self._folder),
-            self._state.storage,
-            max_file_bytes=self._settings.max_file_bytes,
-            max_tenant_bytes=self._settings.max_tenant_file_bytes,
-        )
-
-    @cached_property
-    def batches(self) -> Batches:
-        from quire.interfaces.server.batches.endpoint_calls import EndpointCalls
-        from quire.interfaces.server.batches.job import Workshop
-        from quire.interfaces.server.batches.line_run import LineRunner
-        from quire.interfaces.server.batches.records import BatchRecords
-        from quire.interfaces.server.batches.service import Batches
-
-        calls = EndpointCalls(self._routes, self._state)
-        runner = LineRunner(calls, asyncio.Semaphore(self._settings.max_batch_concurrency), self._wait_ready)
-        shop = Workshop(
-            records=BatchRecords(self._state.storage),
-            files=self.files,
-            runner=runner,
-            turns=defaultdict(lambda: asyncio.Semaphore(_MAX_RUNNING_BATCHES)),
-            max_lines=self._settings.max_batch_lines,
-        )
-        return Batches(shop, self._folder, lambda: self._state.model_name)
-
-    @cached_property
-    def background_responses(self) -> BackgroundResponses:
-        from quire.interfaces.server.openai_responses.background import BackgroundResponses
-
-        return BackgroundResponses(self._state)
+    def serve(self, engine: ServedEngine) -> None:
+        """Requests are answered from here on, by this engine. Comes again with each new one."""
 
     def resume(self) -> None:
-        """From now on: goes on with batches that an earlier process, or another one that died, has left, and removes
-        files whose time is over. May be called again."""
-        if self._upkeep is None or self._upkeep.done():
-            self._upkeep = asyncio.create_task(self._keep_up())
-
-    async def look_after(self) -> None:
-        """One round of it. Never raises for what one of them met."""
-        for name, work in (("batches", self._go_on_with_batches), ("files", self._remove_expired_files)):
-            try:
-                await work()
-            except Exception as error:
-                # the storage is away, another process runs the batches, a fault: said once, and tried again
-                if self._said.get(name) != str(error):
-                    fault = None if isinstance(error, ApiError) else error
-                    logger.warning("%s that were left are not looked after yet: %s", name, error, exc_info=fault)
-                self._said[name] = str(error)
+        """Goes on with what an earlier server has left, once an engine serves. May be called again."""
 
     async def stop(self) -> None:
-        """What runs is aborted. Batches go on with the next start, sessions end, responses have failed."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-        if "batches" in self.__dict__:
-            await self.batches.stop()
-        if "sessions" in self.__dict__:
-            await self.sessions.stop()
-        if "background_responses" in self.__dict__:
-            await self.background_responses.stop()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        """What runs is aborted, or left for the next start."""
 
-    @property
-    def _lasting_folder(self) -> Path | None:
-        folder = self._settings.files_folder
-        return None if folder is None else Path(folder).expanduser()
+    def close(self) -> None:
+        """After the last answer. May block."""
 
-    @cached_property
-    def _folder(self) -> Path:
-        if self._lasting_folder is not None:
-            return self._lasting_folder
-        self._temporary = tempfile.TemporaryDirectory(prefix="quire-files-")
-        return Path(self._temporary.name)
+    def statistics(self) -> dict[str, float]: ...
 
-    async def _keep_up(self) -> None:
-        await asyncio.to_thread(_import_the_rest)
-        while True:
-            await self.look_after()
-            await asyncio.sleep(UPKEEP_SECONDS)
+    async def responses_of(self, name: str) -> ResponseStore:
+        """Of the caller of this name. Raises 503 where nothing can be kept now."""
 
-    async def _go_on_with_batches(self) -> None:
-        folder = self._lasting_folder
-        if folder is not None and await asyncio.to_thread(has_open_batches, folder):
-            await self.batches.start()
-
-    async def _remove_expired_files(self) -> None:
-        folder = self._lasting_folder
-        has_files = "files" in self.__dict__
-        if has_files or (folder is not None and await asyncio.to_thread(has_left_files, folder)):
-            await self.files.remove_expired()
-
-    async def _wait_ready(self) -> None:
-        while True:
-            try:
-                return self._state.check_ready()
-            except ApiError:
-                await asyncio.sleep(_NOT_READY_PAUSE_SECONDS)
+    async def make_in_background(self, making: Any) -> dict[str, Any]:
+        """A response that is checked (a Making): as it is now, queued."""
 
 
-def has_open_batches(folder: Path) -> bool:
-    try:
-        return marker_of(folder).stat().st_size > 0
-    except OSError:
-        return False
+class NothingIsKept:
+    """A response is over when it was answered."""
+
+    keeps = False
+
+    async def add(self, response: dict[str, Any], items: list[dict[str, Any]]) -> None: ...
+
+    async def update(self, response: dict[str, Any]) -> None: ...
+
+    async def conversation(self, response_id: str) -> list[dict[str, Any]]:
+        raise invalid(
+            "previous_response_id: this server keeps no responses. Send the whole conversation as input.",
+            "previous_response_id",
+        )
 
 
-def has_left_files(folder: Path) -> bool:
-    """Whether there is any file that an earlier process has kept."""
-    try:
-        return any(entry.name.startswith("file-") for entry in os.scandir(folder))
-    except OSError:
-        return False
+class NoServices:
+    """There is the engine, and nothing else."""
+
+    def serve(self, engine: ServedEngine) -> None: ...
+
+    def resume(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+    async def responses_of(self, name: str) -> ResponseStore:
+        return NothingIsKept()
+
+    async def make_in_background(self, making: Any) -> dict[str, Any]:
+        raise invalid("background: this server keeps no responses. Leave it out and wait for the answer.", "background")

@@ -345,8 +345,9 @@ class CheckedCore:
         block_size = self.core.manager.block_size
         pinned = sum(-(-len(one.tokens) // block_size) for one in self.kept.by_handle.values() if one.is_pinned)
         of_one = -(-(len(plan.prompt) + plan.max_tokens) // block_size)
-        num_groups = len(self.core.manager.groups)
-        return (plan.num_sequences * of_one + pinned) * num_groups <= self.core.pool.num_blocks
+        num_groups = sum(not group.num_state_blocks for group in self.core.manager.groups)
+        of_states = plan.num_sequences * self.core.manager.num_state_blocks
+        return (plan.num_sequences * of_one + pinned) * num_groups + of_states <= self.core.pool.num_blocks
 
 
 def _may_have_computed(other: Plan, wanted: list[int]) -> bool:

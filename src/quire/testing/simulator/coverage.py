@@ -39,6 +39,8 @@ TRANSITIONS = (
     "prefixes fetched",
     "blocks stored for others",
     "outputs continued",
+    "checkpoints of states",
+    "checkpoints found",
 )
 
 _STATISTICS = {
@@ -60,6 +62,9 @@ def counts_of(workload: Workload) -> dict[str, int]:
     counts = checked.counts + checked.decisions.counts + checked.kept.counts
     counts.update({name: int(statistics[statistic]) for name, statistic in _STATISTICS.items()})
     work = workload.core.executor.work
+    counts["checkpoints of states"] = int(statistics.get("num_state_checkpoints_made_total", 0))
+    has_states = workload.core.manager.num_state_blocks > 0
+    counts["checkpoints found"] = counts["prefix hits"] * has_states
     counts["steps decided ahead"] = work.num_steps * workload.core.is_async
     counts["drafts accepted"], counts["drafts rejected"] = work.num_accepted_tokens, work.num_rejected_tokens
     counts["drafts verified in chunks"] = work.num_partial_verifications

@@ -73,10 +73,11 @@ class DecisionChecks:
             sequence = self._core.scheduler.running.sequence_at(row)
             first, last = start // block_size, (end - 1) // block_size
             first_open = max(first, sure_end // block_size)
-            for table in sequence.block_tables:
-                blocks = table.blocks[first : last + 1].tolist()
+            for group, table in zip(self._core.manager.groups, sequence.block_tables, strict=True):
+                is_state = group.num_state_blocks > 0
+                blocks = table.blocks[0 if is_state else first : group.num_state_blocks or last + 1].tolist()
                 written += blocks
-                for block in blocks[first_open - first :]:
+                for block in blocks if is_state else blocks[first_open - first :]:
                     assert counts[block] == 1, f"row {row} writes into block {block}, which is shared"
         assert NO_BLOCK not in written, "a block that a window has passed is written"
         assert len(set(written)) == len(written), "two rows write into one block"

@@ -32,7 +32,7 @@ class EngineSettings:
     drafts: SimulatedDrafts | None = None
     long_prefill_threshold: int = 0
     chunk_unit: int = 0
-    # prompts are stored for others and fetched, where no window is
+    # prompts are stored for others and fetched, where no window and no state is
     has_connector: bool = False
     # what a workload asks for beside
     priorities: tuple[int, ...] = (0, 0, 1)
@@ -44,7 +44,8 @@ class EngineSettings:
 
     def core(self, *, policy: str | SchedulingPolicy | None = None, max_num_seqs: int, **sizes: Any) -> CoreUnderTest:
         """A core that runs so; a policy that is given takes the place of its own."""
-        has_windows = any(group.sliding_window for group in sizes.get("groups", ()))
+        groups = sizes.get("groups", ())
+        may_have_store = not any(group.sliding_window or group.num_state_blocks for group in groups)
         num_rows = self.max_num_seqs or max_num_seqs
         return CoreUnderTest(
             **sizes,
@@ -56,7 +57,7 @@ class EngineSettings:
             drafts=self.drafts,
             speculation=self._speculation(num_rows),
             constraints=self._constraints(),
-            store=PrefixStore() if self.has_connector and not has_windows else None,
+            store=PrefixStore() if self.has_connector and may_have_store else None,
             recorder=DecisionRecorder(1 << 16, lambda: 0.0) if self.is_recorded else None,
             tenant_cache_share=self.tenant_cache_share,
         )

@@ -24,6 +24,7 @@ from quire.testing.simulator.connector import simulated_layout
 from quire.testing.simulator.drafts import SimulatedDrafts, propose, verify
 from quire.testing.simulator.lateness import SimulatedLateness
 from quire.testing.simulator.rows import SimulatedRows
+from quire.testing.simulator.states import SimulatedStates
 from quire.testing.simulator.work import SimulatedAnswer, SimulatedClock, SimulatedWork, StepCosts
 
 __all__ = ["SimulatedClock", "SimulatedDrafts", "SimulatedExecutor", "StepCosts"]
@@ -71,10 +72,14 @@ class SimulatedExecutor:
         self.write_observers: list[Callable[[IntArray, IntArray, IntArray], None]] = []
         # when the steps that were handed in are done
         self._busy_until = 0.0
-        self.rows = SimulatedRows(len(groups), block_size)
+        num_state_blocks = groups[-1].num_state_blocks
+        self.states = SimulatedStates(num_blocks, num_host_blocks, num_state_blocks)
+        groups = [group for group in groups if not group.num_state_blocks]
+        self.rows = SimulatedRows(len(groups), block_size, num_state_blocks)
         self.lateness = SimulatedLateness(self.rows)
         # by group: how many tokens back from a new one, itself included, attention reads
         self._reach = np.array([[group.sliding_window or _EVERYTHING] for group in groups])
+        self._is_chunked = np.array([[group.is_chunked] for group in groups])
         self._has_windows = any(group.sliding_window for group in groups)
         # the layers of a group write something of their own: a block of one group is of no use to another
         self._marks = np.arange(len(groups), dtype=np.uint64)[:, None] << np.uint64(56)
@@ -97,7 +102,7 @@ class SimulatedExecutor:
         num_context_tokens = self._compute(rows, num_tokens)
         rows = self.lateness.without_late(output.step, rows, self._fails(rows))
         asked = output.step_data.get(NUM_DRAFTS)
-        if asked is None and (self.drafts is None or not np.count_nonzero(self.rows.num_drafts[rows])):
+        if asked is None and (self.drafts is None or not self._have_drafts(rows)):
             answer = self._answer(output.step, rows)
         else:
             answer = self._answer_with_drafts(output, rows, asked)
@@ -128,6 +133,7 @@ class SimulatedExecutor:
         """For harnesses: these blocks are free, so whoever reads them from now on is wrong."""
         for cache in self._caches:
             cache.poison(blocks, host_blocks)
+        self.states.poison(blocks, host_blocks)
 
     # ------------------------------------------------------------------------------------------ one step
 
@@ -147,6 +153,7 @@ class SimulatedExecutor:
         if output.swapped_out.size or output.swapped_in.size or output.block_copies.size:
             for cache in self._caches:
                 cache.move(output.swapped_out, output.swapped_in, output.block_copies)
+            self.states.move(output.swapped_out, output.swapped_in, output.block_copies)
 
     def _computable(self, rows: IntArray, granted: IntArray) -> tuple[IntArray, IntArray]:
         """Rows and how many tokens each computes: fewer than granted where drafts were fewer than promised."""
@@ -173,28 +180,38 @@ class SimulatedExecutor:
         state = self.rows
         starts = state.num_computed[rows]
         ends = starts + num_tokens
-        tables, ends_by_row = state.slots, ends.tolist()
-        assert max(ends_by_row) <= tables.shape[2], "a token is computed at a position that has no block"
-        # what a late row computes again is there, and others may hold it
-        is_new = ~state.is_late[rows]
-        which, positions = _spans(rows[is_new], starts[is_new], num_tokens[is_new])
         for observe in self.write_observers:
             observe(rows, starts, ends)
+        fails = self._fails(rows)
+        if len(state.slots):  # else there are only states
+            fails = self._write_and_read(rows, starts, num_tokens, fails)
+        state.computes_again[rows] = starts < state.num_written[rows]
+        self.states.absorb(state, rows, ends, fails)
+        state.num_computed[rows] = ends
+        state.see(rows, starts, ends)
+        return sum(ends.tolist())
+
+    def _write_and_read(self, rows: IntArray, starts: IntArray, num_tokens: IntArray, fails: Flags) -> Flags:
+        """Keys and values. Returns who fails, for some may read what others that fail have not written."""
+        state, tables = self.rows, self.rows.slots
+        ends = starts + num_tokens
+        assert max(ends.tolist()) <= tables.shape[2], "a token is computed at a position that has no block"
+        # what a late row computes again is there, and others may hold it; so are drafts that were right
+        is_new = ~state.is_late[rows]
+        which, positions = _spans(rows[is_new], starts[is_new], num_tokens[is_new])
+        is_missing = positions >= state.num_written[which]
+        which, positions = which[is_missing], positions[is_missing]
         slots, hashes = tables[:, which, positions], state.hashes[which, positions + 1] ^ self._marks
         for cache in self._caches:
             cache.write(slots, hashes)
-        fails = self._fails(rows)
         while True:
             for cache in self._caches if np.count_nonzero(fails) else ():
-                cache.leave_holes(slots[:, np.repeat(fails[is_new], num_tokens[is_new])])
+                cache.leave_holes(slots[:, np.isin(which, rows[fails])])
             readers = self._check(rows, starts, ends, fails)
             if readers is None:
-                break
+                return fails
             self.failing_rows.update(dict.fromkeys(rows[readers].tolist(), READS_HOLE))
-            fails |= readers
-        state.num_computed[rows] = ends
-        state.see(rows, starts, ends)
-        return sum(ends_by_row)
+            fails = fails | readers
 
     def _fails(self, rows: IntArray) -> Flags:
         """Those that write nothing: they fail now, or have failed and the core does not know yet."""
@@ -213,7 +230,8 @@ class SimulatedExecutor:
         # those that fail read nothing
         is_read = positions < (ends * ~fails)[:, None]
         if self._has_windows:
-            is_read = is_read & (positions > (starts - self._reach)[:, :, None])
+            first = np.where(self._is_chunked, starts - starts % self._reach, starts - self._reach + 1)
+            is_read = is_read & (positions >= first[:, :, None])
         expected = expected ^ self._marks_of_cells
         reads_hole: Flags | None = None
         for cache in self._caches:
@@ -259,6 +277,10 @@ class SimulatedExecutor:
             failures=failures,
         )
 
+    def _have_drafts(self, rows: IntArray) -> bool:
+        """Or have had some, which they compute once more."""
+        return bool(np.count_nonzero(self.rows.num_drafts[rows]) or np.count_nonzero(self.rows.computes_again[rows]))
+
     def _answer_with_drafts(self, output: SchedulerOutput, rows: IntArray, asked: IntArray | None) -> StepOutput:
         """The same where rows have drafts, or are to have some."""
         assert self.drafts is not None, "drafts are asked for, but there is no proposer"
@@ -272,6 +294,7 @@ class SimulatedExecutor:
         vectors, is_done = self._vectors(rows, is_done)
         may_sample &= ~state.is_pooled[rows]
         num_before = state.num_drafts[rows]
+        first_drafts, ends = state.num_total[rows] - num_before, state.num_computed[rows]
         found = verify(state, rows, may_sample & ~is_watched, self.vocab_size)
         wanted = np.zeros(len(rows), dtype=np.int64)
         if asked is not None:
@@ -280,9 +303,16 @@ class SimulatedExecutor:
             wanted = asked * found.samples
             is_to_propose = wanted > 0
             self._propose(rows[is_to_propose], wanted[is_to_propose])
+        if self.states.num_state_blocks:
+            # drafts that were right are computed once more, because no state has taken them in
+            had_drafts = (num_before > 0) & ~state.has_failed[rows]
+            again = rows[had_drafts]
+            state.num_written[again] = np.minimum(ends, first_drafts + found.num_accepted)[had_drafts]
+            state.num_computed[again] = state.num_absorbed[again]
         if np.count_nonzero(num_before):
             self._count_drafts(found.num_looked_at, found.num_accepted, num_before)
-        is_told = ((num_before > 0) | (wanted > 0)) & ~state.has_failed[rows]
+        # one that computes drafts once more may have been expected to sample, if it was granted tokens ahead
+        is_told = ((num_before > 0) | (wanted > 0) | state.computes_again[rows]) & ~state.has_failed[rows]
         told = rows[is_told]
         return StepOutput(
             step=output.step,
@@ -309,7 +339,7 @@ class SimulatedExecutor:
         assert self.drafts is not None
         starts = state.num_computed[rows]
         self.work.num_drafted_tokens += int(propose(state, rows, wanted, self.drafts, self.vocab_size).sum())
-        if self.drafts.has_cache:
+        if self.drafts.has_cache and len(state.slots):
             # each token but the last one that is proposed is an input of the draft model, the sampled one included
             which, positions = _spans(rows, starts, wanted)
             assert max(positions.tolist()) < state.slots.shape[2], "a draft has no block"

@@ -20,7 +20,8 @@ _MASK = (1 << 64) - 1
 class SimulatedRows:
     """Two numbers, hashes of all prefixes and block tables by row."""
 
-    def __init__(self, num_groups: int, block_size: int) -> None:
+    def __init__(self, num_groups: int, block_size: int, num_state_blocks: int = 0) -> None:
+        """So many groups keep tokens; one more keeps states, if they have blocks."""
         self._block_size = block_size
         self._offsets = np.arange(block_size)
         self.num_computed: IntArray = np.zeros(0, dtype=np.int64)
@@ -43,14 +44,21 @@ class SimulatedRows:
         self.is_late = np.zeros(0, dtype=np.bool_)
         # [row, i]: the hash of the first i tokens
         self.hashes: Hashes = np.zeros((0, 1), dtype=np.uint64)
+        # of rows with states: tokens that these have taken in, and that were written before drafts were looked at
+        self.num_absorbed: IntArray = np.zeros(0, dtype=np.int64)
+        self.num_written: IntArray = np.zeros(0, dtype=np.int64)
+        # it begins, in this step, with drafts that were right
+        self.computes_again = np.zeros(0, dtype=np.bool_)
+        # [row, index in the block table]
+        self.state_blocks: IntArray = np.zeros((0, num_state_blocks), dtype=np.int64)
         # [group, row, index in the block table, offset]: the slots of each block
         self._tables: IntArray = np.zeros((num_groups, 0, 0, block_size), dtype=np.int64)
 
     @property
     def slots(self) -> IntArray:
         """[group, row, position]: the block tables, unrolled."""
-        num_groups, num_rows, _, _ = self._tables.shape
-        return self._tables.reshape(num_groups, num_rows, -1)
+        num_groups, num_rows, width, _ = self._tables.shape
+        return self._tables.reshape(num_groups, num_rows, width * self._block_size)
 
     # ------------------------------------------------------------------------------------------ who is there
 
@@ -64,6 +72,8 @@ class SimulatedRows:
         for column in (self.num_candidates, self.temperatures, self.is_greedy, self.is_final, self.hashes):
             column[child] = column[parent]
         self._tables[:, child] = self._tables[:, parent]
+        self.state_blocks[child] = self.state_blocks[parent]
+        self.num_written[child] = 0
         self.is_used[child] = True
         self.has_failed[child] = self.is_late[child] = self.is_pooled[child] = False
         self.num_drafts[child] = 0
@@ -88,6 +98,8 @@ class SimulatedRows:
         self.hashes[row, 0] = EMPTY_PREFIX
         self.hashes[row, 1 : count + 1] = prefix_hashes(admitted.token_ids.tolist())
         self._tables[:, row] = NO_SLOT
+        self.state_blocks[row] = NO_SLOT
+        self.num_written[row] = 0
         self.num_total[row] = count
         self.num_computed[row] = admitted.num_computed_tokens
         self.num_candidates[row] = admitted.num_candidates
@@ -101,6 +113,7 @@ class SimulatedRows:
     def set_progress(self, row: int, num_computed_tokens: int) -> None:
         assert self.is_used[row], f"progress of row {row}, but nobody is there"
         self.num_computed[row] = num_computed_tokens
+        self.num_written[row] = 0
         self.is_late[row] = False
 
     # ------------------------------------------------------------------------------------------ tokens and blocks
@@ -143,7 +156,13 @@ class SimulatedRows:
             return
         groups, rows, indices, blocks = block_writes
         self._reserve_rows(max(rows.tolist()) + 1)
-        width, there = max(indices.tolist()) + 1, self._tables.shape[2]
+        if self.state_blocks.shape[1]:
+            is_state = groups == len(self._tables)
+            self.state_blocks[rows[is_state], indices[is_state]] = blocks[is_state]
+            groups, rows, indices, blocks = block_writes[:, ~is_state]
+            # what lay behind its computed tokens did not come along when it gave way
+            np.minimum.at(self.num_written, rows, indices * self._block_size)
+        width, there = max(indices.tolist(), default=-1) + 1, self._tables.shape[2]
         if width > there:
             more = max(width, 2 * there) - there
             self._tables = np.pad(self._tables, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=NO_SLOT)
@@ -157,12 +176,21 @@ class SimulatedRows:
         if count <= there:
             return
         more = max(count, 2 * there) - there
-        numbers = "num_computed", "num_total", "num_drafts", "num_candidates", "num_summed"
+        numbers = (
+            "num_computed",
+            "num_total",
+            "num_drafts",
+            "num_candidates",
+            "num_summed",
+            "num_absorbed",
+            "num_written",
+        )
         for name in (*numbers, "seeds", "temperatures"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
-        for name in ("is_greedy", "is_final", "is_used", "has_failed", "is_late", "is_pooled"):
+        for name in ("is_greedy", "is_final", "is_used", "has_failed", "is_late", "is_pooled", "computes_again"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
         self.hashes = np.pad(self.hashes, ((0, more), (0, 0)))
+        self.state_blocks = np.pad(self.state_blocks, ((0, more), (0, 0)), constant_values=NO_SLOT)
         self._tables = np.pad(self._tables, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=NO_SLOT)
 
     def reserve_tokens(self, count: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
@@ -45,6 +45,13 @@ class Sizes:
     prefix_caching: bool
     preemption_mode: str
     host_share: float
+    # windows do not slide
+    is_chunked: bool = False
+    # blocks of a state, and how many of them there is room for beside the tokens
+    num_state_blocks: int = 0
+    num_states: int = 0
+    checkpoint_interval: int = 8
+    checkpoint_share: float = 0.5
 
     @property
     def num_blocks_a_group(self) -> int:
@@ -52,7 +59,7 @@ class Sizes:
 
     @property
     def num_blocks(self) -> int:
-        return self.num_blocks_a_group * len(self.windows)
+        return self.num_blocks_a_group * len(self.windows) + self.num_state_blocks * self.num_states
 
     @property
     def max_model_len(self) -> int:
@@ -60,9 +67,14 @@ class Sizes:
 
     @property
     def groups(self) -> list[KVGroup]:
-        if self.windows == (0,):
+        if self.windows == (0,) and not self.num_state_blocks:
             return [FULL]
-        return [KVGroup((f"layer{i}",), window) for i, window in enumerate(self.windows)]
+        groups = [
+            KVGroup((f"layer{i}",), window, self.is_chunked and window > 0) for i, window in enumerate(self.windows)
+        ]
+        if self.num_state_blocks:
+            groups.append(KVGroup(("states",), num_state_blocks=self.num_state_blocks))
+        return groups
 
 
 def random_sizes(pick: random.Random) -> Sizes:
@@ -79,6 +91,20 @@ def random_sizes(pick: random.Random) -> Sizes:
     )
 
 
+def with_states(sizes: Sizes, pick: random.Random) -> Sizes:
+    """A hybrid, mostly; some have no attention at all. Draws of its own: what was found before is found again."""
+    if pick.random() < 0.5:
+        return sizes
+    return replace(
+        sizes,
+        windows=() if pick.random() < 0.2 else sizes.windows,
+        num_state_blocks=pick.choice([1, 2, 3]),
+        num_states=pick.choice([1, 2, 4, 8]),
+        checkpoint_interval=pick.choice([1, 4, 12, 1000]),
+        checkpoint_share=pick.choice([0.0, 0.3, 0.3, 1.0]),
+    )
+
+
 class Workload:
     """Adds, extends, gives up, keeps, pins and fails at random, a step at a time."""
 
@@ -90,11 +116,18 @@ class Workload:
         *,
         has_mishaps: bool = False,
         has_late_rows: bool = False,
+        is_chunked: bool = False,
+        has_states: bool = False,
     ) -> None:
-        """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them."""
+        """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them.
+
+        `is_chunked`: what would be windows are chunks.
+        """
         self.seed = seed
         self.random = random.Random(seed)
-        self.sizes = sizes = random_sizes(self.random)
+        self.sizes = sizes = replace(random_sizes(self.random), is_chunked=is_chunked)
+        if has_states:
+            self.sizes = sizes = with_states(sizes, random.Random(f"states of {seed}"))
         self.engine = engine or random_engine(seed)
         pick = self.random
         self.core = self.engine.core(
@@ -111,6 +144,8 @@ class Workload:
             costs=StepCosts(seconds_per_swapped_block=pick.choice([1e-6, 1e-4])),
             vocab_size=VOCAB,
             policy=policy,
+            checkpoint_interval=sizes.checkpoint_interval,
+            checkpoint_share=sizes.checkpoint_share,
         )
         self.checked = CheckedCore(self.core)
         self._num_requests = 0
@@ -171,6 +206,8 @@ class Workload:
         # Mostly it fits, even if nothing is shared; some must be refused.
         if pick.random() < 0.95:
             count = min(count, self.core.rows.num_rows, self.sizes.num_blocks_a_group)
+            if self.sizes.num_state_blocks:
+                count = min(count, self.sizes.num_states)
         share = self.sizes.num_blocks_a_group // count * self.sizes.block_size
         if self._pin_rate:
             share = max(2, share // 2)  # room for what is pinned

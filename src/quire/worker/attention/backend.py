@@ -33,9 +33,13 @@ class AttentionSpec:
     device_type: str
     # what keys and values are kept as (kernels/cache_format.py)
     cache_dtype: torch.dtype
+    # tokens that a token sees at most; they are those of its chunk, counted from position 0, where it is chunked
     sliding_window: int = 0
+    is_chunked: bool = False
     soft_cap: float = 0.0
     has_sinks: bool = False
+    # a value is the beginning of its key and not kept again: `v_cache` is `k_cache`, and there is no value to store
+    values_in_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,13 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(
-        self, layer: Attention, query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, metadata: Any, out_THE: Tensor
+        self,
+        layer: Attention,
+        query_THD: Tensor,
+        key_TKD: Tensor,
+        value_TKE: Tensor | None,
+        metadata: Any,
+        out_THE: Tensor,
     ) -> None:
-        """Store keys and values in `layer`'s cache, then fill `out_THE`."""
+        """Store keys and values in `layer`'s cache, then fill `out_THE`. No values: they are parts of keys."""
         ...

@@ -34,21 +34,31 @@ class Attention(nn.Module):
         *,
         name: str,
         sliding_window: int = 0,
+        is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks: Tensor | None = None,
         value_dim: int | None = None,
+        values_in_keys: bool = False,
     ) -> None:
+        """`values_in_keys`: a value is the first `value_dim` numbers of its key, and no value is given or kept.
+
+        `is_chunked`: the window does not slide. A token sees, up to itself, its own chunk of `sliding_window` tokens.
+        """
         super().__init__()
         if num_heads % num_kv_heads:
             raise ValueError(f"{name}: num_heads={num_heads} is no multiple of num_kv_heads={num_kv_heads}")
+        if values_in_keys and not 1 <= (value_dim or head_dim) <= head_dim:
+            raise ValueError(f"{name}: value_dim={value_dim} is no part of keys of {head_dim}")
         self.name = name
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.value_dim = head_dim if value_dim is None else value_dim
+        self.values_in_keys = values_in_keys
         self.scale = scale
         # tokens that a token sees, itself included; 0 means all
         self.sliding_window = sliding_window
+        self.is_chunked = is_chunked and sliding_window > 0
         self.soft_cap = soft_cap
         self.sinks = sinks
         # the type that the model is built in
@@ -68,10 +78,11 @@ class Attention(nn.Module):
             name=self.name,
             num_kv_heads=self.num_kv_heads,
             key_dim=self.head_dim,
-            value_dim=self.value_dim,
+            value_dim=0 if self.values_in_keys else self.value_dim,
             bytes_per_element=self.cache_dtype.itemsize,
-            scale_bytes=2 * SCALE_BYTES if has_scales(self.cache_dtype) else 0,
+            scale_bytes=(1 if self.values_in_keys else 2) * SCALE_BYTES if has_scales(self.cache_dtype) else 0,
             sliding_window=self.sliding_window,
+            is_chunked=self.is_chunked,
         )
 
     def attention_spec(self, block_size: int, device_type: str) -> AttentionSpec:
@@ -86,13 +97,21 @@ class Attention(nn.Module):
             device_type=device_type,
             cache_dtype=self.cache_dtype,
             sliding_window=self.sliding_window,
+            is_chunked=self.is_chunked,
             soft_cap=self.soft_cap,
             has_sinks=self.sinks is not None,
+            values_in_keys=self.values_in_keys,
         )
 
     def bind(self, group: int, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Its cache, [num_blocks, num_kv_heads, block_size, dim], and the index of its group's metadata."""
-        for cache, dim in ((k_cache, self.head_dim), (v_cache, self.value_dim)):
+        """Its cache, [num_blocks, num_kv_heads, block_size, dim], and the index of its group's metadata.
+
+        That of values is that of keys where values are parts of keys.
+        """
+        if (v_cache is k_cache) is not self.values_in_keys:
+            raise ValueError(f"{self.name}: one cache for keys and values goes with values_in_keys alone")
+        value_row = self.head_dim if self.values_in_keys else self.value_dim
+        for cache, dim in ((k_cache, self.head_dim), (v_cache, value_row)):
             width = row_elements(dim, self.cache_dtype)
             if cache.ndim != 4 or cache.shape[1] != self.num_kv_heads or cache.shape[3] != width:
                 raise ValueError(f"{self.name}: cache {tuple(cache.shape)} is not [*, {self.num_kv_heads}, *, {width}]")
@@ -102,17 +121,18 @@ class Attention(nn.Module):
         self.k_cache = k_cache
         self.v_cache = v_cache
 
-    def forward(self, query_TF: Tensor, key_TF: Tensor, value_TF: Tensor) -> Tensor:
-        """Heads flattened in and out: [T, H*D], [T, K*D], [T, K*E] -> [T, H*E]."""
+    def forward(self, query_TF: Tensor, key_TF: Tensor, value_TF: Tensor | None = None) -> Tensor:
+        """Heads flattened in and out: [T, H*D], [T, K*D], [T, K*E] -> [T, H*E]. No values where they are in keys."""
         query_THD = query_TF.view(-1, self.num_heads, self.head_dim)
         key_TKD = key_TF.view(-1, self.num_kv_heads, self.head_dim)
-        value_TKE = value_TF.view(-1, self.num_kv_heads, self.value_dim)
+        value_TKE = None if value_TF is None else value_TF.view(-1, self.num_kv_heads, self.value_dim)
         out_THE = query_TF.new_empty((query_THD.shape[0], self.num_heads, self.value_dim))
         _operator(query_THD, key_TKD, value_TKE, out_THE, self.index)
         return out_THE.view(-1, self.num_heads * self.value_dim)
 
     def extra_repr(self) -> str:
-        window = f", sliding_window={self.sliding_window}" if self.sliding_window else ""
+        kind = "chunks of " if self.is_chunked else "sliding_window="
+        window = f", {kind}{self.sliding_window}" if self.sliding_window else ""
         return f"{self.num_heads} heads over {self.num_kv_heads} of {self.head_dim}{window}"
 
 
@@ -135,7 +155,7 @@ def _number(layer: Attention) -> int:
     return index
 
 
-def _attention(query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, out_THE: Tensor, layer_index: int) -> None:
+def _attention(query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor | None, out_THE: Tensor, layer_index: int) -> None:
     layer = _layers[layer_index]
     context = current_forward_context()
     if context.is_profiling:
@@ -149,7 +169,7 @@ def _attention(query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, out_THE: T
 # Library.define/impl costs 1.6 us a call, torch.library.custom_op 8 us; the number is symbolic, so that layers which
 # are compiled one by one share one artefact.
 _library = torch.library.Library("quire", "FRAGMENT")
-_library.define("attention(Tensor query, Tensor key, Tensor value, Tensor(a!) out, SymInt layer) -> ()")
+_library.define("attention(Tensor query, Tensor key, Tensor? value, Tensor(a!) out, SymInt layer) -> ()")
 _library.impl("attention", _attention, "CompositeExplicitAutograd")
 torch.library.register_fake("quire::attention", lambda query, key, value, out, layer: None, lib=_library)
 # Bound once: looking an operator up costs more than calling it.

@@ -35,7 +35,7 @@ class PagedAttention:
         layer: Attention,
         query_THD: Tensor,
         key_TKD: Tensor,
-        value_TKE: Tensor,
+        value_TKE: Tensor | None,
         metadata: AttentionBatch,
         out_THE: Tensor,
     ) -> None:
@@ -52,6 +52,7 @@ class PagedAttention:
             out_THE,
             scale=layer.scale,
             sliding_window=layer.sliding_window,
+            is_chunked=layer.is_chunked,
             soft_cap=layer.soft_cap,
             sinks_H=layer.sinks,
         )

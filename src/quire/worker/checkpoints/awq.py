@@ -7,6 +7,7 @@ A weight is scales * (code - zero). Each word holds eight outputs, the even ones
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,7 +38,10 @@ class AWQFormat:
     def is_quantized(self, module: StoredModule) -> bool:
         return "qweight" in module.leaves
 
-    def weight(self, module: StoredModule) -> QuantizedWeight:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, QuantizedWeight]]:
+        yield f"{module.name}.weight", self._weight(module)
+
+    def _weight(self, module: StoredModule) -> QuantizedWeight:
         qweight, qzeros, scales = module.get("qweight"), module.get("qzeros"), module.get("scales")
         module.check(qweight.dtype == torch.int32 and qweight.ndim == 2, "qweight", qweight, "int32 [inputs, words]")
         num_inputs, num_outputs = qweight.shape[0], qweight.shape[1] * per_word(_BITS)

@@ -11,6 +11,7 @@ What is stored tells which of them a layer has; config.json says how many bits, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -67,7 +68,10 @@ class CompressedTensorsFormat:
     def is_quantized(self, module: StoredModule) -> bool:
         return "weight_packed" in module.leaves or {"weight", "weight_scale"} <= module.leaves.keys()
 
-    def weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+        yield f"{module.name}.weight", self._weight(module)
+
+    def _weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
         group = self._group_of(module.name)
         weights = group.get("weights") or {}
         bits, rounds_inputs = weights.get("num_bits", 8), bool(group.get("input_activations"))

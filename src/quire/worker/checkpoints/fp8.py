@@ -8,6 +8,7 @@ are what a stored number is multiplied by.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,7 +38,10 @@ class FP8Format:
     def is_quantized(self, module: StoredModule) -> bool:
         return "weight" in module.leaves and any(leaf in module.leaves for leaf in _SCALES)
 
-    def weight(self, module: StoredModule) -> Tensor:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor]]:
+        yield f"{module.name}.weight", self._weight(module)
+
+    def _weight(self, module: StoredModule) -> Tensor:
         weight = module.get("weight")
         scale = module.get(next(leaf for leaf in _SCALES if leaf in module.leaves))
         self._num_converted += 1

@@ -157,7 +157,7 @@ def _quantized(file: BinaryIO, tensor: GGUFTensor) -> QuantizedWeight:
 
     _decode_rows(file, tensor, decode)
     # As everywhere where such files are run on CPUs, inputs are rounded to 8 bits on the way.
-    bits = 4 if values.dtype == torch.uint8 else 8
+    bits = 4 if like.are_floats or values.dtype == torch.uint8 else 8
     return QuantizedWeight(values, scales, offsets, bits=bits, weight_only=False)
 
 

@@ -5,8 +5,8 @@ A block holds 32 or 256 weights: their codes, and one or several scales. Each fu
 
     w = scales * codes + offsets
 
-are the numbers of the format, to the last bit in float32. Codes of 4 bits are 0 to 15 with groups of 32; all others
-become 8-bit numbers, with groups of 16 or 32.
+are the numbers of the format, to the last bit in float32. Codes of 4 bits are 0 to 15 with groups of 32, or twice the
+values of 4-bit floats; all others become 8-bit numbers, with groups of 16 or 32.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from torch import Tensor
 
 
 class Blocks(NamedTuple):
-    """Codes are uint8 (4 bits) or int8."""
+    """Codes are uint8 (4 bits) or int8 (8 bits; or twice the values of 4-bit floats)."""
 
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None = None
+    are_floats: bool = False
 
 
 Decode: TypeAlias = Callable[[Tensor], Blocks]
@@ -138,7 +139,7 @@ def iq4_xs(blocks: Tensor) -> Blocks:
 def mxfp4(blocks: Tensor) -> Blocks:
     """The scale is a power of two; half of it, as the numbers in the table are doubled."""
     scale = torch.ldexp(torch.ones(blocks.shape[0], 1), blocks[:, :1].to(torch.int32) - 128)
-    return Blocks(_looked_up(_E2M1, _low_then_high(blocks[:, 1:])), scale)
+    return Blocks(_looked_up(_E2M1, _low_then_high(blocks[:, 1:])), scale, are_floats=True)
 
 
 def _looked_up(table: tuple[int, ...], codes: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ shapes, so overrides for single modules need no look at config.json.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,7 +49,10 @@ class GPTQFormat:
     def is_quantized(self, module: StoredModule) -> bool:
         return "qweight" in module.leaves
 
-    def weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+        yield f"{module.name}.weight", self._weight(module)
+
+    def _weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
         qweight, qzeros, scales = module.get("qweight"), module.get("qzeros"), module.get("scales")
         bits = self._bits(module, qzeros, scales)
         module.check(qweight.dtype == torch.int32 and qweight.ndim == 2, "qweight", qweight, "int32 [inputs, outputs]")

@@ -36,8 +36,8 @@ class StoredFormat(Protocol):
         """Whether this module's weight is stored in this format."""
         ...
 
-    def weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
-        """The weight of a module that is."""
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+        """What a module that is stands for, under the names of a plain checkpoint: most have one weight."""
         ...
 
     def remarks(self) -> list[str]:
@@ -71,7 +71,7 @@ class QuantizedFiles:
     def _of_module(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         is_quantized = self._format.is_quantized(module)
         if is_quantized:
-            yield f"{module.name}.weight", self._format.weight(module)
+            yield from self._format.weights(module)
         for leaf, name in module.leaves.items():
             if leaf not in self._format.ignored and not (is_quantized and leaf in self._format.leaves):
                 yield name, module.get(leaf)
@@ -96,4 +96,8 @@ def format_of(declared: dict[str, Any], dtype: torch.dtype) -> StoredFormat:
         from quire.worker.checkpoints.fp8 import FP8Format
 
         return FP8Format(declared, dtype)
+    if method == "mxfp4":
+        from quire.worker.checkpoints.mxfp4 import MXFP4Format
+
+        return MXFP4Format()
     raise unsupported("quant_method", declared.get("quant_method"), [name for name in FORMATS if name != "gguf"])

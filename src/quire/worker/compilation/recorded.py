@@ -7,7 +7,8 @@ operator by operator. Between two steps of a program lies a barrier of a microse
 Python, and neighbours that treat every token by itself (norms, rotary positions, gates, the KV write) run together
 while a token is in the cache: this is how Quire fuses on a CPU, and why model code needs no fused operators.
 
-What changes from step to step is copied into buffers that stay where they are: token ids, positions, block tables.
+What changes from step to step is copied into buffers that stay where they are: token ids, positions, block tables,
+slots of adapters.
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ def _layer_norm(
     return operators.layer_norm(x, weight, bias, eps)
 
 
+def _join(tensors: list[Tensor], dim: int = 0) -> Tensor:
+    if len(tensors) != 2 or dim not in (-1, tensors[0].ndim - 1):
+        raise CannotRecordError("other tensors side by side than two rows")
+    return operators.join(*tensors)
+
+
 def _embedding(weight: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
     return operators.look_up(weight, ids)
 
@@ -93,6 +100,7 @@ _TWINS: dict[Any, Callable[..., Any]] = {
     _aten.gelu.default: _gelu,
     _aten.layer_norm.default: _layer_norm,
     _aten.embedding.default: _embedding,
+    _aten.cat.default: _join,
     _aten.new_empty.default: _new_empty,
 }
 
@@ -132,6 +140,7 @@ class RecordedForward:
         self._max_tokens = max_tokens
         self._input_ids = np.zeros(max_tokens, dtype=np.int64)
         self._positions = np.zeros(max_tokens, dtype=np.int64)
+        self._adapter_slots = np.full(max_tokens, -1, dtype=np.int32)
         groups = sorted({layer.group for layer in attention_layers(model).values()})
         self._groups = {group: _GroupBuffers(max_tokens, max_sequences, blocks_per_row) for group in groups}
         self._program = Program()
@@ -143,7 +152,7 @@ class RecordedForward:
         for group, buffers in self._groups.items():
             metadata[group] = buffers.batch
         inputs = torch.from_numpy(self._input_ids), torch.from_numpy(self._positions)
-        context = ForwardContext(tuple(metadata))
+        context = ForwardContext(tuple(metadata), adapter_slots=torch.from_numpy(self._adapter_slots))
         with forward_context(context), self._program.recording(self._max_tokens), _OnlyRecorded():
             hidden: Tensor = self._forward(*inputs)
         if hidden.shape[0] != self._max_tokens or not hidden.is_contiguous():
@@ -164,6 +173,8 @@ class RecordedForward:
             return hidden
         self._input_ids[:num_tokens] = input_ids.numpy()
         self._positions[:num_tokens] = positions.numpy()
+        slots = context.adapter_slots
+        self._adapter_slots[:num_tokens] = -1 if slots is None else slots.numpy()
         num_sequences = 0
         for group, buffers in self._groups.items():
             if context.is_profiling:

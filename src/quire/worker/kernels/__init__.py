@@ -11,15 +11,19 @@ Shape suffixes used in `kernels`, innermost dimension last:
     D  head dimension (that of values may differ: E)            N  blocks of the cache, or pairs of blocks
     B  places in a block                                        I  width of the feed-forward layer
     R  rotary dimension                                         P  positions in a table
+    L  slots for adapters                                       G  greatest rank of an adapter
     X  experts of a layer                                       K  experts of a token, where there are some
 """
 
+from quire.worker.kernels.adapters import add_adapters
 from quire.worker.kernels.attention import copy_blocks, move_blocks, paged_attention, write_kv
 from quire.worker.kernels.experts import grouped_linear, route_tokens, weigh_experts
 from quire.worker.kernels.fused import (
     activate,
     add,
     add_rms_norm,
+    clamped_swiglu,
+    join,
     layer_norm,
     look_up,
     multiply,
@@ -28,6 +32,7 @@ from quire.worker.kernels.fused import (
     silu_and_mul,
 )
 from quire.worker.kernels.linear import pack_quantized, pack_weight, packed_linear, packed_rows, unpack_weight
+from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
 from quire.worker.kernels.sampling import (
     apply_bitmask,
     best_tokens,
@@ -40,13 +45,18 @@ from quire.worker.kernels.sampling import (
 __all__ = [
     "activate",
     "add",
+    "add_adapters",
     "add_rms_norm",
     "apply_bitmask",
     "best_tokens",
+    "causal_conv",
     "choose_tokens",
+    "clamped_swiglu",
     "copy_blocks",
+    "gated_delta_rule",
     "gather_logits",
     "grouped_linear",
+    "join",
     "layer_norm",
     "look_up",
     "move_blocks",
@@ -61,6 +71,7 @@ __all__ = [
     "rotary_embedding",
     "route_tokens",
     "silu_and_mul",
+    "ssd_scan",
     "token_logprobs",
     "unpack_weight",
     "weigh_experts",

@@ -9,8 +9,11 @@ from torch import Tensor
 from quire.worker.kernels import operators
 
 
-def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
-    """Store keys and values of the step in the cache; slot = block * block_size + place, negative slots are skipped."""
+def write_kv(key_TKD: Tensor, value_TKE: Tensor | None, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
+    """Store keys and values of the step in the cache; slot = block * block_size + place, negative slots are skipped.
+
+    Without values, which are the beginnings of keys then, only keys are stored.
+    """
     operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T)
 
 
@@ -25,6 +28,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int = 0,
+    is_chunked: bool = False,
     soft_cap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> None:
@@ -40,6 +44,7 @@ def paged_attention(
         sinks_H,
         scale,
         sliding_window,
+        is_chunked,
         soft_cap,
     )
 

@@ -22,12 +22,22 @@ def route_tokens(
     return operators.route_tokens(logits_TX, bias_X, top_k, is_sigmoid, is_normalised, num_groups, top_groups, scale)
 
 
-def grouped_linear(x: Tensor, ids_TK: Tensor, packed: list[Tensor], bias_XN: Tensor | None, num_rows: int) -> Tensor:
-    """[T, K, num_rows]: rows of tokens, [T, C] or [T, K, C], times the packed weights of their experts.
+def grouped_linear(
+    x: Tensor,
+    ids_TK: Tensor | None,
+    packed: list[Tensor],
+    biases: list[Tensor],
+    num_rows: int,
+    counts_X: Tensor | None = None,
+) -> Tensor:
+    """[T, K, num_rows]: rows of tokens, [T, C] or [T, K, C], times the packed weights of their experts. `biases`: one
+    for each of them, or none. `counts`, int64, grows by the rows of each expert.
+
+    Without ids row k of each token goes to weight k.
 
     A row gives the same bits whatever other rows there are, and whoever else is sent to its expert.
     """
-    return operators.grouped_linear(x, ids_TK, packed, bias_XN, num_rows)
+    return operators.grouped_linear(x, ids_TK, packed, biases, num_rows, counts_X)
 
 
 def weigh_experts(x_TKN: Tensor, weights_TK: Tensor) -> Tensor:

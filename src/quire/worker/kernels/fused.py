@@ -22,14 +22,30 @@ def silu_and_mul(x_T2I: Tensor) -> Tensor:
     return operators.silu_and_mul(x_T2I)
 
 
-def rotary_embedding(positions_T: Tensor, query_THD: Tensor, key_TKD: Tensor, cos_sin_cache_PR: Tensor) -> None:
+def clamped_swiglu(x_T2I: Tensor, alpha: float, limit: float) -> Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1) of the halves of the last dimension, both bounded by `limit`."""
+    return operators.clamped_swiglu(x_T2I, alpha, limit)
+
+
+def rotary_embedding(
+    positions_T: Tensor,
+    query_THD: Tensor,
+    key_TKD: Tensor,
+    cos_sin_cache_PR: Tensor,
+    is_interleaved: bool = False,
+) -> None:
     """Turn the first R dimensions of each head by the angles of the token's position, in place."""
-    operators.rotary_embedding(positions_T, query_THD, key_TKD, cos_sin_cache_PR)
+    operators.rotary_embedding(positions_T, query_THD, key_TKD, cos_sin_cache_PR, is_interleaved)
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, of one shape and type."""
     return operators.add(x, y)
+
+
+def join(x: Tensor, y: Tensor) -> Tensor:
+    """Rows of x and y side by side: tensors that are alike but for their last dimension."""
+    return operators.join(x, y)
 
 
 def look_up(table: Tensor, ids_T: Tensor) -> Tensor:

@@ -18,14 +18,16 @@ from torch import Tensor
 from quire.worker.kernels import reference
 
 _SCHEMAS = {
-    "write_kv": "(Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
+    "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-    "Tensor query_starts, Tensor(a!) out, Tensor? sinks, float scale, int sliding_window, float soft_cap) -> ()",
+    "Tensor query_starts, Tensor(a!) out, Tensor? sinks, float scale, int sliding_window, bool is_chunked, "
+    "float soft_cap) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
     "silu_and_mul": "(Tensor x) -> Tensor",
+    "clamped_swiglu": "(Tensor x, float alpha, float limit) -> Tensor",
     "add": "(Tensor x, Tensor y) -> Tensor",
     "multiply": "(Tensor x, Tensor y) -> Tensor",
     "activate": "(Tensor x, int kind) -> Tensor",
@@ -39,9 +41,19 @@ _SCHEMAS = {
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
-    "grouped_linear": "(Tensor x, Tensor ids, Tensor[] packed, Tensor? bias, SymInt num_rows) -> Tensor",
+    "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
+    "Tensor(a!)? counts) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
-    "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache) -> ()",
+    "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) window, Tensor query_starts, Tensor num_kept, "
+    "Tensor num_read, Tensor(b!) out, bool has_silu) -> ()",
+    "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, "
+    "Tensor(a!) state, Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
+    "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, Tensor(a!) state, "
+    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out, float least_dt, float most_dt) -> ()",
+    "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
+    "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
+    "bool is_interleaved) -> ()",
+    "join": "(Tensor x, Tensor y) -> Tensor",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor uniform) -> (Tensor, Tensor)",
@@ -78,6 +90,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight, eps: _contiguous_like(x),
     "add_rms_norm": lambda x, residual, weight, eps: (_contiguous_like(x), _contiguous_like(x)),
     "silu_and_mul": lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
+    "clamped_swiglu": lambda x, alpha, limit: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
     "add": lambda x, y: _contiguous_like(x),
     "multiply": lambda x, y: _contiguous_like(x),
     "activate": lambda x, kind: _contiguous_like(x),
@@ -88,7 +101,10 @@ _SHAPES: dict[str, Callable[..., Any]] = {
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
-    "grouped_linear": lambda x, ids, packed, bias, num_rows: x.new_empty((*ids.shape, num_rows)),
+    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty(
+        (*(x.shape[:2] if ids is None else ids.shape), num_rows)
+    ),
+    "join": lambda x, y: x.new_empty((*x.shape[:-1], x.shape[-1] + y.shape[-1])),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
     "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
@@ -113,7 +129,7 @@ def _first_call(name: str) -> Callable[..., Any]:
             # Imported here: building and loading is nothing that `import quire.worker.kernels` should pay for.
             from quire.worker.kernels import cpu
 
-            if cpu.load():
+            if cpu.load() and torch._C._dispatch_has_kernel_for_dispatch_key(f"quire::{name}", "CPU"):
                 return globals()[name](*arguments)
         return specification(*arguments)
 
@@ -137,6 +153,7 @@ move_blocks = torch.ops.quire.move_blocks.default
 rms_norm = torch.ops.quire.rms_norm.default
 add_rms_norm = torch.ops.quire.add_rms_norm.default
 silu_and_mul = torch.ops.quire.silu_and_mul.default
+clamped_swiglu = torch.ops.quire.clamped_swiglu.default
 rotary_embedding = torch.ops.quire.rotary_embedding.default
 pack_weight = torch.ops.quire.pack_weight.default
 pack_quantized = torch.ops.quire.pack_quantized.default
@@ -146,11 +163,16 @@ packed_rows = torch.ops.quire.packed_rows.default
 route_tokens = torch.ops.quire.route_tokens.default
 grouped_linear = torch.ops.quire.grouped_linear.default
 weigh_experts = torch.ops.quire.weigh_experts.default
+causal_conv = torch.ops.quire.causal_conv.default
+gated_delta_rule = torch.ops.quire.gated_delta_rule.default
+ssd_scan = torch.ops.quire.ssd_scan.default
+add_adapters = torch.ops.quire.add_adapters.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
 activate = torch.ops.quire.activate.default
 layer_norm = torch.ops.quire.layer_norm.default
 look_up = torch.ops.quire.look_up.default
+join = torch.ops.quire.join.default
 new_rows = torch.ops.quire.new_rows.default
 best_tokens = torch.ops.quire.best_tokens.default
 choose_tokens = torch.ops.quire.choose_tokens.default

@@ -1,8 +1,9 @@
 """Layers that models are written with."""
 
-from quire.worker.layers.activation import GatedActivation, activation
+from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activation
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
+from quire.worker.layers.latent import LatentProjection
 from quire.worker.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -12,14 +13,19 @@ from quire.worker.layers.linear import (
 )
 from quire.worker.layers.norm import LayerNorm, RMSNorm
 from quire.worker.layers.parameter import load_weight, make_parameter
+from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, StateSpaceScan
 from quire.worker.layers.rotary import RotaryEmbedding
 from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
 
 __all__ = [
+    "CausalConv",
+    "ClampedSwiGLU",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",
+    "GatedDeltaRule",
     "LMHead",
+    "LatentProjection",
     "LayerNorm",
     "MergedColumnParallelLinear",
     "QKVParallelLinear",
@@ -28,6 +34,7 @@ __all__ = [
     "RotaryEmbedding",
     "Routing",
     "RowParallelLinear",
+    "StateSpaceScan",
     "TensorParallelGroup",
     "VocabEmbedding",
     "activation",

@@ -68,3 +68,18 @@ class GatedActivation(nn.Module):
             return source.silu_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate) * up
+
+
+class ClampedSwiGLU(nn.Module):
+    """gate * sigmoid(alpha * gate) * (up + 1), both halves bounded: what gpt-oss has in place of SiLU."""
+
+    def __init__(self, alpha: float, limit: float) -> None:
+        super().__init__()
+        if limit <= 0:
+            raise ModelError(f"config.json: swiglu_limit={limit} must be above 0. Correct config.json.")
+        self.alpha = alpha
+        self.limit = limit
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        source = reference if torch.compiler.is_compiling() else kernels
+        return source.clamped_swiglu(gate_up, self.alpha, self.limit)

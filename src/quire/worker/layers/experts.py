@@ -2,7 +2,9 @@
 
     x [T, H] --- gate ---> logits [T, X] --- route ---> weights, ids [T, K]
       |                                                       |
-      +-- gate_up of its K experts --> act --> down --> weighted sum [T, H]
+      +-- gate_up of its K experts --> act --> down --> weighted sum --- + ---> [T, H]
+      |                                                                  |
+      +-- shared expert, for every token (may be absent; may be weighed by a gate of its own)
 
 An expert is two linear layers with the names that checkpoints use, so that loading, quantising and packing treat it as
 any other. Owns the order of the operations; which rows meet which weight is a kernel's business (`grouped_linear`).
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,11 +23,12 @@ from quire.errors import ModelError
 from quire.worker import kernels
 from quire.worker.layers.activation import GatedActivation
 from quire.worker.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from quire.worker.layers.parameter import make_parameter
 from quire.worker.layers.tensor_parallel import current_group
 
 # of a layer; a larger number comes from a config.json that is broken
 MOST_EXPERTS = 4096
+# each is a line of /metrics
+MOST_STATISTICS = 1024
 
 
 @dataclass(frozen=True)
@@ -39,28 +43,36 @@ class Routing:
     scale: float = 1.0
 
 
-class Router(ReplicatedLinear):
-    """A score for each expert. Its weight is never quantised: it is small, and an error sends a token elsewhere."""
+class Gate(ReplicatedLinear):
+    """Scores of experts. Its weight is never quantised: it is small, and an error sends a token elsewhere."""
 
     is_kept_as_float = True
 
+
+class Router(Gate):
+    """A score for each expert."""
+
     def __init__(self, hidden_size: int, num_experts: int, *, bias: bool = False, has_correction: bool = False) -> None:
-        """`has_correction`: a bias of the choice alone, which checkpoints call e_score_correction_bias."""
+        """`has_correction`: a bias of the choice alone, in float32, which checkpoints call e_score_correction_bias."""
         super().__init__(hidden_size, num_experts, bias=bias)
-        self.e_score_correction_bias = make_parameter(num_experts) if has_correction else None
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if has_correction:
+            self.e_score_correction_bias = nn.Parameter(
+                torch.empty(num_experts, dtype=torch.float32), requires_grad=False
+            )
 
 
 class Expert(nn.Module):
     """One feed-forward layer. Computed by `Experts`, never by itself."""
 
-    def __init__(self, hidden_size: int, inner_size: int) -> None:
+    def __init__(self, hidden_size: int, inner_size: int, *, bias: bool) -> None:
         super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=False)
-        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=False)
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias=bias)
+        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias=bias)
 
 
 class Experts(nn.Module):
-    """The layer: `gate` and `experts`, as in checkpoints."""
+    """The layer: `gate` and `experts`, as in checkpoints; beside them `shared_expert`, if there is one."""
 
     def __init__(
         self,
@@ -68,10 +80,16 @@ class Experts(nn.Module):
         inner_size: int,
         num_experts: int,
         routing: Routing,
-        activation: str,
+        activation: str | nn.Module,
         *,
+        bias: bool = False,
         has_correction: bool = False,
+        shared: nn.Module | None = None,
+        has_shared_gate: bool = False,
     ) -> None:
+        """`activation`: the name of that of the gate, or a module from [gate | up] to their product. `bias`: of the
+        router and of all experts. `shared`: a feed-forward layer that computes every token, weighed by the sigmoid of a
+        score of its own if `has_shared_gate`."""
         super().__init__()
         if not 1 <= routing.top_k <= num_experts <= MOST_EXPERTS:
             raise ModelError(
@@ -80,13 +98,36 @@ class Experts(nn.Module):
             )
         self.group = current_group()
         self.routing = routing
-        self.gate = Router(hidden_size, num_experts, has_correction=has_correction)
-        self.experts = nn.ModuleList(Expert(hidden_size, inner_size) for _ in range(num_experts))
-        self.act = GatedActivation(activation)
+        self.gate = Router(hidden_size, num_experts, bias=bias, has_correction=has_correction)
+        self.experts = nn.ModuleList(Expert(hidden_size, inner_size, bias=bias) for _ in range(num_experts))
+        self.act = GatedActivation(activation) if isinstance(activation, str) else activation
+        # Tokens that each expert has computed. No buffer: it belongs to a run, and to no file.
+        self.num_tokens_X = torch.zeros(num_experts, dtype=torch.int64)
+        self.shared_expert = shared
+        self.shared_expert_gate = Gate(hidden_size, 1, bias=False) if has_shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
+        out = self._routed(x)
+        if self.shared_expert is None:
+            return out
+        shared: Tensor = self.shared_expert(x)
+        if self.shared_expert_gate is not None:
+            # a choice of one among one, not normalised: its weight is the sigmoid
+            weights, _ = kernels.route_tokens(
+                self.shared_expert_gate(x), None, top_k=1, is_sigmoid=True, is_normalised=False
+            )
+            shared = kernels.weigh_experts(shared.unsqueeze(1), weights)
+        return out + shared
+
+    def _routed(self, x: Tensor) -> Tensor:
+        weights, ids = self._route(x)
+        out = kernels.weigh_experts(self._outputs(x, ids), weights)
+        return out if self.group.size == 1 else self.group.all_reduce(out)
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, ids) of each token's experts."""
         routing = self.routing
-        weights, ids = kernels.route_tokens(
+        return kernels.route_tokens(
             self.gate(x),
             self.gate.e_score_correction_bias,
             top_k=routing.top_k,
@@ -96,9 +137,14 @@ class Experts(nn.Module):
             top_groups=routing.top_groups,
             scale=routing.scale,
         )
-        inner = self.act(_products(x, ids, [expert.gate_up_proj for expert in self._each()]))
-        out = kernels.weigh_experts(_products(inner, ids, [expert.down_proj for expert in self._each()]), weights)
-        return out if self.group.size == 1 else self.group.all_reduce(out)
+
+    def _outputs(self, x: Tensor, ids: Tensor) -> Tensor:
+        """[T, K, H]: what each of a token's experts makes of it."""
+        first = [expert.gate_up_proj for expert in self._each()]
+        inner = self.act(_products(x, ids, first, counts_X=self.num_tokens_X))
+        # what all ranks sum gets its bias from one of them
+        has_bias = self.group.rank == 0
+        return _products(inner, ids, [expert.down_proj for expert in self._each()], has_bias=has_bias)
 
     def _each(self) -> Iterable[Expert]:
         return self.experts
@@ -107,17 +153,61 @@ class Experts(nn.Module):
         return f"{len(self.experts)} experts, {self.routing.top_k} for a token"
 
 
-def _products(x: Tensor, ids_TK: Tensor, layers: list[ReplicatedLinear]) -> Tensor:
-    """[T, K, outputs] of the layers that each token asks."""
+def expert_tokens(model: nn.Module) -> dict[str, int]:
+    """Statistics `expert_LAYER_NUMBER_tokens_total`; where they would be too many, sums over layers (LAYER: `all`)."""
+    layers = _by_number(model)
+    if sum(len(layer.experts) for layer in layers.values()) <= MOST_STATISTICS:
+        counts = {str(number): layer.num_tokens_X.tolist() for number, layer in layers.items()}
+    else:
+        most = max(len(layer.experts) for layer in layers.values())
+        total = torch.zeros(most, dtype=torch.int64)
+        for layer in layers.values():
+            total[: len(layer.experts)] += layer.num_tokens_X.cpu()
+        counts = {"all": total.tolist()}
+    return {
+        f"expert_{layer}_{expert}_tokens_total": count
+        for layer, of_layer in counts.items()
+        for expert, count in enumerate(of_layer)
+    }
+
+
+def forget_expert_tokens(model: nn.Module) -> None:
+    """What was computed to measure is nobody's token."""
+    for layer in _by_number(model).values():
+        layer.num_tokens_X.zero_()
+
+
+def _by_number(model: nn.Module) -> dict[int, Experts]:
+    """By the number of the layer that each is a part of, which stands in its name."""
+    found: dict[int, Experts] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Experts):
+            number = next((int(part) for part in name.split(".") if part.isdigit()), len(found))
+            found[number] = module
+    return found
+
+
+def _products(
+    x: Tensor,
+    ids_TK: Tensor,
+    layers: list[ReplicatedLinear],
+    *,
+    has_bias: bool = True,
+    counts_X: Tensor | None = None,
+) -> Tensor:
+    """[T, K, outputs] of the layers that each token asks; `counts` as in the kernel."""
     num_rows = layers[0].out_features
+    biases = [layer.bias for layer in layers if has_bias and layer.bias is not None]
     packed = [layer.packed for layer in layers if layer.packed is not None]
     if len(packed) == len(layers):
-        return kernels.grouped_linear(x, ids_TK, packed, None, num_rows)
+        return kernels.grouped_linear(x, ids_TK, packed, biases, num_rows, counts_X)
     # weights as they were loaded: a device without kernels of Quire's
     num_tokens, top_k = ids_TK.shape
     rows = x.unsqueeze(1).expand(num_tokens, top_k, x.shape[-1]) if x.ndim == 2 else x
     out = x.new_empty((num_tokens, top_k, num_rows))
     for number in ids_TK.unique().tolist():
         of_expert = ids_TK == number
-        out[of_expert] = F.linear(rows[of_expert], layers[number].weight)
+        if counts_X is not None:
+            counts_X[number] += of_expert.sum()
+        out[of_expert] = F.linear(rows[of_expert], layers[number].weight, biases[number] if biases else None)
     return out

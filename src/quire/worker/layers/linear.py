@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from quire.worker.layers.adapters import NO_ADAPTERS, Adds
 from quire.worker.layers.packing import multiply, pack
 from quire.worker.layers.parameter import Part, make_parameter
 from quire.worker.layers.tensor_parallel import current_group
@@ -21,6 +22,14 @@ from quire.worker.layers.tensor_parallel import current_group
 
 class ReplicatedLinear(nn.Module):
     """y = x @ weight.T + bias, whole on every rank."""
+
+    # what some rows get added (LoRA); a layer that takes adapters has slots of its own here
+    adapters: Adds = NO_ADAPTERS
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """Outputs of this rank, of each layer that this one is merged of."""
+        return [self.out_features]
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -50,7 +59,7 @@ class ReplicatedLinear(nn.Module):
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiply(x, self.weight, self.packed, self.bias, self.out_features)
+        return self.adapters.add(multiply(x, self.weight, self.packed, self.bias, self.out_features), x)
 
     def extra_repr(self) -> str:
         share = f"{self.group.rank + 1} of {self.group.size}"
@@ -82,6 +91,10 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         self.out_features = sum(self.sizes)
         self._create(self.out_features, in_features, bias, tuple(range(len(self.sizes))))
 
+    @property
+    def part_sizes(self) -> list[int]:
+        return self.sizes
+
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         assert isinstance(part, int), "a merged weight is loaded part by part"
         return whole.narrow(0, sum(self.sizes[:part]), self.sizes[part]), self.group.slice_of(tensor, 0)
@@ -107,6 +120,10 @@ class QKVParallelLinear(ColumnParallelLinear):
         self.sizes = [self.num_heads * head_dim, self.num_kv_heads * head_dim, self.num_kv_heads * head_dim]
         self.out_features = sum(self.sizes)
         self._create(self.out_features, in_features, bias, ("q", "k", "v"))
+
+    @property
+    def part_sizes(self) -> list[int]:
+        return self.sizes
 
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         assert part in ("q", "k", "v"), "a merged weight is loaded part by part"
@@ -141,7 +158,7 @@ class RowParallelLinear(ReplicatedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group.size == 1:
-            return multiply(x, self.weight, self.packed, self.bias, self.out_features)
+            return super().forward(x)
         total: Tensor = self.group.all_reduce(multiply(x, self.weight, self.packed, None, self.out_features))
         # once, not once a rank
         return total if self.bias is None else torch.add(total, self.bias)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from quire.worker import kernels
 from quire.worker.kernels import reference
-from quire.worker.layers.parameter import make_parameter
+from quire.worker.layers.parameter import Part, make_parameter
 
 
 class RMSNorm(nn.Module):
     """Root mean square norm of Llama and its relatives, over the last dimension."""
 
-    def __init__(self, size: int, eps: float = 1e-6) -> None:
+    def __init__(self, size: int, eps: float = 1e-6, *, is_zero_centred: bool = False) -> None:
+        """`is_zero_centred`: checkpoints hold what is to be added to one."""
         super().__init__()
-        self.weight = make_parameter(size)
+        self.weight = make_parameter(size, pick=_one_more if is_zero_centred else None)
         self.eps = eps
 
     @overload
@@ -32,6 +33,10 @@ class RMSNorm(nn.Module):
         if residual is None:
             return source.rms_norm(x, self.weight, self.eps)
         return source.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+def _one_more(whole: Tensor, weight: Any, part: Part) -> tuple[Tensor, Any]:
+    return whole, weight.float() + 1.0
 
 
 class LayerNorm(nn.Module):

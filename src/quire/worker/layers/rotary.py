@@ -23,15 +23,19 @@ class RotaryEmbedding(nn.Module):
 
     cos_sin_cache: Tensor
 
-    def __init__(self, frequencies: Tensor, max_model_len: int, scale: float = 1.0) -> None:
+    def __init__(
+        self, frequencies: Tensor, max_model_len: int, scale: float = 1.0, *, is_interleaved: bool = False
+    ) -> None:
+        """`is_interleaved`: dimension 2 i turns with 2 i + 1, not i with i + half."""
         super().__init__()
+        self.is_interleaved = is_interleaved
         positions = torch.arange(max_model_len, dtype=torch.float32, device=frequencies.device)
         angles = torch.outer(positions, frequencies)
         cache = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
         self.register_buffer("cos_sin_cache", cache.to(torch.get_default_device()), persistent=False)
 
     @classmethod
-    def from_config(cls, config: Any, max_model_len: int) -> RotaryEmbedding:
+    def from_config(cls, config: Any, max_model_len: int, *, is_interleaved: bool = False) -> RotaryEmbedding:
         parameters = rope_parameters(config)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
@@ -53,18 +57,14 @@ class RotaryEmbedding(nn.Module):
             frequencies, scale = _KINDS[kind](parameters, rotary_dim)
         except KeyError as error:
             raise ModelError(f"config.json: rope_type={kind} needs {error.args[0]} beside it.") from None
-        return cls(frequencies, max_model_len, scale)
+        return cls(frequencies, max_model_len, scale, is_interleaved=is_interleaved)
 
     def forward(self, positions_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> None:
         """In place, on flattened heads."""
-        self._turn(positions_T, query_TF, key_TF, head_dim, self.cos_sin_cache)
-
-    def _turn(self, lines_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int, cos_sin_cache: Tensor) -> None:
-        """By the angles of a line of the table for each token."""
         source = reference if torch.compiler.is_compiling() else kernels
         num_tokens = query_TF.shape[0]
-        query_THD = query_TF.view(num_tokens, -1, head_dim)
-        source.rotary_embedding(lines_T, query_THD, key_TF.view(num_tokens, -1, head_dim), cos_sin_cache)
+        query_THD, key_TKD = query_TF.view(num_tokens, -1, head_dim), key_TF.view(num_tokens, -1, head_dim)
+        source.rotary_embedding(positions_T, query_THD, key_TKD, self.cos_sin_cache, self.is_interleaved)
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
@@ -138,13 +138,15 @@ def _yarn_scale(parameters: dict[str, Any]) -> float:
     if "attention_factor" in parameters:
         return float(parameters["attention_factor"])
 
-    def magnitude(weight: float) -> float:
-        factor = parameters["factor"]
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
+    factor = parameters["factor"]
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        return magnitude(parameters["mscale"]) / magnitude(parameters["mscale_all_dim"])
-    return magnitude(1.0)
+        return yarn_magnitude(factor, parameters["mscale"]) / yarn_magnitude(factor, parameters["mscale_all_dim"])
+    return yarn_magnitude(factor, 1.0)
+
+
+def yarn_magnitude(factor: float, weight: float) -> float:
+    """What queries and keys are multiplied by where positions are stretched: attention stays sharp."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 # Within the model's own length the dynamic kind is the default one; beyond it `from_config` refuses.

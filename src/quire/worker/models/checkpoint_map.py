@@ -49,17 +49,21 @@ class CheckpointMap:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     # ends of names that are not weights: buffers that old versions wrote
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    # beginnings of names of modules that are not used
+    ignored_modules: tuple[str, ...] = ()
     # a last look at a tensor: turn it, or cut it into several
     convert: Callable[[str, Any], list[tuple[str, Any]]] = _unchanged
+    # whether it leaves the inputs of each output as they are, or does not see weights that come quantised
+    converts_quantized: bool = False
 
     @property
     def takes_quantized(self) -> bool:
-        """Whether weights come as they are used; codes cannot be turned."""
-        return self.convert is _unchanged
+        """Codes cannot be turned."""
+        return self.convert is _unchanged or self.converts_quantized
 
     def place(self, name: str, weight: Tensor | QuantizedWeight) -> Iterator[Placement]:
         """Nothing for an ignored tensor, otherwise its placements."""
-        if name.endswith(self.ignored):
+        if name.endswith(self.ignored) or name.startswith(self.ignored_modules):
             return
         for prefix, other in self.prefixes.items():
             if name.startswith(prefix):

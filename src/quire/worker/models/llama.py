@@ -25,6 +25,8 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 MakeAttention: TypeAlias = Callable[[Any, int, str, RotaryEmbedding], nn.Module]
 # (config, index of the layer) -> feed-forward module
 MakeMLP: TypeAlias = Callable[[Any, int], nn.Module]
+# config -> norm of the hidden states
+MakeNorm: TypeAlias = Callable[[Any], nn.Module]
 
 
 class LlamaAttention(nn.Module):
@@ -63,9 +65,10 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
-    def __init__(self, config: Any, *, bias: bool) -> None:
+    def __init__(self, config: Any, *, bias: bool, inner_size: int | None = None) -> None:
+        """`inner_size`: where it is not that of the configuration."""
         super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
+        size, inner = config.hidden_size, inner_size or config.intermediate_size
         self.gate_up_proj = MergedColumnParallelLinear(size, [inner, inner], bias=bias)
         self.act = GatedActivation(config.hidden_act)
         self.down_proj = RowParallelLinear(inner, size, bias=bias)
@@ -78,13 +81,17 @@ def make_mlp(config: Any, index: int) -> LlamaMLP:
     return LlamaMLP(config, bias=getattr(config, "mlp_bias", False))
 
 
+def make_norm(config: Any) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
 class LlamaDecoderLayer(nn.Module):
-    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module, make_norm: MakeNorm = make_norm) -> None:
         super().__init__()
         self.self_attn = attention
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = make_norm(config)
+        self.post_attention_layernorm = make_norm(config)
 
     def forward(self, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """`residual` is what the layers before have summed up; the last branch is still to be added to it."""
@@ -104,20 +111,24 @@ class LlamaModel(nn.Module):
         max_model_len: int,
         make_attention: MakeAttention,
         make_mlp: MakeMLP = make_mlp,
-        rotary_class: type[RotaryEmbedding] = RotaryEmbedding,
+        make_norm: MakeNorm = make_norm,
+        *,
+        is_interleaved: bool = False,
     ) -> None:
+        """`is_interleaved`: how rotary dimensions are paired (layers/rotary.py)."""
         super().__init__()
-        rotary = rotary_class.from_config(config, max_model_len)
+        rotary = RotaryEmbedding.from_config(config, max_model_len, is_interleaved=is_interleaved)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(
                 config,
                 make_attention(config, index, f"model.layers.{index}.self_attn", rotary),
                 make_mlp(config, index),
+                make_norm,
             )
             for index in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = make_norm(config)
 
     def forward(self, input_ids: Tensor, positions: Tensor, input_embeds: Tensor | None) -> Tensor:
         hidden = self.embed_tokens(input_ids) if input_embeds is None else input_embeds

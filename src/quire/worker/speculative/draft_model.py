@@ -32,6 +32,7 @@ from quire.worker.platforms import Platform
 from quire.worker.speculative.pass_runner import PassRunner, run_alone
 from quire.worker.speculative.passes import PassBuilder
 from quire.worker.speculative.proposer import FinishedStep, ProposerContext, no_drafts
+from quire.worker.state_cache import recurrent_layers
 
 _logger = logging.getLogger(__name__)
 # Vocabularies are padded to multiples of some power of two, differently by size of model.
@@ -57,6 +58,11 @@ class DraftModelProposer:
         model = load_model(
             dataclasses.replace(config, model_path=config.speculation.model_path, max_model_len=self._max_len)
         )
+        if recurrent_layers(model):
+            raise ModelError(
+                f"speculative_config: the draft {config.speculation.model_path} has recurrent layers, whose states "
+                "cannot take back what was rejected. Use a draft with attention alone, or method=ngram."
+            )
         self._model = _TargetsVocabulary(model, facts.vocab_size, target_facts.vocab_size)
         self._most_tokens = config.max_num_batched_tokens
         self._num_steps = 0

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, no_ints
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
-from quire.worker.speculative.proposer import FinishedStep, Proposer
+from quire.worker.speculative.proposer import FinishedStep, NoProposer, Proposer
 from quire.worker.step_member import StepMember
 
 _logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ class Drafting(StepMember):
     def __init__(self, table: RowTable, proposer: Proposer) -> None:
         self._table = table
         self.proposer = proposer
+        # Right drafts that a recurrent state has not absorbed are computed once more, which the core cannot foresee.
+        self._concerns_all = table.num_state_blocks > 0 and not isinstance(proposer, NoProposer)
 
     def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
         self.proposer.set_progress(scheduled.progress)
@@ -52,16 +54,17 @@ class Drafting(StepMember):
     def report(
         self, scheduled: SchedulerOutput, late: Collection[int] = (), verified: IntArray | None = None
     ) -> IntArray:
-        """Rows that had drafts, were asked for some or are late, with their numbers; `verified` as below."""
+        """Rows that had drafts, were asked for some or are late, or all of a model with states, with their numbers;
+        `verified` as below."""
         asked = scheduled.step_data.get(NUM_DRAFTS)
-        if asked is None and verified is None and not late:
+        if asked is None and verified is None and not late and not self._concerns_all:
             return _NO_REPORT
         table = self._table
         rows = scheduled.rows
         if verified is None:
             verified = np.zeros((3, table.num_rows), dtype=np.int64)
         num_drafts, num_verified, num_accepted = verified[:, rows]
-        is_concerned = num_drafts > 0
+        is_concerned = (num_drafts > 0) | self._concerns_all
         if asked is not None:
             is_concerned |= asked > 0
         if late:

@@ -1,47 +1,150 @@
-"""Who the running request comes from. Set by the gate before any endpoint runs, so no endpoint can forget it.
+"""Who the running request comes from, and whether it may enter. Set by the gate before any endpoint runs, so no
+endpoint can forget it.
 
 It is found in the context of the running task, and of tasks that were started from there. Work that no HTTP request
-stands behind (a batch in the background) is done in `acting_for(caller)`, with the caller of the request that asked
-for it.
+stands behind (a batch in the background) is done in `acting_for(caller)`.
+
+What keys, tenants and queues are, the gateway knows. The server asks a `Door` who calls, and each caller's `Admission`
+whether there is room; the ones here let everybody in.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from quire.interfaces.server.access.tenants import NOBODY, Tenant, Tenants
-from quire.interfaces.server.access.waiting_room import WaitingRoom
+from quire.interfaces.server.wire.errors import ApiError, unavailable
 from quire.messages import Tenancy
+
+# sequences and prompt tokens of one prompt
+Size = tuple[int, int]
+Header = tuple[bytes, bytes]
+# Greater numbers give way; a client's own is 0 unless it says otherwise.
+BACKGROUND_PRIORITY = 1000
+
+
+class Reservation(Protocol):
+    """The room that one accepted request takes, until `close`. Its prompts begin one by one."""
+
+    has_begun: bool
+
+    def begin(self, number: int) -> None:
+        """The prompt of this number is being computed. Only the first call counts."""
+
+    def add_tokens(self, *, num_prompt: int = 0, num_cached: int = 0) -> None: ...
+    def add_generated(self, count: int) -> None: ...
+    def close(self) -> None:
+        """All is over, or nothing will come of it. May be called again."""
+
+
+class Admission(Protocol):
+    """What one caller may have. Times are in seconds."""
+
+    @property
+    def queue_seconds(self) -> float:
+        """The longest wait before a request begins."""
+
+    @property
+    def request_seconds(self) -> float:
+        """The longest time from a request's acceptance to its end."""
+
+    @property
+    def max_sequences(self) -> int | None:
+        """At a time, of one request that could do with fewer; None: no bound."""
+
+    def check(self, num_sequences: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None:
+        """Raises 429 if so many sequences would find no place now; for endpoints, before they render."""
+
+    def check_priority(self, priority: int) -> None:
+        """Raises RequestError for one that is more important than the caller may ask for."""
+
+    def admit(self, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
+        """Places for all prompts, or 429 and nothing has changed. `is_arriving`: it waits for its own client."""
+
+    def waited_too_long(self) -> ApiError:
+        """What ends one whose time in the queue is over."""
+
+
+class _NoBound:
+    """The reservation of a request that nobody counts."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+
+    def begin(self, number: int) -> None:
+        self.has_begun = True
+
+    def add_tokens(self, *, num_prompt: int = 0, num_cached: int = 0) -> None: ...
+    def add_generated(self, count: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EverybodyMayEnter:
+    """The admission of a server without a gateway: no queue has an end, only times have."""
+
+    queue_seconds: float = 60.0
+    request_seconds: float = 600.0
+    max_sequences: int | None = None
+
+    def check(self, num_sequences: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None: ...
+    def check_priority(self, priority: int) -> None: ...
+
+    def admit(self, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
+        return _NoBound()
+
+    def waited_too_long(self) -> ApiError:
+        return unavailable(f"The request waited for {self.queue_seconds:g} s and had not begun (max_queue_seconds).")
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request comes from, and what it may use. Owns nothing: tenants and room belong to the server."""
+    """Who a request comes from, and what it may use. Owns nothing."""
 
-    tenant: Tenant = NOBODY
-    tenants: Tenants = field(default_factory=Tenants)
-    room: WaitingRoom = field(default_factory=WaitingRoom)
+    # of the tenant; what one stores is not there for another
+    name: str = ""
+    # what the engine is told of it
+    tenancy: Tenancy | None = None
+    admission: Admission = field(default_factory=EverybodyMayEnter)
     # may use the endpoints of whoever runs the server
     is_admin: bool = False
+    # nobody else uses this server, so what all do is its own
+    is_alone: bool = True
     request_id: str = ""
-    # nobody waits for the answer: clocks that end requests do not run
+    # nobody waits for the answer: it gives way to others, and clocks that end requests do not run
     is_patient: bool = False
 
+    def priority(self, asked: int | None) -> int:
+        """What a request gets that asks for this one. Raises RequestError for one that it may not have."""
+        priority = asked or 0
+        self.admission.check_priority(priority)
+        return max(priority, BACKGROUND_PRIORITY) if self.is_patient else priority
+
+
+class Door(Protocol):
+    """Tells who calls, before anything else happens."""
+
     @property
-    def tenancy(self) -> Tenancy | None:
-        """What the engine is told of the tenant."""
-        return self.tenants.tenancy(self.tenant)
+    def needs_key(self) -> bool:
+        """Of everybody."""
 
-    def check_priority(self, priority: int) -> None:
-        self.tenants.check_priority(self.tenant, priority)
+    def caller(self, headers: Iterable[Header], request_id: str, *, is_public: bool) -> Caller:
+        """Raises 401 for a key that is missing or wrong, where one is needed."""
 
-    def check_room(self, num_requests: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None:
-        """Raises 429 if so many sequences would find no place now; for endpoints, before they render."""
-        self.room.check(self.tenant, num_requests, num_tokens, num_prompts=num_prompts)
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """No keys: everybody is the same caller."""
+
+    admission: Admission = field(default_factory=EverybodyMayEnter)
+    needs_key: bool = False
+
+    def caller(self, headers: Iterable[Header], request_id: str, *, is_public: bool) -> Caller:
+        return Caller(admission=self.admission, request_id=request_id)
 
 
 def new_request_id() -> str:
@@ -53,7 +156,7 @@ _CALLER: ContextVar[Caller] = ContextVar("caller")
 
 
 def current_caller() -> Caller:
-    """Of the running request; outside of any, that of a server without tenants whose queue is empty."""
+    """Of the running request; outside of any, that of a server without a gateway."""
     return _CALLER.get(None) or Caller()
 
 
@@ -64,3 +167,30 @@ def acting_for(caller: Caller) -> Iterator[None]:
         yield
     finally:
         _CALLER.reset(token)
+
+
+# Answered without a key, and at any time.
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/version"})
+
+
+async def admins_only() -> None:
+    """For the routers of whoever runs the server: `APIRouter(dependencies=[Depends(admins_only)])`."""
+    if not current_caller().is_admin:
+        text = (
+            "Only with the administrator's key (option admin_api_key): Authorization: Bearer KEY. Where no key is set, "
+            "only from the machine itself: ask it as localhost or 127.0.0.1, and not through a proxy."
+        )
+        raise ApiError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+async def overseers_only() -> None:
+    """The same for what shows the work of all tenants: who is alone on a server sees nobody else in it."""
+    caller = current_caller()
+    if not (caller.is_alone or caller.is_admin):
+        raise ApiError(
+            403,
+            "This shows what all tenants of this server do, so it is for its administrator: with the key of "
+            "admin_api_key, or on the port of admin_port.",
+            type="permission_error",
+            code="administrators_only",
+        )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from quire.errors import EngineDeadError
 from quire.interfaces.server.access.caller import current_caller
-from quire.interfaces.server.wire.errors import ClientGoneError
+from quire.interfaces.server.wire.errors import ApiError, ClientGoneError
 
 Receive = Callable[[], Awaitable[Any]]
 _T = TypeVar("_T")
@@ -149,3 +149,13 @@ async def until_disconnect(in_flight: InFlight, receive: Receive, answer: Awaita
             return await answer
         finally:
             watcher.cancel()
+
+
+def ended_by_administrator() -> ApiError:
+    return ApiError(
+        503,
+        "The request was ended by the administrator of this server.",
+        type="server_error",
+        code="request_aborted",
+        headers={"x-should-retry": "false"},
+    )

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quire.interfaces.server.access.caller import current_caller
+from quire.interfaces.server.access.caller import Admission, Reservation, current_caller
 from quire.interfaces.server.access.in_flight import Ticket, current_ticket
-from quire.interfaces.server.access.waiting_room import Reservation, WaitingRoom
 from quire.interfaces.server.wire.errors import ApiError, idle
 
 
 @contextmanager
-def within_time(room: WaitingRoom, reservation: Reservation, *, is_arriving: bool = False) -> Iterator[None]:
+def within_time(admission: Admission, reservation: Reservation, *, is_arriving: bool = False) -> Iterator[None]:
     """Ends the running request if it has not begun in time, or is not over in time.
 
     `is_arriving`: its prompt is on the way, so only the time of the whole counts.
@@ -24,10 +23,10 @@ def within_time(room: WaitingRoom, reservation: Reservation, *, is_arriving: boo
         yield
         return
     loop = asyncio.get_running_loop()
-    too_long = _took_too_long(room.request_seconds)
-    timers = [loop.call_later(room.request_seconds, ticket.interrupt, too_long, "request_time")]
+    too_long = _took_too_long(admission.request_seconds)
+    timers = [loop.call_later(admission.request_seconds, ticket.interrupt, too_long, "request_time")]
     if not is_arriving:
-        timers.append(loop.call_later(room.queue_seconds, _end_waiting, room, reservation, ticket))
+        timers.append(loop.call_later(admission.queue_seconds, _end_waiting, admission, reservation, ticket))
     try:
         yield
     finally:
@@ -46,9 +45,9 @@ def arriving_within(seconds: float, ticket: Ticket) -> Iterator[None]:
         timer.cancel()
 
 
-def _end_waiting(room: WaitingRoom, reservation: Reservation, ticket: Ticket) -> None:
+def _end_waiting(admission: Admission, reservation: Reservation, ticket: Ticket) -> None:
     if not reservation.has_begun:
-        ticket.interrupt(room.waited_too_long(reservation), "queue_time")
+        ticket.interrupt(admission.waited_too_long(), "queue_time")
 
 
 def _took_too_long(seconds: float) -> ApiError:

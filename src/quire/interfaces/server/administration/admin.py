@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
-from quire.interfaces.server.access.access import admins_only
-from quire.interfaces.server.access.waiting_room import TenantReport
+from quire.interfaces.server.access.caller import admins_only
+from quire.interfaces.server.access.in_flight import ended_by_administrator
+from quire.interfaces.server.observing.observe_answers import ObservedMemory
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.sibling_answers import ended_by_administrator, reports_of_all
 from quire.interfaces.server.state import Readiness, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, invalid
@@ -38,13 +39,6 @@ class RequestAborted(msgspec.Struct, kw_only=True):
     object: Annotated[str, only("request.aborted")] = "request.aborted"
     request_id: str
     num_aborted: int
-
-
-class TenantList(msgspec.Struct, kw_only=True):
-    """All tenants."""
-
-    object: Annotated[str, only("list")] = "list"
-    data: list[TenantReport]
 
 
 class LogLevelRequest(msgspec.Struct, kw_only=True):
@@ -87,14 +81,6 @@ async def abort_request(request: Request, request_id: str) -> Response:
     return json_answer(RequestAborted(request_id=request_id, num_aborted=num_aborted))
 
 
-@router.get("/v1/admin/tenants", openapi_extra=described(answer=TenantList))
-async def tenants(request: Request) -> Response:
-    """What each tenant uses now, and has used since the start."""
-    state = state_of(request)
-    others = await state.role.siblings.ask("tenants")
-    return json_answer(TenantList(data=reports_of_all(state.room.report(), others)))
-
-
 @router.get("/v1/admin/log_level", openapi_extra=described(answer=LogLevel))
 async def log_level(request: Request) -> Response:
     """The least level that is logged."""
@@ -118,3 +104,16 @@ async def set_log_level(request: Request) -> Response:
 def _shown_level() -> LogLevel:
     level = logging.getLogger(_ROOT).getEffectiveLevel()
     return LogLevel(level=logging.getLevelName(level).lower())
+
+
+class Memory(ObservedMemory, kw_only=True):
+    """GET /v1/admin/memory: a MemoryAccount."""
+
+    object: Annotated[str, only("memory")] = "memory"
+
+
+@router.get("/v1/admin/memory", openapi_extra=described(answer=Memory))
+async def memory(request: Request) -> Response:
+    """Slots by what they hold; they add up to the KV cache."""
+    account = await state_of(request).engine.memory()
+    return json_answer(Memory(**asdict(account)))

@@ -12,7 +12,7 @@ from msgspec import Meta
 from quire.errors import RequestError
 from quire.interfaces.pinned_prefixes import NAME_IS_TAKEN, NOT_FOUND, PinnedPrefix
 from quire.interfaces.prefix_file import prompt_of
-from quire.interfaces.server.access.access import admins_only
+from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import state_of

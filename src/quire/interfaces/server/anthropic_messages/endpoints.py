@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from quire.errors import ContextLengthError
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.anthropic_messages.answer import PING, MessageInTheMaking
-from quire.interfaces.server.anthropic_messages.failures import failure_body
 from quire.interfaces.server.anthropic_messages.fields import (
     COUNT_RULES,
     NAMES,
@@ -30,7 +29,7 @@ from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import ApiError, in_words_of
+from quire.interfaces.server.wire.errors import DIALECTS, ApiError, Dialect, in_words_of
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.pumped import pumped
 
@@ -58,9 +57,9 @@ async def create_message(request: Request) -> Response:
     """Answers a chat in Anthropic's form."""
     state = state_of(request)
     body = await read_request(request, MessagesRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     with in_words_of(NAMES):
-        chat = chat_of(body, sees_images=state.engine.renderer.sees_images)
+        chat = chat_of(body)
         budget = thinking_budget(body)
         # clients of this API send one to every model, also to one whose thoughts cannot be counted
         if chat.thinking_token_budget is None and budget is not None and state.engine.renderer.can_count_thoughts:
@@ -81,11 +80,9 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has."""
     state = state_of(request)
     body = await read_request(request, CountTokensRequest, COUNT_RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     with in_words_of(NAMES):
-        num_tokens = await ChatRun.count_input(
-            ChatRun.prepare(chat_of(body, sees_images=state.engine.renderer.sees_images), state)
-        )
+        num_tokens = await ChatRun.count_input(ChatRun.prepare(chat_of(body), state))
     return json_answer(TokenCount(num_tokens))
 
 
@@ -118,3 +115,25 @@ async def _whole(run: ChatRun, answer: MessageInTheMaking) -> dict[str, Any]:
         async for _ in events:
             pass
     return answer.message
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def failure_body(status: int, message: str) -> bytes:
+    """{"type": "error", "error": {"type", "message"}}: the type follows from the status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+DIALECTS.append(Dialect("/v1/messages", failure_body, b"request-id"))

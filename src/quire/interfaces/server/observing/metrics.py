@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from quire.errors import QuireError
-from quire.interfaces.server.access.access import overseers_only
-from quire.interfaces.server.sibling_answers import added
+from quire.errors import EngineDeadError, QuireError
+from quire.interfaces.server.access.caller import overseers_only
 from quire.interfaces.server.state import Readiness, ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.observability.metrics import CONTENT_TYPE
@@ -31,7 +31,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def _statistics(state: ServerState) -> dict[str, float]:
-    own = {**state.tracing.statistics(), **state.storage_statistics()}
+    own = {**state.tracing.statistics(), **state.services.statistics()}
     if state.readiness is not Readiness.READY:
         return own
     try:
@@ -40,3 +40,24 @@ async def _statistics(state: ServerState) -> dict[str, float]:
     except (TimeoutError, QuireError) as error:
         logger.warning("the engine's statistics are missing from /metrics: %s", str(error) or "no answer in time")
         return own
+
+
+def own_statistics(state: ServerState) -> dict[str, float]:
+    """What this process counts beside its instruments; the engine, which all share, is not asked."""
+    own = {**state.tracing.statistics(), **state.services.statistics()}
+    # one that drains still has requests in the engine, and hands over what it has counted
+    if not state.has_started or state.readiness not in (Readiness.READY, Readiness.STOPPING):
+        return own
+    try:
+        return {**own, **state.engine.client_statistics()}
+    except EngineDeadError:
+        return own
+
+
+def added(one: Mapping[str, float], others: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Numbers by name, summed."""
+    total = dict(one)
+    for other in others:
+        for name, value in other.items():
+            total[name] = total.get(name, 0.0) + value
+    return total

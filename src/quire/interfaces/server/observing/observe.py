@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from quire.interfaces.server.access.access import overseers_only
+from quire.interfaces.server.access.caller import overseers_only
 from quire.interfaces.server.observing.observe_answers import ObservedBlocks, ObservedDecisions, ObservedState, Trace
 from quire.interfaces.server.observing.observed import Observed
 from quire.interfaces.server.state import ServerState, state_of

@@ -37,6 +37,7 @@ from quire.interfaces.server.openai.thinking import NO_EFFORT, template_kwargs_o
 from quire.interfaces.server.openai.work import Counts, Work, num_sequences
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid, renamed
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT
@@ -56,12 +57,18 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers a chat."""
     state = state_of(request)
     body = await read_request(request, ChatRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
-    work, formats = await prepare_chat(body, state)
-    chat = Chat(body, work, formats, state)
+    chat = await _prepared(body, state)
     if body.stream:
         return EventStream(state.in_flight, chat.events())
     return await long_json_answer(await until_disconnect(state.in_flight, request.receive, chat.whole()), "choices")
+
+
+async def _prepared(body: ChatRequest, state: ServerState) -> Chat:
+    state = await state.of_model(body.model)
+    return Chat(body, *await prepare_chat(body, state), state)
+
+
+WHOLE = WholeAnswers(ChatRequest, RULES, _prepared, "choices")
 
 
 async def prepare_chat(
@@ -71,7 +78,7 @@ async def prepare_chat(
     its messages something else."""
     check_stream_options(body)
     params = _params(body, state)
-    current_caller().check_room(num_sequences(params))
+    current_caller().admission.check(num_sequences(params))
     choice = tool_choice_of(body.tools, body.tool_choice)
     if choice.must_call:
         formats = state.engine.renderer.output_formats
@@ -92,11 +99,10 @@ async def prepare_chat(
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     work = await Work.prepare(
         state.engine,
-        [prompt.token_ids],
+        [prompt if prompt.media else prompt.token_ids],
         params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        media=prompt.media,
         names={"prompt": conversation, **({"structured_outputs": "tools"} if choice.must_call else form_names(body))},
     )
     return work, answers

@@ -21,12 +21,12 @@ from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
-from quire.interfaces.server.wire.token_ids import check_token_ids
+from quire.interfaces.server.wire.prompt_forms import check_token_ids, names_of, split_prompts
 
 router = APIRouter()
 RULES = rules_for(CompletionRequest, REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS)
@@ -52,8 +52,7 @@ async def create_completion(request: Request) -> Response:
     if is_in_lines(request):
         return await answer_to_lines(request, state)
     body = await read_request(request, CompletionRequest, RULES, strict=state.strict)
-    state.check_model(body.model)
-    completion = await _started(body, state)
+    completion = await _prepared(body, state)
     if body.stream:
         return EventStream(state.in_flight, completion.events())
     return await long_json_answer(
@@ -61,14 +60,15 @@ async def create_completion(request: Request) -> Response:
     )
 
 
-async def _started(body: CompletionRequest, state: ServerState) -> Continuations:
+async def _prepared(body: CompletionRequest, state: ServerState) -> Continuations:
+    state = await state.of_model(body.model)
     check_stream_options(body)
     params = completion_params(body, state.defaults)
     prompts: list[list[int]] = []
     texts: list[str] = []
     asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
-    current_caller().check_room(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
+    current_caller().admission.check(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
     names = names_of(body.prompt, asked, "prompt")
     for prompt, name in zip(asked, names, strict=True):
         token_ids, text = await _tokens_and_text(state, prompt, name, body)
@@ -88,6 +88,9 @@ async def _started(body: CompletionRequest, state: ServerState) -> Continuations
         prompt_names=names,
     )
     return Continuations(body, work, texts, state)
+
+
+WHOLE = WholeAnswers(CompletionRequest, RULES, _prepared, "choices")
 
 
 async def _tokens_and_text(

@@ -14,20 +14,19 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from quire.errors import ContextLengthError
-from quire.interfaces.server.access.caller import Caller, current_caller
+from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import Refused
 from quire.interfaces.server.wire.json_answer import long_json_answer
-from quire.interfaces.server.wire.prompt_forms import names_of, split_prompts
-from quire.interfaces.server.wire.token_ids import check_token_ids
+from quire.interfaces.server.wire.prompt_forms import check_token_ids, names_of, split_prompts
 from quire.observability.tracing import current_trace
 from quire.outputs import EmbeddingRequestOutput
 from quire.pooling_params import PoolingParams
@@ -105,6 +104,11 @@ async def create_embeddings(request: Request) -> Response:
     """Vectors of texts."""
     state = state_of(request)
     body = await read_request(request, EmbeddingRequest, RULES, strict=state.strict)
+    prepared = await _prepared(body, state)
+    return await long_json_answer(await until_disconnect(state.in_flight, request.receive, prepared.whole()), "data")
+
+
+async def _prepared(body: EmbeddingRequest, state: ServerState) -> _Work:
     state.check_model(body.model)
     if body.encoding_format not in (None, FLOAT, BASE64):
         shown = str(body.encoding_format)[:40]
@@ -113,23 +117,18 @@ async def create_embeddings(request: Request) -> Response:
     asked = split_prompts(body.input, "input", MAX_INPUTS)
     caller = current_caller()
     names = names_of(body.input, asked, "input")
-    caller.check_priority(body.priority or 0)
+    priority = caller.priority(body.priority)
     with in_words_of({"prompt": "input"}):
-        caller.check_room(_window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+        caller.admission.check(_window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
         inputs: list[list[int]] = []
         for one, name in zip(asked, names, strict=True):
             inputs.append(await _tokens(state, one, name, body.add_special_tokens))
             # between many short texts others have their turn
             await asyncio.sleep(0)
-        work = _Work(inputs, names, params, body, caller)
-        outputs = await until_disconnect(state.in_flight, request.receive, work.outputs(state))
-    num_tokens = sum(map(len, inputs))
-    data = []
-    for index, output in enumerate(outputs):
-        data.append(Embedding(index, _encoded(output, is_base64=body.encoding_format == BASE64)))
-        await asyncio.sleep(0)
-    answer = EmbeddingList(data, body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens))
-    return await long_json_answer(answer, "data")
+    return _Work(inputs, names, params, body, caller, priority, state)
+
+
+WHOLE = WholeAnswers(EmbeddingRequest, RULES, _prepared, "data")
 
 
 def _normalizes(body: EmbeddingRequest) -> bool:
@@ -160,35 +159,54 @@ async def _tokens(state: ServerState, one: str | list[int], name: str, add_speci
 
 def _window(caller: Caller, num_inputs: int) -> int:
     """How many inputs of one request are in the engine at a time: no request fills the queue alone."""
-    quota = caller.tenant.quota
-    bounds = (num_inputs, _MOST_AT_ONCE, caller.room.max_requests, quota.max_requests, quota.max_queued)
-    return max(1, min(bound for bound in bounds if bound is not None))
+    most = caller.admission.max_sequences
+    return max(1, min(num_inputs, _MOST_AT_ONCE, num_inputs if most is None else most))
 
 
 class _Work:
     """The inputs of one request on their way."""
 
     def __init__(
-        self, inputs: list[list[int]], names: list[str], params: PoolingParams, body: EmbeddingRequest, caller: Caller
+        self,
+        inputs: list[list[int]],
+        names: list[str],
+        params: PoolingParams,
+        body: EmbeddingRequest,
+        caller: Caller,
+        priority: int,
+        state: ServerState,
     ) -> None:
+        self._body = body
+        self._state = state
         self._inputs = inputs
         self._names = names
         self._params = params
         self._caller = caller
         self._asked: dict[str, Any] = {
-            "priority": body.priority or 0,
+            "priority": priority,
             "cache_salt": body.cache_salt or "",
             "tenant": caller.tenancy,
         }
 
-    async def outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
+    async def whole(self) -> EmbeddingList:
+        state = self._state
+        with in_words_of({"prompt": "input"}):
+            outputs = await self._outputs(state)
+        num_tokens = sum(map(len, self._inputs))
+        data = []
+        for index, output in enumerate(outputs):
+            data.append(Embedding(index, _encoded(output, is_base64=self._body.encoding_format == BASE64)))
+            await asyncio.sleep(0)
+        return EmbeddingList(data, self._body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens))
+
+    async def _outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
         """In the order of the inputs. The first that fails ends the others."""
         current_trace.get().describe({"gen_ai.request.model": state.model_name})
         caller = self._caller
         count = _window(self._caller, len(self._inputs))
         places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]
         found: dict[int, EmbeddingRequestOutput] = {}
-        with closing(caller.room.admit(caller.tenant, places)) as reservation, within_time(caller.room, reservation):
+        with closing(caller.admission.admit(places)) as reservation, within_time(caller.admission, reservation):
             reservation.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
             left = iter(enumerate(self._inputs))
             tasks = [asyncio.ensure_future(self._take(left, found, state, reservation)) for _ in range(count)]

@@ -39,7 +39,7 @@ def _of(path: str) -> Refused:
     return Refused(f"it belongs to {path}")
 
 
-_ADAPTER = Refused("no adapters (LoRA) are served", _NOTHING)
+_ADAPTER = Refused("an adapter (LoRA) is chosen by its name as the model", _NOTHING)
 _LENGTH = "max_tokens"
 _FORM = "response_format or structured_outputs"
 _ORDER = Refused("the order of the samplers is fixed: penalties, temperature, min_p, top_k, top_p", ([],))

@@ -26,6 +26,8 @@ class Model(msgspec.Struct, kw_only=True):
     max_model_len: int
     # chats are answered, and not texts alone
     has_chat_template: bool
+    # of an adapter: the model that it changes
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -35,24 +37,29 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[Model]
 
 
-def _model(state: ServerState) -> Model:
+def _model(state: ServerState, name: str) -> Model:
     return Model(
-        id=state.model_name,
+        id=name,
         created=state.created,
         max_model_len=state.max_model_len,
         has_chat_template=state.engine.renderer.has_chat_template,
+        parent=None if name == state.model_name else state.model_name,
     )
 
 
 @router.get("/v1/models", openapi_extra=described(answer=ModelList))
 async def list_models(request: Request) -> Response:
-    """The served model."""
-    return json_answer(ModelList(data=[_model(state_of(request))]))
+    """The served model, and its adapters."""
+    state = state_of(request)
+    names = [state.model_name]
+    if state.engine.config.worker.max_loras:
+        names += [adapter.name for adapter in await state.engine.adapters()]
+    return json_answer(ModelList(data=[_model(state, name) for name in names]))
 
 
 @router.get("/v1/models/{model_id:path}", openapi_extra=described(answer=Model))
 async def retrieve_model(request: Request, model_id: str) -> Response:
     """One model by its name, which may hold slashes."""
     state = state_of(request)
-    state.check_model(model_id)
-    return json_answer(_model(state))
+    await state.of_model(model_id)
+    return json_answer(_model(state, model_id))

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 from fastapi import WebSocket
 
 from quire.interfaces.server.openai.requests import PromptPiece
-from quire.interfaces.server.request_body import in_bytes, read_text
-from quire.interfaces.server.wire.body_chunks import BodyChunks
+from quire.interfaces.server.request_body import BodyChunks, in_bytes, read_text
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from quire.engine_client import Stream
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.server.access.caller import Reservation
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.work import Counts, Work
 from quire.interfaces.server.wire.errors import internal
@@ -29,7 +29,7 @@ async def running(
 ) -> AsyncIterator[Stream[OutputDelta]]:
     """Starts it. Raises 429 before anything, if there is no room. What still runs at the end is aborted."""
     current_trace.get().describe(_asked(engine, work))
-    with closing(work.accepted()) as reservation, within_time(work.caller.room, reservation):
+    with closing(work.accepted()) as reservation, within_time(work.caller.admission, reservation):
         streams: list[Stream[OutputDelta]] = []
         watches: list[_Watch] = []
         try:

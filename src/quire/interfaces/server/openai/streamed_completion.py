@@ -24,9 +24,8 @@ from quire.interfaces.server.openai.requests import StreamedCompletionRequest, S
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
-from quire.interfaces.server.request_body import check_encoding, read_text
+from quire.interfaces.server.request_body import BodyChunks, check_encoding, read_text
 from quire.interfaces.server.state import ServerState, state_of
-from quire.interfaces.server.wire.body_chunks import BodyChunks
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 from quire.interfaces.server.wire.json_answer import long_json_answer
@@ -158,7 +157,7 @@ async def _received(
     messages: Messages, state: ServerState, *, is_socket: bool = False
 ) -> tuple[StreamedCompletionRequest, Continuations]:
     """Parameters, and the prompt when it is whole. The request runs."""
-    async with aclosing(messages), aclosing(bounded(messages, state.max_body_bytes)) as checked:
+    async with aclosing(messages), aclosing(bounded(messages, state.options.max_body_bytes)) as checked:
         # a server that ends does not wait for it, as it does not wait for a body
         with state.in_flight.enter(is_awaited=False):
             first = await anext(checked, None)
@@ -169,7 +168,7 @@ async def _received(
         body = read_text(first, StreamedCompletionRequest, _RULES, strict=state.strict, what=what)
         if is_socket:
             _check_socket_fields(body)
-        state.check_model(body.model)
+        state = await state.of_model(body.model)
         check_stream_options(body)
         work = await Work.receive(
             state.engine,

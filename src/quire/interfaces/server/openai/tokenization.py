@@ -15,7 +15,7 @@ from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.token_ids import check_token_ids
+from quire.interfaces.server.wire.prompt_forms import check_token_ids
 
 router = APIRouter()
 TOKENIZE_RULES = rules_for(TokenizeRequest)
@@ -43,7 +43,7 @@ async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or of a chat, as the model would see them."""
     state = state_of(request)
     body = await read_request(request, TokenizeRequest, TOKENIZE_RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     renderer = state.engine.renderer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Give either prompt or messages.", "prompt")
@@ -69,6 +69,6 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included."""
     state = state_of(request)
     body = await read_request(request, DetokenizeRequest, DETOKENIZE_RULES, strict=state.strict)
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     check_token_ids(body.tokens, state.engine.renderer.vocab_size, "tokens")
     return json_answer(Detokenized(await text_of(state, body.tokens, skip_special_tokens=False)))

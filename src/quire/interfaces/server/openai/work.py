@@ -8,14 +8,12 @@ from typing import Any
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
 from quire.errors import RequestError
-from quire.interfaces.server.access.caller import Caller, current_caller
+from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.access.waiting_room import Reservation
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.responses import Usage, usage_of
 from quire.interfaces.server.wire.errors import renamed
-from quire.messages import ImageItem
 from quire.renderer import RenderedPrompt
 
 
@@ -37,29 +35,31 @@ class Work:
     async def prepare(
         cls,
         engine: ServedEngine,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | RenderedPrompt],
         params: GenerationParams,
         *,
         priority: int,
         cache_salt: str,
         names: Mapping[str, str] | None = None,
         prompt_names: Sequence[str] = (),
-        media: list[ImageItem] | None = None,
     ) -> Work:
         """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's, and
-        so are `prompt_names`, of each prompt where there are several. `media`: the images of a single prompt."""
+        so are `prompt_names`, of each prompt where there are several."""
         caller = current_caller()
-        caller.check_priority(priority)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": caller.tenancy}
+        whose: dict[str, Any] = {
+            "priority": caller.priority(priority),
+            "cache_salt": cache_salt,
+            "tenant": caller.tenancy,
+        }
         prepared: list[Any] = []
         try:
             for prompt in prompts:
-                given = RenderedPrompt(prompt, media) if media else prompt
-                prepared.append(await engine.prepare(given, params, **whose))
+                prepared.append(await engine.prepare(prompt, params, **whose))
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**(names or {}), **its}) from None
-        return cls(prompts, params, prepared, caller, names=names or {})
+        token_ids = [prompt if isinstance(prompt, list) else prompt.token_ids for prompt in prompts]
+        return cls(token_ids, params, prepared, caller, names=names or {})
 
     @classmethod
     async def receive(
@@ -75,11 +75,14 @@ class Work:
     ) -> Work:
         """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
         caller = current_caller()
-        caller.check_priority(priority)
-        whose: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "tenant": caller.tenancy}
-        reservation = caller.room.admit(caller.tenant, [(num_sequences(params), 0)], is_arriving=True)
+        whose: dict[str, Any] = {
+            "priority": caller.priority(priority),
+            "cache_salt": cache_salt,
+            "tenant": caller.tenancy,
+        }
+        reservation = caller.admission.admit([(num_sequences(params), 0)], is_arriving=True)
         try:
-            with within_time(caller.room, reservation, is_arriving=True):
+            with within_time(caller.admission, reservation, is_arriving=True):
                 received = await engine.receive(pieces, params, add_special_tokens=add_special_tokens, **whose)
         except BaseException as error:
             reservation.close()
@@ -101,7 +104,7 @@ class Work:
             count = num_sequences(self.params)
             sizes = [(count, len(prompt)) for prompt in self.prompts]
             try:
-                self.reservation = self.caller.room.admit(self.caller.tenant, sizes)
+                self.reservation = self.caller.admission.admit(sizes)
             except RequestError as error:
                 raise _in_words_of_the_client(error, self.params, self.names) from None
         return self.reservation

@@ -15,6 +15,7 @@ from quire.interfaces.server.openai.dialect import ChatRun
 from quire.interfaces.server.openai_responses.answer import ResponseInTheMaking
 from quire.interfaces.server.openai_responses.fields import NAMES, ResponsesRequest, chat_of, check
 from quire.interfaces.server.openai_responses.items import Item, item_id, items_of, messages_of, turns_of
+from quire.interfaces.server.services import NothingIsKept, ResponseStore
 from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ApiError, in_words_of
 
@@ -27,8 +28,8 @@ class Making:
     run: ChatRun
     # of its own input
     items: list[Item]
-    # None: it is not kept
-    stored: Any
+    # where it is kept
+    stored: ResponseStore
     # its row is there already, and follows
     is_background: bool = False
 
@@ -36,19 +37,20 @@ class Making:
     async def prepare(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> Making:
         """Raises for what is wrong, before a first byte is sent."""
         check(body)
-        items = items_of(body.input, sees_images=state.engine.renderer.sees_images)
-        stored = None
+        items = items_of(body.input)
+        store: ResponseStore = NothingIsKept()
         if body.store is not False or body.previous_response_id:
-            stored = stored_responses(state, tenant)
-            await state.storage.check()
-        past = await stored.conversation(body.previous_response_id) if stored and body.previous_response_id else []
+            store = await state.services.responses_of(tenant)
+        past = await store.conversation(body.previous_response_id) if body.previous_response_id else []
+        if body.store is False:
+            store = NothingIsKept()
         messages = messages_of(body.instructions, [*past, *items])
         with in_words_of(NAMES):
             run = await _fitting_run(body, messages, state)
         is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
-        answer = ResponseInTheMaking(_head(body, run, state), run, is_padded=is_padded)
-        kept = stored if body.store is not False else None
-        return cls(answer, run, items, kept, is_background=bool(body.background))
+        head = _head(body, run, state, is_kept=store.keeps)
+        answer = ResponseInTheMaking(head, run, is_padded=is_padded)
+        return cls(answer, run, items, store, is_background=bool(body.background))
 
     @classmethod
     async def count_input(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> int:
@@ -85,7 +87,7 @@ class Making:
         last = answer.finish(finish_reason, self.run.usage)
         if self.is_background:
             await self.stored.update(answer.response)
-        elif self.stored is not None:
+        else:
             # before its client can know that it is there
             await self.stored.add(answer.response, self.items)
         yield last + answer.ending()
@@ -94,13 +96,6 @@ class Making:
         """The event that ends a stream which has begun."""
         self.answer.fail(error)
         return self.answer.ending()
-
-
-def stored_responses(state: ServerState, tenant: str) -> Any:
-    # SQLAlchemy is imported by the first who stores
-    from quire.interfaces.server.openai_responses.stored import StoredResponses
-
-    return StoredResponses(state.storage, tenant)
 
 
 async def _fitting_run(body: ResponsesRequest, messages: list[dict[str, Any]], state: ServerState) -> ChatRun:
@@ -129,7 +124,7 @@ async def _run_of(body: ResponsesRequest, messages: list[dict[str, Any]], state:
     return await ChatRun.prepare(chat_of(body, messages), state, conversation="input")
 
 
-def _head(body: ResponsesRequest, run: ChatRun, state: ServerState) -> dict[str, Any]:
+def _head(body: ResponsesRequest, run: ChatRun, state: ServerState, *, is_kept: bool) -> dict[str, Any]:
     """Fields that are known before the first token. OpenAI's client wants those that say nothing, too."""
     text = body.text
     reasoning = body.reasoning or {}
@@ -152,7 +147,7 @@ def _head(body: ResponsesRequest, run: ChatRun, state: ServerState) -> dict[str,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "service_tier": "default",
-        "store": body.store is not False,
+        "store": is_kept,
         "temperature": run.temperature,
         "text": {
             "format": (text.format if text else None) or {"type": "text"},

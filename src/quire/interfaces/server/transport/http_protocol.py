@@ -22,7 +22,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from quire.interfaces.server.access.caller import new_request_id
 from quire.interfaces.server.event_stream import OUTLET, Outlet
 from quire.interfaces.server.gate import MAX_HEADER_BYTES, headers_too_large
-from quire.interfaces.server.transport.old_clients import without_chunks
 from quire.interfaces.server.wire.errors import ApiError
 
 logger = logging.getLogger("quire.server.access")
@@ -261,3 +260,26 @@ class OpenAIProtocol(HttpToolsProtocol):
         ]
         first = b"HTTP/1.1 %d %b\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
         return b"".join([first, *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body])
+
+
+def without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """The application, for one request of a client of HTTP/1.0, which knows no chunks: a body whose length is not known
+    ends with its connection (RFC 9112, 6.1). uvicorn sends chunks to everybody, and closes the connection by itself."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        is_open = False
+
+        async def send_plainly(message: Any) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if is_open:
+                    cycle.chunked_encoding = False
+            elif is_open:
+                # as if just this piece had been announced
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return answer

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import Response
 
 from quire.errors import EngineDeadError, EngineError, RequestError, UserError
-from quire.interfaces.server.wire.dialects import dialect_of
 
 logger = logging.getLogger("quire.server")
 
@@ -26,6 +26,30 @@ RETRY_SOON = {"retry-after": "1"}
 # also on 503s while the server shuts down: whoever comes again should come to another one
 CLOSE = {"connection": "close"}
 ENGINE_RESTARTED = "engine_restarted"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What another API than OpenAI's expects of every answer, also of one that no endpoint has made. It enters itself
+    in DIALECTS when its endpoints are imported."""
+
+    # how its paths begin
+    path: str
+    # a status and a message, as its clients read them
+    error_body: Callable[[int, str], bytes]
+    # where its clients look for the request's id, beside the header that all get
+    request_id_header: bytes
+
+    def has(self, path: str) -> bool:
+        return path == self.path or path.startswith(f"{self.path}/")
+
+
+DIALECTS: list[Dialect] = []
+
+
+def dialect_of(path: str) -> Dialect | None:
+    """None: OpenAI's."""
+    return next((dialect for dialect in DIALECTS if dialect.has(path)), None)
 
 
 class ErrorObject(msgspec.Struct):

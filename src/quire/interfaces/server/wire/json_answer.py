@@ -20,9 +20,14 @@ def json_answer(value: Any, status: int = 200) -> Response:
 async def long_json_answer(value: Any, name: str) -> Response:
     """The field of this name is a list that may be long: its entries are encoded and sent one after the other, so that
     others have their turn. An answer of a hundred choices with log-probabilities has 40 MB."""
-    entries = getattr(value, name)
+    return _InPieces(await pieces_of(value, name))
+
+
+async def pieces_of(value: Any, name: str) -> list[bytes]:
+    """The same, for whoever has no connection."""
+    entries = getattr(value, name, ())
     if len(entries) < 2:
-        return json_answer(value)
+        return [msgspec.json.encode(value)]
     # no text holds this: quotes in texts are escaped
     field = b'"%b":[' % name.encode()
     setattr(value, name, [])
@@ -38,7 +43,7 @@ async def long_json_answer(value: Any, name: str) -> Response:
             piece.clear()
             await asyncio.sleep(0)
     pieces.append(bytes(piece + tail))
-    return _InPieces(pieces)
+    return pieces
 
 
 class _InPieces(Response):

@@ -36,7 +36,14 @@ ISAS = {
     # AMX itself is written in assembly (amx.h): a flag for it would be an error of compilers before GCC 11.
     "amx": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
 }
-PER_ISA = ("attention_tile.cpp", "cache_rows.cpp", "fused.cpp", "matmul.cpp", "sampling_kernels.cpp")
+PER_ISA = (
+    "adapter_rows.cpp",
+    "attention_tile.cpp",
+    "cache_rows.cpp",
+    "fused.cpp",
+    "matmul.cpp",
+    "sampling_kernels.cpp",
+)
 # Sets that differ from a lesser one in these files alone; isa.cpp puts the rest together.
 ONLY = {"avx512_vnni": ("matmul.cpp",), "amx": ("matmul_amx.cpp",)}
 COMMON = (
@@ -48,8 +55,10 @@ COMMON = (
     "crew.cpp",
     "isa.cpp",
     "matmul_pack.cpp",
+    "operators_adapters.cpp",
     "operators_attention.cpp",
     "operators_linear.cpp",
+    "operators_recurrent.cpp",
     "operators_rows.cpp",
     "operators_sampling.cpp",
     "program.cpp",

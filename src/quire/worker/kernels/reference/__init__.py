@@ -5,13 +5,18 @@ It runs on any device. Nothing here waits for a device where that is easy to avo
 
 from quire.worker.kernels.reference.activate import activate
 from quire.worker.kernels.reference.add import add
+from quire.worker.kernels.reference.add_adapters import add_adapters
 from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
 from quire.worker.kernels.reference.apply_bitmask import apply_bitmask
 from quire.worker.kernels.reference.best_tokens import best_tokens
+from quire.worker.kernels.reference.causal_conv import causal_conv
 from quire.worker.kernels.reference.choose_tokens import choose_tokens
+from quire.worker.kernels.reference.clamped_swiglu import clamped_swiglu
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
+from quire.worker.kernels.reference.gated_delta_rule import gated_delta_rule
 from quire.worker.kernels.reference.gather_logits import gather_logits
 from quire.worker.kernels.reference.grouped_linear import grouped_linear
+from quire.worker.kernels.reference.join import join
 from quire.worker.kernels.reference.layer_norm import layer_norm
 from quire.worker.kernels.reference.look_up import look_up
 from quire.worker.kernels.reference.move_blocks import move_blocks
@@ -27,6 +32,7 @@ from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
 from quire.worker.kernels.reference.route_tokens import route_tokens
 from quire.worker.kernels.reference.silu_and_mul import silu_and_mul
+from quire.worker.kernels.reference.ssd_scan import ssd_scan
 from quire.worker.kernels.reference.token_logprobs import token_logprobs
 from quire.worker.kernels.reference.unpack_weight import unpack_weight
 from quire.worker.kernels.reference.weigh_experts import weigh_experts
@@ -35,13 +41,18 @@ from quire.worker.kernels.reference.write_kv import write_kv
 __all__ = [
     "activate",
     "add",
+    "add_adapters",
     "add_rms_norm",
     "apply_bitmask",
     "best_tokens",
+    "causal_conv",
     "choose_tokens",
+    "clamped_swiglu",
     "copy_blocks",
+    "gated_delta_rule",
     "gather_logits",
     "grouped_linear",
+    "join",
     "layer_norm",
     "look_up",
     "move_blocks",
@@ -57,6 +68,7 @@ __all__ = [
     "rotary_embedding",
     "route_tokens",
     "silu_and_mul",
+    "ssd_scan",
     "token_logprobs",
     "unpack_weight",
     "weigh_experts",

@@ -17,7 +17,10 @@ _HEADER = struct.Struct("<8siiiIqqiii12x")
 _MAGIC = b"QUIREPW\0"
 _VERSION = 1
 _ROWS_LAYOUT = 0
-FORMATS = (torch.float32, torch.bfloat16, torch.float16, 8, 4)  # a dtype, or the bits of a code
+# a dtype, the bits of a whole number, or the 4-bit floats E2M1, of which twice the value is kept as a whole number
+FP4 = "fp4"
+FORMATS = (torch.float32, torch.bfloat16, torch.float16, 8, 4, FP4)
+FP4_VALUES = (-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12)
 _HAS_OFFSETS, _IS_WEIGHT_ONLY = 1, 2
 
 
@@ -25,7 +28,7 @@ _HAS_OFFSETS, _IS_WEIGHT_ONLY = 1, 2
 class PackedHeader:
     """What a packed weight says about itself."""
 
-    format: torch.dtype | int
+    format: torch.dtype | int | str
     num_rows: int
     num_columns: int
     group: int = 0  # inputs that share a scale; 0: all
@@ -37,7 +40,7 @@ class PackedHeader:
     @property
     def is_quantized(self) -> bool:
         """Whether it holds codes and scales rather than floats."""
-        return isinstance(self.format, int)
+        return not isinstance(self.format, torch.dtype)
 
     @property
     def num_groups(self) -> int:
@@ -91,7 +94,7 @@ def dequantized_rows(packed: Tensor, ids_T: Tensor | None = None) -> Tensor:
     if header.layout != _ROWS_LAYOUT:
         raise ValueError("the weight was packed for the kernels in C++, which are not loaded in this process")
     shape = (header.num_rows, header.num_columns)
-    dtype = torch.uint8 if isinstance(header.format, int) else header.format
+    dtype = header.format if isinstance(header.format, torch.dtype) else torch.uint8
     values_NK, rest = _take(packed[_HEADER.size :], shape, dtype)
     values_TK = _select(values_NK, ids_T)
     if not header.is_quantized:

@@ -3,12 +3,14 @@
     sequence s owns the query rows  query_starts[s] : query_starts[s + 1]
     its last row has the position   seq_lens[s] - 1, the one before seq_lens[s] - 2, ...
     key position p lies in          cache[block_tables[s, p // block_size], :, p % block_size]
-    a query at position q sees      q - sliding_window < p <= q     (all p <= q if sliding_window is 0)
+    a query at position q sees      q - sliding_window < p <= q     (all p <= q if sliding_window is 0),
+    or, where it is chunked,        those p <= q that are in q's chunk of sliding_window positions
 
 Rows from query_starts[S] on belong to nobody: they pad the step, and what `out_THE` holds there has no meaning.
 Block ids outside of what a sequence's rows can see are never used: they may be stale or out of range. Nor is what
-lies in the cache there: it may be NaN. Scores, softmax and the sum over values are float32 throughout, also where the
-cache holds another type than query and output (`cache_format.py`).
+lies in the cache there: it may be NaN. Where `v_cache` is `k_cache`, a value is the beginning of its key, as long as a
+row of `out_THE`. Scores, softmax and the sum over values are float32 throughout, also where the cache holds another
+type than query and output (`cache_format.py`).
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ def paged_attention(
     sinks_H: Tensor | None,
     scale: float,
     sliding_window: int,
+    is_chunked: bool,
     soft_cap: float,
 ) -> None:
     """Fill `out_THE`. Heads h * g ... h * g + g - 1 of the query share head h of the cache, g = H // K."""
     softmax = (sinks_H, scale, soft_cap)
+    window = (sliding_window, is_chunked)
     if query_THD.shape[0] == block_tables_SM.shape[0]:
         # As many rows as sequences: a step of single tokens. All at once, and no length is needed on the host.
         _attend_row_by_row(
-            query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE, softmax, sliding_window
+            query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE, softmax, window
         )
         return
     block_size = k_cache.shape[2]
@@ -48,13 +52,13 @@ def paged_attention(
         if num_rows == 0:
             continue
         first_position = seq_len - num_rows
-        first_visible = max(0, first_position - sliding_window + 1) if sliding_window > 0 else 0
-        first_block = first_visible // block_size
+        first_block = first_visible(first_position, sliding_window, is_chunked) // block_size
         blocks_M = block_tables_SM[s, first_block : (seq_len + block_size - 1) // block_size]
         row_Q = torch.arange(first_position, seq_len, device=query_THD.device)
         column_P = first_block * block_size + torch.arange(blocks_M.shape[0] * block_size, device=query_THD.device)
-        visible_1QP = _visible(row_Q[None], column_P, sliding_window)
-        out_THE[rows] = _attend(query_THD[None, rows], k_cache, v_cache, blocks_M[None], visible_1QP, softmax)[0]
+        visible_1QP = _visible(row_Q[None], column_P, window)
+        result_1QHE = _attend(query_THD[None, rows], k_cache, v_cache, blocks_M[None], visible_1QP, softmax)
+        out_THE[rows] = result_1QHE[0, ..., : out_THE.shape[2]]
 
 
 def _attend_row_by_row(
@@ -66,7 +70,7 @@ def _attend_row_by_row(
     query_starts_S1: Tensor,
     out_THE: Tensor,
     softmax: tuple[Tensor | None, float, float],
-    sliding_window: int,
+    window: tuple[int, bool],
 ) -> None:
     """Each row with a copy of its own of all keys: right for every mix of lengths, good if all lengths are 1."""
     row_T = torch.arange(query_THD.shape[0], device=query_THD.device)
@@ -75,17 +79,30 @@ def _attend_row_by_row(
     position_T = torch.where(row_T < query_starts_S1[-1], position_T, -1)  # rows that pad the step see nothing
     block_size = k_cache.shape[2]
     column_P = torch.arange(block_tables_SM.shape[1] * block_size, device=query_THD.device)
-    visible_T1P = _visible(position_T[:, None], column_P, sliding_window)
+    visible_T1P = _visible(position_T[:, None], column_P, window)
     is_used_TM = visible_T1P[:, 0].unflatten(1, (-1, block_size)).any(-1)
     blocks_TM = torch.where(is_used_TM, block_tables_SM[owner_T], 0)
-    out_THE.copy_(_attend(query_THD[:, None], k_cache, v_cache, blocks_TM, visible_T1P, softmax)[:, 0])
+    result_T1HE = _attend(query_THD[:, None], k_cache, v_cache, blocks_TM, visible_T1P, softmax)
+    out_THE.copy_(result_T1HE[:, 0, :, : out_THE.shape[2]])
 
 
-def _visible(row_SQ: Tensor, column_P: Tensor, sliding_window: int) -> Tensor:
+def first_visible(position: int, sliding_window: int, is_chunked: bool) -> int:
+    """The first position that one sees."""
+    if sliding_window <= 0:
+        return 0
+    return position // sliding_window * sliding_window if is_chunked else max(0, position - sliding_window + 1)
+
+
+def _visible(row_SQ: Tensor, column_P: Tensor, window: tuple[int, bool]) -> Tensor:
     """Which key positions (columns) a query position (row) sees: [S, Q, P]."""
+    sliding_window, is_chunked = window
     distance_SQP = row_SQ[:, :, None] - column_P
     visible_SQP = distance_SQP >= 0
-    return visible_SQP & (distance_SQP < sliding_window) if sliding_window > 0 else visible_SQP
+    if sliding_window <= 0:
+        return visible_SQP
+    if is_chunked:
+        return visible_SQP & (row_SQ[:, :, None] // sliding_window == column_P // sliding_window)
+    return visible_SQP & (distance_SQP < sliding_window)
 
 
 def _attend(

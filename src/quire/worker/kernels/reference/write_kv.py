@@ -8,8 +8,10 @@ from torch import Tensor
 from quire.worker.kernels.cache_format import codes_of, encoded, has_scales, scales_of
 
 
-def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
+def write_kv(key_TKD: Tensor, value_TKE: Tensor | None, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
     """cache[slot // block_size, :, slot % block_size] = key for every token whose slot is not negative.
+
+    Without values only keys are stored: values are the beginnings of keys then.
 
     Caches may be of another type than keys and values (`cache_format.py`): these are rounded, or encoded.
 
@@ -24,6 +26,8 @@ def write_kv(key_TKD: Tensor, value_TKE: Tensor, k_cache: Tensor, v_cache: Tenso
     slot_T = slots_T[source_T].clamp(min=0)
     is_write_T11 = has_slot_T[source_T][:, None, None]
     for new, cache in ((key_TKD, k_cache), (value_TKE, v_cache)):
+        if new is None:
+            continue
         block_size = cache.shape[2]
         block_T, place_T = slot_T // block_size, slot_T % block_size
         parts = [(new.to(cache.dtype), cache)]

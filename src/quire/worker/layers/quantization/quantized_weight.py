@@ -30,8 +30,9 @@ class GroupBorderError(ValueError):
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """`bits` is 4 (values 0 to 15, uint8) or 8 (int8). `weight_only`: inputs are multiplied as they are; otherwise they
-    are rounded to 8 bits on the way, token by token, which lets the processor's integer instructions work."""
+    """`bits` is 4 (values 0 to 15, uint8; or in int8 twice the values of 4-bit floats) or 8 (int8). `weight_only`:
+    inputs are multiplied as they are; otherwise they are rounded to 8 bits on the way, token by token, which lets the
+    processor's integer instructions work."""
 
     values: Tensor
     scales: Tensor
@@ -41,7 +42,7 @@ class QuantizedWeight:
 
     def __post_init__(self) -> None:
         assert self.bits in (4, 8), "codes have 4 or 8 bits"
-        assert self.values.dtype == (torch.uint8 if self.bits == 4 else torch.int8), "one byte a code"
+        assert self.values.dtype == torch.int8 or (self.bits, self.values.dtype) == (4, torch.uint8), "a byte a code"
         assert self.values.ndim == self.scales.ndim == 2, "[N, K] and [N, G]"
         assert self.scales.dtype == torch.float32, "scales are float32"
         assert self.scales.shape[0] == self.values.shape[0], "a row of scales for each row"
@@ -146,7 +147,7 @@ def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         return parts[0]
     group = math.gcd(*[part.group_size for part in parts])
     parts = [part.regrouped(group) for part in parts]
-    if len({part.bits for part in parts}) > 1:
+    if len({(part.bits, part.values.dtype) for part in parts}) > 1:
         parts = [part.widened() for part in parts]
     offsets = None
     if any(part.offsets is not None for part in parts):

@@ -1,0 +1,103 @@
+"""Which adapters (LoRA) the engine has: names, numbers, and when one that was unloaded may really go.
+
+A number is given once and never again, so that blocks and rows of an older version are never taken for those of a newer
+one. Loading goes on in the worker beside the steps: `load` begins it, `state` says when it is done. An adapter that is
+unloaded takes no new request, and leaves the worker when its last request has ended. Called by EngineCore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import UserError
+
+# (operation of the worker, its arguments) -> result
+WorkerControl = Callable[[str, dict[str, Any]], Any]
+
+
+@dataclass
+class _Adapter:
+    name: str
+    path: str
+    is_ready: bool = False
+
+
+class EngineAdapters:
+    """The registry. `loaded` holds the numbers that requests may name."""
+
+    def __init__(self, control: WorkerControl, most: int) -> None:
+        """At most so many in memory; 0: the engine has no slots for any."""
+        self._control = control
+        self._most = most
+        self._adapters: dict[int, _Adapter] = {}
+        self._leaving: set[int] = set()
+        self._last_number = 0
+        self.loaded: set[int] = set()
+
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "load_adapter": self.load,
+            "adapter_state": self.state,
+            "unload_adapter": self.unload,
+            "list_adapters": self.all,
+        }
+
+    def load(self, name: str, path: str) -> int:
+        """Begins to load; the number by which requests name it, once `state` says that it is ready."""
+        if not self._most:
+            raise UserError("This engine was started without adapters. Start it with enable_lora=True (--enable-lora).")
+        if len(self._adapters) >= self._most:
+            raise UserError(
+                f"{len(self._adapters)} adapters are in memory, the most that max_cpu_loras allows. Unload one, or "
+                "start with a greater max_cpu_loras."
+            )
+        self._last_number += 1
+        self._adapters[self._last_number] = _Adapter(name, path)
+        self._control("load_adapter", {"number": self._last_number, "path": path})
+        return self._last_number
+
+    def state(self, number: int) -> str:
+        """loading or ready. Raises what was wrong with its files, and forgets it then."""
+        adapter = self._adapters.get(number)
+        if adapter is None:
+            raise UserError("The adapter is not loaded.")
+        if adapter.is_ready:
+            return "ready"
+        answer = self._control("adapter_state", {"number": number})
+        if answer["state"] == "failed":
+            self._drop(number)
+            raise UserError(f"{adapter.name}: {answer['error']}")
+        if answer["state"] == "ready":
+            adapter.is_ready = True
+            self.loaded.add(number)
+        return str(answer["state"])
+
+    def unload(self, number: int) -> bool:
+        """No new request may name it from now on; those that run go on. Whether there was one."""
+        if number not in self._adapters or number in self._leaving:
+            return False
+        self.loaded.discard(number)
+        self._leaving.add(number)
+        return True
+
+    def all(self) -> list[dict[str, Any]]:
+        """Those that requests may name, in the order in which they were loaded."""
+        return [
+            {"number": number, "name": adapter.name, "path": adapter.path}
+            for number, adapter in self._adapters.items()
+            if number in self.loaded
+        ]
+
+    def drop_unused(self, used: Iterable[int]) -> None:
+        """`used`: of all requests that have not ended, as an iterator; nobody looks at it while none is leaving."""
+        if self._leaving:
+            for number in self._leaving.difference(used):
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self._leaving.discard(number)
+        self.loaded.discard(number)
+        del self._adapters[number]
+        self._control("drop_adapter", {"number": number})

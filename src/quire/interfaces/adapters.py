@@ -1,0 +1,138 @@
+"""Adapters (LoRA) by name: loading, unloading, and the number by which the core knows one.
+
+The core owns who is loaded; several processes may serve one core, so that a name which is not known here is asked for
+there. Owns what a new engine has to load again after the old one has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import EngineConfig
+from quire.config.lora import fault_of_name
+from quire.errors import OptionError, QuireError, RequestError
+from quire.interfaces.engine_calls import EngineCalls, control
+from quire.lora_request import LoRARequest
+
+logger = logging.getLogger(__name__)
+NAME_IS_TAKEN = "adapter_exists"
+NOT_FOUND = "adapter_not_found"
+# between two looks at an adapter that is being read beside the steps
+_LOOK_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One that requests may name."""
+
+    name: str
+    number: int
+    path: str
+
+
+class Adapters:
+    """Those of one engine, and of those that take its place."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._by_name: dict[str, Adapter] = {}
+        # one change at a time
+        self._lock = asyncio.Lock()
+
+    async def furnish(self, engine: EngineCalls, *, is_new: bool) -> None:
+        """Brings a fresh engine to where it was, or to where the configuration wants it."""
+        again = [(adapter.name, adapter.path) for adapter in self._by_name.values()]
+        self._by_name = {}
+        for name, path in self._config.lora_modules if is_new else again:
+            try:
+                await self.load(engine, name, path)
+            except RequestError as error:
+                if is_new:
+                    raise OptionError(f"lora_modules: {error}") from error
+                logger.error("an adapter is not there any more: %s", error)
+
+    async def all(self, engine: EngineCalls) -> list[Adapter]:
+        """In the order in which they were loaded."""
+        if self._config.worker.max_loras:
+            entries = await control(engine, "list_adapters")
+            self._by_name = {entry["name"]: Adapter(**entry) for entry in entries}
+        return list(self._by_name.values())
+
+    async def find(self, engine: EngineCalls, name: str) -> Adapter | None:
+        """The one of this name that new requests use."""
+        if name not in self._by_name or self._config.engine_process is not False:
+            # another process may have loaded or unloaded it
+            await self.all(engine)
+        return self._by_name.get(name)
+
+    async def load(self, engine: EngineCalls, name: str, path: str, *, in_place: bool = False) -> Adapter:
+        """Reads the adapter while requests go on. `in_place`: a name that is taken gets another version; requests that
+        run go on with the old one."""
+        if (fault := fault_of_name(name)) is not None:
+            raise RequestError(fault, param="lora_name")
+        if name == self._config.served_model_name:
+            raise RequestError(f"{name}: is the name of the model. Choose another one.", param="lora_name")
+        async with self._lock:
+            before = await self.find(engine, name)
+            if before is not None and not in_place:
+                raise RequestError(
+                    f"The adapter {name!r} is loaded already. Unload it first, or give load_inplace.",
+                    param="lora_name",
+                    code=NAME_IS_TAKEN,
+                )
+            number = await control(engine, "load_adapter", name=name, path=str(Path(path).absolute()))
+            await self._until_ready(engine, number)
+            self._by_name[name] = Adapter(name, number, path)
+            if before is not None:
+                await control(engine, "unload_adapter", number=before.number)
+            return self._by_name[name]
+
+    async def _until_ready(self, engine: EngineCalls, number: int) -> None:
+        try:
+            while await control(engine, "adapter_state", number=number) == "loading":
+                await asyncio.sleep(_LOOK_SECONDS)
+        except asyncio.CancelledError:
+            # nobody waits for it any more, and nobody knows its number
+            await asyncio.shield(control(engine, "unload_adapter", number=number))
+            raise
+        except RequestError as error:
+            error.param = "lora_path"
+            raise
+
+    async def unload(self, engine: EngineCalls, name: str) -> Adapter:
+        """New requests do not find it; those that run go on, and then its memory is given back."""
+        async with self._lock:
+            adapter = await self.find(engine, name)
+            if adapter is None:
+                raise RequestError(f"The adapter {name[:100]!r} is not loaded.", param="lora_name", code=NOT_FOUND)
+            self._by_name.pop(name, None)
+            await control(engine, "unload_adapter", number=adapter.number)
+            return adapter
+
+    async def number_of(self, engine: EngineCalls, request: LoRARequest | Adapter | None) -> int:
+        """0 for none. One that nobody has named yet is loaded."""
+        if request is None:
+            return 0
+        if isinstance(request, Adapter):
+            return request.number
+        if not isinstance(request, LoRARequest):
+            raise RequestError(
+                f"lora_request={str(request)[:80]!r}: must be a LoRARequest(name, id, path).", param="lora_request"
+            )
+        if (adapter := await self.find(engine, request.lora_name)) is not None:
+            if Path(adapter.path).absolute() != Path(request.lora_path).absolute():
+                raise RequestError(
+                    f"lora_request: the adapter {request.lora_name!r} was loaded from {adapter.path}, not from "
+                    f"{request.lora_path}. Choose another name, or unload it first.",
+                    param="lora_request",
+                )
+            return adapter.number
+        try:
+            return (await self.load(engine, request.lora_name, request.lora_path)).number
+        except QuireError as error:
+            if isinstance(error, RequestError) and error.code == NAME_IS_TAKEN:
+                return await self.number_of(engine, request)
+            raise

@@ -1,0 +1,1 @@
+"""Tenants: who may come in, as whom, and when."""

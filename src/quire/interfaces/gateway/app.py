@@ -1,0 +1,114 @@
+"""The whole application: the endpoints of the engine, and those of what stands in front of it."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI
+
+from quire.interfaces.gateway.access import endpoints as tenants
+from quire.interfaces.gateway.access.callers import Callers, KeyedDoor
+from quire.interfaces.gateway.access.doors import doors_of, is_loopback
+from quire.interfaces.gateway.access.ledger import Ledger
+from quire.interfaces.gateway.access.waiting_room import WaitingRoom
+from quire.interfaces.gateway.batches import endpoints as batches
+from quire.interfaces.gateway.files import endpoints as files
+from quire.interfaces.gateway.responses import endpoints as responses
+from quire.interfaces.gateway.services import IN_MEMORY, Services, ServiceSettings, StorageSettings
+from quire.interfaces.gateway.sessions import endpoints as sessions
+from quire.interfaces.gateway.sessions import turns
+from quire.interfaces.server.app import ADMIN_FAMILIES, ALSO_FOR_ADMINS, FAMILIES, add_traces, application
+from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.http_server import HttpServer
+from quire.interfaces.server.observing.observed import Observed
+from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.process_role import ProcessRole
+from quire.interfaces.server.state import ServerState
+from quire.observability.metrics import ServerMetrics
+from quire.observability.tracing import Tracing, make_tracing
+
+# One file a family of endpoints: a new one is imported above and entered here.
+_FAMILIES = (*FAMILIES, responses, files, batches, sessions, turns)
+_ADMIN_FAMILIES = (*ADMIN_FAMILIES, tenants)
+
+
+def create_app(
+    engine: ServedEngine | None = None,
+    options: ServerOptions | None = None,
+    *,
+    is_local: bool = False,
+    tracing: Tracing | None = None,
+    storage: StorageSettings | None = None,
+    services: ServiceSettings | None = None,
+    role: ProcessRole | None = None,
+    ledger: Ledger | None = None,
+    **changes: Any,
+) -> FastAPI:
+    """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
+
+    `changes` are options by name. `is_local`: only this machine will reach the application (doors.py). Where there is
+    a port for administrators, `app.state.admin_app` is its application. `tracing`: where traces of requests
+    go. `storage`: where responses are kept; by default in memory, as long as the application lives. `services`:
+    bounds of files, batches and sessions, if not those of the options. `role`: among several processes, which keep
+    the `ledger` together.
+    """
+    options = replace(options or ServerOptions(), **changes)
+    doors = doors_of(options, is_local=is_local)
+    state = ServerState(options, tracing, role)
+    callers = Callers(
+        doors.tenants,
+        WaitingRoom(
+            doors.tenants.by_name.values(),
+            max_requests=options.max_num_queued_requests,
+            max_tokens=options.max_num_queued_tokens,
+            queue_seconds=options.max_queue_seconds,
+            request_seconds=options.max_request_seconds,
+            rejections=state.metrics.rejected,
+            ledger=ledger,
+        ),
+    )
+    _show(callers.room, state.metrics)
+    families = (*_FAMILIES, *_ADMIN_FAMILIES) if doors.is_administrated_here else _FAMILIES
+    observed = Observed(state.metrics, siblings=state.role.siblings)
+    app = application(families, state, KeyedDoor(doors.main, callers), observed, options.allowed_origins)
+    add_traces(app, state.tracing)
+    settings = services or ServiceSettings.of(options)
+    beside = Services(state, callers, settings, storage or StorageSettings(IN_MEMORY))
+    state.services = app.state.services = beside
+    app.state.admin_app = None
+    if doors.admin is not None:
+        admin_families = (*ALSO_FOR_ADMINS, *_ADMIN_FAMILIES)
+        app.state.admin_app = application(admin_families, state, KeyedDoor(doors.admin, callers), observed)
+        app.state.admin_app.state.services = beside
+    if engine is not None:
+        state.attach(engine)
+    return app
+
+
+def _show(room: WaitingRoom, metrics: ServerMetrics) -> None:
+    metrics.queued_requests.read = lambda: room.num_requests
+    metrics.queued_tokens.read = lambda: room.num_tokens
+    metrics.queue_oldest_seconds.read = lambda: room.oldest_seconds
+
+
+def http_server(
+    options: ServerOptions,
+    listener: socket.socket,
+    admin_listener: socket.socket | None = None,
+    *,
+    role: ProcessRole | None = None,
+    ledger: Ledger | None = None,
+) -> HttpServer:
+    """The application on its sockets; what it keeps outlives it."""
+    app = create_app(
+        options=options,
+        role=role,
+        ledger=ledger,
+        is_local=is_loopback(listener.getsockname()[0]),
+        tracing=make_tracing(options.otlp_endpoint),
+        storage=StorageSettings(options.storage_url, options.storage_max_bytes, options.storage_max_days),
+        services=ServiceSettings.lasting(options),
+    )
+    return HttpServer(app, options, listener, admin_listener)

@@ -1,0 +1,81 @@
+"""POST, GET and DELETE of /v1/files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from quire.interfaces.gateway.files.answers import FileDeleted, FileList, FileObject
+from quire.interfaces.gateway.files.download import Download
+from quire.interfaces.server.access.time_limits import arriving_within
+from quire.interfaces.server.state import state_of, tenant_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.json_answer import json_answer
+from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited
+
+if TYPE_CHECKING:
+    from quire.interfaces.gateway.files.files import Files
+
+router = APIRouter()
+_PATH = "/v1/files"
+_MOST = 10_000
+_FORM = "the fields file (with a filename), purpose (batch), expires_after[anchor] and expires_after[seconds]"
+
+
+def _files(request: Request) -> Files:
+    """Those of the application that the request came to."""
+    found: Files = request.app.state.services.files
+    return found
+
+
+@router.post(
+    _PATH,
+    openapi_extra=described(answer=FileObject, other_bodies={"multipart/form-data": _FORM}, errors=(408, 507)),
+)
+async def upload_file(request: Request) -> Response:
+    """Stores a file, which is streamed to the disk while it comes."""
+    state = state_of(request)
+    # a server that ends waits for it as for any other request
+    with state.in_flight.enter() as ticket, arriving_within(state.options.max_request_seconds, ticket):
+        file = await _files(request).receive(request, tenant_of(request))
+    return json_answer(file)
+
+
+@router.get(_PATH, openapi_extra=described(answer=FileList))
+async def list_files(
+    request: Request,
+    limit: Annotated[int, limited(_MOST)] = _MOST,
+    after: After = None,
+    order: Sorted = "desc",
+    purpose: Annotated[str | None, Query(description="only files of this purpose")] = None,
+) -> Response:
+    """The files of whoever asks, newest first."""
+    page = Page(limit, after, order)
+    found, has_more = await _files(request).page(tenant_of(request), purpose, page)
+    first, last = ends_of(found)
+    return json_answer(FileList(data=found, first_id=first, last_id=last, has_more=has_more))
+
+
+@router.get(_PATH + "/{file_id}", openapi_extra=described(answer=FileObject))
+async def retrieve_file(request: Request, file_id: str) -> Response:
+    """What is known of one file."""
+    return json_answer(await _files(request).find(file_id, tenant_of(request)))
+
+
+@router.get(_PATH + "/{file_id}/content", openapi_extra=described(media_type="application/octet-stream", errors=(416,)))
+async def file_content(request: Request, file_id: str) -> Response:
+    """The bytes of one file."""
+    state = state_of(request)
+    files = _files(request)
+    file = await files.find(file_id, tenant_of(request))
+    return Download(state.in_flight, files.path_of(file.id), file.filename)
+
+
+@router.delete(_PATH + "/{file_id}", openapi_extra=described(answer=FileDeleted, errors=(409,)))
+async def delete_file(request: Request, file_id: str) -> Response:
+    """Removes a file, unless a batch reads it."""
+    tenant = tenant_of(request)
+    await request.app.state.services.batches.check_unused(file_id, tenant)
+    await _files(request).delete(file_id, tenant)
+    return json_answer(FileDeleted(id=file_id))

@@ -1,0 +1,273 @@
+"""What a server has beside its engine: the waiting room, the storage, sessions, files, batches, and responses in the
+background. Each is made at its first use, so a server that is never asked for one neither opens a database nor makes a
+folder."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.interfaces.gateway.storage.data_folder import files_beside, marker_of
+from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from quire.interfaces.gateway.access.callers import Callers
+    from quire.interfaces.gateway.batches.service import Batches
+    from quire.interfaces.gateway.files.files import Files
+    from quire.interfaces.gateway.responses.background import BackgroundResponses
+    from quire.interfaces.gateway.responses.stored import StoredResponses
+    from quire.interfaces.gateway.sessions.registry import Sessions
+    from quire.interfaces.gateway.storage.storage import Storage
+    from quire.interfaces.server.engine import ServedEngine
+    from quire.interfaces.server.openai_responses.making import Making
+    from quire.interfaces.server.state import ServerState
+
+logger = logging.getLogger("quire.server")
+
+_NOT_READY_PAUSE_SECONDS = 0.5
+# how often it is looked what others have left, and what is over its time
+UPKEEP_SECONDS = 30.0
+# of a tenant
+_MAX_RUNNING_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """Bounds, and where files lie, as the options say it. Without a folder no file outlives the application."""
+
+    files_folder: str | None
+    max_file_bytes: int
+    max_tenant_file_bytes: int
+    max_batch_lines: int
+    max_batch_concurrency: int
+    max_sessions: int
+    max_session_tokens: int | None
+    session_idle_timeout: float
+
+    @classmethod
+    def of(cls, options: ServerOptions) -> ServiceSettings:
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+    @classmethod
+    def lasting(cls, options: ServerOptions) -> ServiceSettings:
+        """With a folder that belongs to the storage, if none is named."""
+        settings = cls.of(options)
+        return replace(settings, files_folder=settings.files_folder or files_beside(options.storage_url))
+
+
+IN_MEMORY = "sqlite:///:memory:"
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """Where things are kept, how much and how long. url None: in a file in the user's data folder."""
+
+    url: str | None = None
+    max_bytes: int = 2**30
+    max_age_days: float = 30.0
+
+
+_FOR_LATER = (
+    "quire.renderer.template_sandbox",
+    "quire.interfaces.gateway.files.files",
+    "quire.interfaces.gateway.batches.service",
+    "quire.interfaces.gateway.responses.stored",
+)
+
+
+def _import_the_rest() -> None:
+    """What the start does without. Whoever needed it first would hold the event loop for a quarter of a second."""
+    for module in _FOR_LATER:
+        importlib.import_module(module)
+
+
+class Services:
+    """Owned by the server's state; ended by `stop`."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        callers: Callers,
+        settings: ServiceSettings,
+        storage: StorageSettings,
+    ) -> None:
+        self.room = callers.room
+        self._state = state
+        self._callers = callers
+        self._settings = settings
+        self._storage_settings = storage
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
+        # why something could not be looked after, as the log has it already
+        self._said: dict[str, str] = {}
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Where things are kept beyond a request."""
+        from quire.interfaces.gateway.storage.storage import Storage
+
+        chosen = self._storage_settings
+        return Storage(chosen.url, max_bytes=chosen.max_bytes, max_age_seconds=chosen.max_age_days * 86_400)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        from quire.interfaces.gateway.sessions.registry import SessionLimits, Sessions
+
+        chosen = self._settings
+        limits = SessionLimits(chosen.max_sessions, chosen.max_session_tokens, chosen.session_idle_timeout)
+        return Sessions(lambda: self._state.engine, limits)
+
+    @cached_property
+    def files(self) -> Files:
+        from quire.interfaces.gateway.files.disk import FileFolder
+        from quire.interfaces.gateway.files.files import Files
+
+        return Files(
+            FileFolder(self._folder),
+            self.storage,
+            max_file_bytes=self._settings.max_file_bytes,
+            max_tenant_bytes=self._settings.max_tenant_file_bytes,
+        )
+
+    @cached_property
+    def batches(self) -> Batches:
+        from quire.interfaces.gateway.batches.endpoint_calls import EndpointCalls
+        from quire.interfaces.gateway.batches.job import Workshop
+        from quire.interfaces.gateway.batches.line_run import LineRunner
+        from quire.interfaces.gateway.batches.records import BatchRecords
+        from quire.interfaces.gateway.batches.service import Batches
+
+        calls = EndpointCalls(self._state, self._callers.patient)
+        runner = LineRunner(calls, asyncio.Semaphore(self._settings.max_batch_concurrency), self._wait_ready)
+        shop = Workshop(
+            records=BatchRecords(self.storage),
+            files=self.files,
+            runner=runner,
+            turns=defaultdict(lambda: asyncio.Semaphore(_MAX_RUNNING_BATCHES)),
+            max_lines=self._settings.max_batch_lines,
+        )
+        return Batches(shop, self._folder, lambda: self._state.model_name)
+
+    @cached_property
+    def background_responses(self) -> BackgroundResponses:
+        from quire.interfaces.gateway.responses.background import BackgroundResponses
+
+        return BackgroundResponses(self._state, self.storage)
+
+    def serve(self, engine: ServedEngine) -> None:
+        """As many prompts may wait as this engine has room for."""
+        self.room.set_capacity(engine.ready.num_blocks * engine.ready.block_size)
+
+    async def responses_of(self, name: str) -> StoredResponses:
+        """Of the tenant of this name. Raises 503 where nothing can be stored now."""
+        await self.storage.check()
+        return self.stored_responses(name)
+
+    def stored_responses(self, name: str) -> StoredResponses:
+        # SQLAlchemy is imported by the first who stores
+        from quire.interfaces.gateway.responses.stored import StoredResponses
+
+        return StoredResponses(self.storage, name)
+
+    async def make_in_background(self, making: Making) -> dict[str, Any]:
+        return await self.background_responses.start(making)
+
+    def statistics(self) -> dict[str, float]:
+        """Of the storage; empty as long as nothing was stored."""
+        return self.storage.statistics() if "storage" in self.__dict__ else {}
+
+    def resume(self) -> None:
+        """From now on: goes on with batches that an earlier process, or another one that died, has left, and removes
+        files whose time is over. May be called again."""
+        if self._upkeep is None or self._upkeep.done():
+            self._upkeep = asyncio.create_task(self._keep_up())
+
+    async def look_after(self) -> None:
+        """One round of it. Never raises for what one of them met."""
+        for name, work in (("batches", self._go_on_with_batches), ("files", self._remove_expired_files)):
+            try:
+                await work()
+            except Exception as error:
+                # the storage is away, another process runs the batches, a fault: said once, and tried again
+                if self._said.get(name) != str(error):
+                    fault = None if isinstance(error, ApiError) else error
+                    logger.warning("%s that were left are not looked after yet: %s", name, error, exc_info=fault)
+                self._said[name] = str(error)
+
+    async def stop(self) -> None:
+        """What runs is aborted. Batches go on with the next start, sessions end, responses have failed."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        if "batches" in self.__dict__:
+            await self.batches.stop()
+        if "sessions" in self.__dict__:
+            await self.sessions.stop()
+        if "background_responses" in self.__dict__:
+            await self.background_responses.stop()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def close(self) -> None:
+        """After the end of all: what was handed in is written first."""
+        if "storage" in self.__dict__:
+            self.storage.close()
+
+    @property
+    def _lasting_folder(self) -> Path | None:
+        folder = self._settings.files_folder
+        return None if folder is None else Path(folder).expanduser()
+
+    @cached_property
+    def _folder(self) -> Path:
+        if self._lasting_folder is not None:
+            return self._lasting_folder
+        self._temporary = tempfile.TemporaryDirectory(prefix="quire-files-")
+        return Path(self._temporary.name)
+
+    async def _keep_up(self) -> None:
+        await asyncio.to_thread(_import_the_rest)
+        while True:
+            await self.look_after()
+            await asyncio.sleep(UPKEEP_SECONDS)
+
+    async def _go_on_with_batches(self) -> None:
+        folder = self._lasting_folder
+        if folder is not None and await asyncio.to_thread(has_open_batches, folder):
+            await self.batches.start()
+
+    async def _remove_expired_files(self) -> None:
+        folder = self._lasting_folder
+        has_files = "files" in self.__dict__
+        if has_files or (folder is not None and await asyncio.to_thread(has_left_files, folder)):
+            await self.files.remove_expired()
+
+    async def _wait_ready(self) -> None:
+        while True:
+            try:
+                return self._state.check_ready()
+            except ApiError:
+                await asyncio.sleep(_NOT_READY_PAUSE_SECONDS)
+
+
+def has_open_batches(folder: Path) -> bool:
+    try:
+        return marker_of(folder).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def has_left_files(folder: Path) -> bool:
+    """Whether there is any file that an earlier process has kept."""
+    try:
+        return any(entry.name.startswith("file-") for entry in os.scandir(folder))
+    except OSError:
+        return False

@@ -1,0 +1,124 @@
+"""Turns of sessions: POST /v1/sessions/{id}/messages and /v1/sessions/{id}/completions.
+
+A turn is an ordinary chat or completion, whole or as a stream, whose prompt is the whole conversation; what the engine
+keeps of it is not computed again. So the answers have the form, and the texts, of /v1/chat/completions and
+/v1/completions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from quire.interfaces.gateway.sessions.endpoints import PATH, sessions_of
+from quire.interfaces.gateway.sessions.kept_session import KeptSession, Kind, TurnEngine
+from quire.interfaces.gateway.sessions.requests import CHAT_RULES, TEXT_RULES
+from quire.interfaces.server.access.in_flight import until_disconnect
+from quire.interfaces.server.event_stream import EventStream
+from quire.interfaces.server.openai.chat import Chat, prepare_chat
+from quire.interfaces.server.openai.chat_answers import message_of
+from quire.interfaces.server.openai.chunks import ChatChunk, CompletionChunk
+from quire.interfaces.server.openai.continuations import Continuations
+from quire.interfaces.server.openai.generation import Choice
+from quire.interfaces.server.openai.rendering import render
+from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
+from quire.interfaces.server.openai.responses import ChatCompletion, ChatMessage, Completion
+from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
+from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.openai.work import Work
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.state import ServerState, state_of, tenant_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.json_answer import long_json_answer
+from quire.interfaces.server.wire.prompt_forms import check_token_ids
+
+router = APIRouter()
+
+
+@router.post(
+    PATH + "/{session_id}/messages",
+    openapi_extra=described(request=ChatRequest, answer=ChatCompletion, event=ChatChunk, errors=(409, 429)),
+)
+async def continue_chat(request: Request, session_id: str) -> Response:
+    """Answers new messages of a chat; `messages` holds these alone."""
+    state = state_of(request)
+    body = await read_request(request, ChatRequest, CHAT_RULES, strict=state.strict)
+    kept = _session_for(request, state, session_id, body.model, Kind.CHAT)
+    if not body.messages:
+        raise invalid("messages: a turn brings at least one message.", "messages")
+    body.messages = [*kept.messages, *body.messages]
+    turn = TurnEngine(state.engine, kept)
+    view = state.with_engine(turn)
+    work, formats = await prepare_chat(body, view)
+
+    def end(answer: Choice) -> None:
+        message, _ = message_of(answer, formats)
+        kept.turn_ended([*body.messages, _as_sent_back(message)], Kind.CHAT, sessions_of(request).now)
+
+    turn.on_end = end
+    return await _answer(request, state, Chat(body, work, formats, view), is_stream=bool(body.stream))
+
+
+@router.post(
+    PATH + "/{session_id}/completions",
+    openapi_extra=described(request=CompletionRequest, answer=Completion, event=CompletionChunk, errors=(409, 429)),
+)
+async def continue_text(request: Request, session_id: str) -> Response:
+    """Continues a text; `prompt` is appended to it, and may be empty after the first turn."""
+    state = state_of(request)
+    body = await read_request(request, CompletionRequest, TEXT_RULES, strict=state.strict)
+    kept = _session_for(request, state, session_id, body.model, Kind.TEXT)
+    check_stream_options(body)
+    turn = TurnEngine(state.engine, kept)
+    view = state.with_engine(turn)
+    whole = kept.engine_session.token_ids
+    whole += await _tokens_of(body, view, is_first=not whole)
+    if not whole:
+        raise invalid("prompt: holds no tokens. The first turn of a session has at least one.", "prompt")
+    check_length(len(whole), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
+    params = completion_params(body, state.defaults)
+    work = await Work.prepare(view.engine, [whole], params, priority=0, cache_salt="", names=form_names(body))
+    turn.on_end = lambda answer: kept.turn_ended([], Kind.TEXT, sessions_of(request).now)
+    return await _answer(request, state, Continuations(body, work, [""], view), is_stream=bool(body.stream))
+
+
+def _session_for(request: Request, state: ServerState, session_id: str, model: str | None, kind: Kind) -> KeptSession:
+    """The session, if it can take a turn of this kind now."""
+    state.check_model(model)
+    sessions = sessions_of(request)
+    kept = sessions.find(session_id, tenant_of(request))
+    kept.check_kind(kind)
+    kept.check_free()
+    sessions.check_room(kept.tenant)
+    return kept
+
+
+async def _answer(request: Request, state: ServerState, answer: Chat | Continuations, *, is_stream: bool) -> Response:
+    if is_stream:
+        return EventStream(state.in_flight, answer.events())
+    return await long_json_answer(await until_disconnect(state.in_flight, request.receive, answer.whole()), "choices")
+
+
+def _as_sent_back(message: ChatMessage) -> dict[str, Any]:
+    """The answer as a client would send it in the next request. Thoughts are not part of a conversation."""
+    sent: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        sent["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    return sent
+
+
+async def _tokens_of(body: CompletionRequest, state: ServerState, *, is_first: bool) -> list[int]:
+    """What is new. In the middle of a text no special tokens are put around it."""
+    prompt = body.prompt
+    limit = state.max_model_len
+    if isinstance(prompt, list):
+        if not all(type(token) is int for token in prompt):
+            raise invalid("prompt: a turn of a session has one prompt, a text or a list of token ids.", "prompt")
+        check_token_ids(prompt, state.engine.config.facts.vocab_size, "prompt")
+        return prompt
+    if is_first:
+        return (await render(state, prompt, add_special_tokens=body.add_special_tokens)).token_ids
+    return await state.text_threads.call(state.engine.renderer.render_continuation, prompt, max_tokens=limit)

@@ -1,0 +1,119 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter: adapters come and go while requests run, with vLLM's names.
+
+A body names a folder below `adapter_root`, never one beside it: what it leads to is looked at after all links have been
+followed. Without that option nothing is loaded over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import Meta
+
+from quire.errors import RequestError
+from quire.interfaces.adapters import NAME_IS_TAKEN, NOT_FOUND
+from quire.interfaces.server.access.caller import admins_only
+from quire.interfaces.server.openai.responses import only
+from quire.interfaces.server.request_body import read_request
+from quire.interfaces.server.state import state_of
+from quire.interfaces.server.wire.api_description import described
+from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.interfaces.server.wire.field_rules import FieldRules
+from quire.interfaces.server.wire.json_answer import json_answer
+
+router = APIRouter(dependencies=[Depends(admins_only)])
+_STATUS_BY_CODE = {NAME_IS_TAKEN: 409, NOT_FOUND: 404}
+_MOST_CHARACTERS = 1024
+# what a folder is read for
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: Annotated[str, Meta(description="by which requests name it as their model")]
+    lora_path: Annotated[str, Meta(description="folder below adapter_root")]
+    load_inplace: Annotated[bool, Meta(description="a name that is taken gets this version for new requests")] = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: Annotated[str, Meta(description="requests that run go on, new ones get 404")]
+
+
+class LoadedAdapter(msgspec.Struct, kw_only=True):
+    """What was loaded."""
+
+    object: Annotated[str, only("lora_adapter")] = "lora_adapter"
+    name: str
+
+
+class UnloadedAdapter(msgspec.Struct, kw_only=True):
+    """What takes no new request any more."""
+
+    object: Annotated[str, only("lora_adapter.deleted")] = "lora_adapter.deleted"
+    name: str
+    deleted: bool = True
+
+
+_LOAD_RULES = FieldRules(LoadAdapterRequest, {})
+_UNLOAD_RULES = FieldRules(UnloadAdapterRequest, {})
+
+
+@router.post(
+    "/v1/load_lora_adapter", openapi_extra=described(request=LoadAdapterRequest, answer=LoadedAdapter, errors=(409,))
+)
+async def load_lora_adapter(request: Request) -> Response:
+    """Loads an adapter beside the requests that run; answers when it may be used."""
+    state = state_of(request)
+    body = await read_request(request, LoadAdapterRequest, _LOAD_RULES, strict=True)
+    # files may lie on a disk that is slow to answer
+    folder = await asyncio.to_thread(folder_below, state.options.adapter_root, body.lora_path)
+    try:
+        adapter = await state.engine.load_adapter(body.lora_name, str(folder), in_place=body.load_inplace)
+    except RequestError as error:
+        raise _answered(error) from error
+    return json_answer(LoadedAdapter(name=adapter.name))
+
+
+@router.post(
+    "/v1/unload_lora_adapter",
+    openapi_extra=described(request=UnloadAdapterRequest, answer=UnloadedAdapter, errors=(404,)),
+)
+async def unload_lora_adapter(request: Request) -> Response:
+    """Takes an adapter out of service; its memory is given back when its last request has ended."""
+    body = await read_request(request, UnloadAdapterRequest, _UNLOAD_RULES, strict=True)
+    try:
+        adapter = await state_of(request).engine.unload_adapter(body.lora_name)
+    except RequestError as error:
+        raise _answered(error) from error
+    return json_answer(UnloadedAdapter(name=adapter.name))
+
+
+def folder_below(root: str | None, name: str) -> Path:
+    """The folder itself, all links followed; 400 for whatever lies elsewhere, whether it is there or not."""
+    if root is None:
+        raise invalid("lora_path: this server loads no adapters over HTTP. Start it with --adapter-root.", "lora_path")
+    path = Path(name)
+    is_plain = 0 < len(name) <= _MOST_CHARACTERS and name.isprintable() and ".." not in path.parts
+    if is_plain and not path.is_absolute():
+        try:
+            above = Path(root).resolve(strict=True)
+            folder = (above / path).resolve(strict=True)
+            inside = [folder, *(file.resolve() for file in map(folder.joinpath, _FILES))]
+            if folder.is_dir() and all(one.is_relative_to(above) for one in inside):
+                return folder
+        except (OSError, RuntimeError):
+            pass  # not there, or links in a circle: the same answer, so that nobody learns what else is there
+    raise invalid(
+        f"lora_path={name[:100]!r}: must be the name of a folder below adapter_root that holds an adapter.", "lora_path"
+    )
+
+
+def _answered(error: RequestError) -> ApiError:
+    return ApiError(_STATUS_BY_CODE.get(error.code or "", 400), str(error), param=error.param, code=error.code)

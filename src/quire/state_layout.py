@@ -1,0 +1,69 @@
+"""Where the recurrent states of a sequence lie in the blocks that it holds for them: read by the core and the worker.
+
+A block has room for the keys and values of block_size tokens in each attention layer of a group. The part of one layer
+is a *chunk*, its layer a *place*, and a state layer takes as many consecutive chunks as its state needs:
+
+    chunk     0    1    2    3    4    5        of a model with 3 places
+    block     0    0    0    1    1    1        entry of the sequence's table of states
+    place     0    1    2    0    1    2
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from quire.messages import LayerSpec
+
+# Of every state, before what the layer keeps: int64, how many tokens it has absorbed, and padding.
+STATE_HEADER_BYTES = 16
+_ALIGNMENT = 64
+
+
+class StateLayout(msgspec.Struct, kw_only=True, frozen=True):
+    """The blocks that the states of one sequence take."""
+
+    # bytes of a chunk, and chunks in a block
+    chunk_bytes: int
+    num_places: int
+    # of one sequence
+    num_blocks: int
+    first_chunk_by_layer: dict[str, int]
+
+    def place_of(self, chunk: int) -> tuple[int, int]:
+        """(entry in the block table, place in that block)."""
+        return divmod(chunk, self.num_places)
+
+
+def state_layout(layers: list[LayerSpec], block_size: int) -> StateLayout | None:
+    """None: no layer of the model keeps a state.
+
+    Without attention nothing else sets the size of a block, so that one holds all states of a sequence.
+    """
+    states = [layer for layer in layers if layer.state_bytes]
+    if not states:
+        return None
+    attention = [layer for layer in layers if not (layer.state_bytes or layer.is_draft)]
+    if attention:
+        # Groups are as large as the rarest kind of layer has members, so that a block has so many places (groups.py).
+        num_places = min(Counter(msgspec.structs.replace(layer, name="") for layer in attention).values())
+        chunk_bytes = attention[0].bytes_per_token * block_size
+    else:
+        num_places = len(states)
+        chunk_bytes = _rounded_up(max(layer.state_bytes for layer in states), _ALIGNMENT)
+    first_chunk_by_layer: dict[str, int] = {}
+    num_chunks = 0
+    for layer in states:
+        first_chunk_by_layer[layer.name] = num_chunks
+        num_chunks += -(-layer.state_bytes // chunk_bytes)
+    return StateLayout(
+        chunk_bytes=chunk_bytes,
+        num_places=num_places,
+        num_blocks=-(-num_chunks // num_places),
+        first_chunk_by_layer=first_chunk_by_layer,
+    )
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

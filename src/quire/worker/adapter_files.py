@@ -1,0 +1,280 @@
+"""An adapter's directory as the PEFT library writes it: adapter_config.json and adapter_model.safetensors.
+
+Owns what of PEFT is understood; the rest is refused by name. Nothing is unpickled, and a tensor is read only after its
+shape was found to fit the model, so that a broken file costs no memory. The model's checkpoint map says where a module
+of the checkpoint has gone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from quire.errors import ModelError, one_line
+from quire.worker.layers.adapters import AdapterStack, LowRank
+from quire.worker.layers.linear import QKVParallelLinear, ReplicatedLinear
+from quire.worker.models.checkpoint_map import CheckpointMap
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_MOST_CONFIG_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 16 << 20
+_MOST_TENSORS = 1 << 16
+_DTYPES = ("F32", "BF16", "F16")
+_PREFIX = "base_model.model."
+_KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.(?:default\.)?weight")
+# Fields that change what an adapter means, with the values that leave it alone.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (None, False),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "bias": (None, "none"),
+    "lora_bias": (None, False),
+    "use_qalora": (None, False),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "corda_config": (None,),
+}
+
+# by layer of the model, and by part of it
+Weights = dict[str, dict[int, LowRank]]
+
+
+@dataclass(frozen=True)
+class AdapterTargets:
+    """What a model offers: its layers that have slots, by name, and where modules of its checkpoint are."""
+
+    layers: Mapping[str, tuple[ReplicatedLinear, AdapterStack]]
+    checkpoint_map: CheckpointMap
+    max_rank: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: nn.Module, max_rank: int, dtype: torch.dtype) -> AdapterTargets:
+        layers: dict[str, tuple[ReplicatedLinear, AdapterStack]] = {}
+        for name, layer in model.named_modules():
+            if isinstance(layer, ReplicatedLinear) and isinstance(layer.adapters, AdapterStack):
+                layers[name] = (layer, layer.adapters)
+        return cls(layers, getattr(model, "checkpoint_map", CheckpointMap()), max_rank, dtype)
+
+    @property
+    def most_file_bytes(self) -> int:
+        """Of all matrices in float32, and of what stands around them."""
+        elements = sum(len(s.parts) * s.in_features + sum(s.parts) for _, s in self.layers.values()) * self.max_rank
+        return 4 * elements + _MOST_HEADER_BYTES
+
+
+def read_adapter(folder: Path, targets: AdapterTargets) -> Weights:
+    """All matrices, checked; ModelError says in one line what is wrong."""
+    config = _read_config(folder / CONFIG_FILE)
+    file = folder / WEIGHTS_FILE
+    if not file.is_file():
+        raise ModelError(f"{WEIGHTS_FILE}: is not there. Save the adapter with safetensors; .bin files are not read.")
+    most = targets.most_file_bytes
+    if (size := file.stat().st_size) > most:
+        raise ModelError(
+            f"{WEIGHTS_FILE}: {size:,} bytes; an adapter of this model has at most {most:,} with max_lora_rank="
+            f"{targets.max_rank}. Is it an adapter, and of this model?"
+        )
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            return _Reader(opened, config, targets).read()
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ModelError(f"{WEIGHTS_FILE}: cannot be read ({one_line(error)}). Copy it again.") from error
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file():
+            raise ModelError(f"{CONFIG_FILE}: is not there. Name the folder of an adapter as PEFT writes it.")
+        if file.stat().st_size > _MOST_CONFIG_BYTES:
+            raise ModelError(f"{CONFIG_FILE}: more than {_MOST_CONFIG_BYTES:,} bytes. Take the one that PEFT wrote.")
+        config = msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{CONFIG_FILE}: cannot be read ({error.strerror}). Name the folder of an adapter.") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{CONFIG_FILE}: is not valid JSON ({one_line(error)}).") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else None
+        raise ModelError(f"{CONFIG_FILE}: peft_type={kind!r}: must be LORA, because other kinds are not built.")
+    for name, harmless in _REFUSED.items():
+        if config.get(name) not in harmless:
+            raise ModelError(
+                f"{CONFIG_FILE}: {name}={_short(config[name])}: is not built. Train without it, or merge the adapter "
+                "into the model."
+            )
+    _check_numbers(config)
+    return config
+
+
+def _check_numbers(config: Mapping[str, Any]) -> None:
+    values = {"r": config.get("r"), "lora_alpha": config.get("lora_alpha")}
+    for pattern in ("rank_pattern", "alpha_pattern"):
+        entries = config.get(pattern) or {}
+        if not isinstance(entries, dict):
+            raise ModelError(f"{CONFIG_FILE}: {pattern}={_short(entries)}: must be an object.")
+        values |= {f"{pattern}.{key}": value for key, value in entries.items()}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise ModelError(f"{CONFIG_FILE}: {name}={_short(value)}: must be a number above 0.")
+    if config.get("use_rslora") not in (None, True, False):
+        raise ModelError(f"{CONFIG_FILE}: use_rslora={_short(config['use_rslora'])}: must be true or false.")
+
+
+class _Reader:
+    """One file."""
+
+    def __init__(self, opened: Any, config: dict[str, Any], targets: AdapterTargets) -> None:
+        self._opened = opened
+        self._config = config
+        self._targets = targets
+
+    def read(self) -> Weights:
+        pairs = self._pairs()
+        self._check_targets(pairs)
+        weights: Weights = {}
+        for module, sides in pairs.items():
+            self._add(weights, module, sides)
+        return weights
+
+    def _pairs(self) -> dict[str, dict[str, str]]:
+        """Keys by module and side. Nothing of the tensors is read."""
+        keys = list(self._opened.keys())
+        if len(keys) > _MOST_TENSORS:
+            raise ModelError(f"{WEIGHTS_FILE}: {len(keys):,} tensors, at most {_MOST_TENSORS:,} are read.")
+        pairs: dict[str, dict[str, str]] = {}
+        for key in keys:
+            if (match := _KEY.fullmatch(key)) is None:
+                raise ModelError(
+                    f"{WEIGHTS_FILE}: {_short(key)}: only lora_A and lora_B of linear layers are built. Train the "
+                    "adapter without embeddings, biases, magnitudes and saved modules."
+                )
+            pairs.setdefault(match["module"], {})[match["side"]] = key
+        for module, sides in pairs.items():
+            if len(sides) < 2:
+                raise ModelError(f"{WEIGHTS_FILE}: {_short(module)}: has one of lora_A and lora_B; both are needed.")
+        if not pairs:
+            raise ModelError(f"{WEIGHTS_FILE}: holds no tensors.")
+        return pairs
+
+    def _check_targets(self, pairs: Mapping[str, Any]) -> None:
+        """What the configuration names must be there; a part of a file must not pass for an adapter."""
+        targets = self._config.get("target_modules")
+        if isinstance(targets, str):
+            # a regular expression or all-linear: what it chose is what the file has
+            return
+        if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
+            raise ModelError(f"{CONFIG_FILE}: target_modules={_short(targets)}: must be names or a regular expression.")
+        for name in targets:
+            if not any(module == name or module.endswith(f".{name}") for module in pairs):
+                raise ModelError(
+                    f"{WEIGHTS_FILE}: has nothing for {_short(name)}, which target_modules names. Is the file whole?"
+                )
+
+    def _add(self, weights: Weights, module: str, sides: Mapping[str, str]) -> None:
+        a_shape = self._shape(sides["A"])
+        b_shape = self._shape(sides["B"])
+        rank, scale = self._rank_and_scale(module)
+        most = self._targets.max_rank
+        if rank > most:
+            raise ModelError(f"rank {rank} of {_short(module)}: at most {most} here. Start with max_lora_rank={rank}.")
+        if a_shape[:1] != [rank] or b_shape[1:] != [rank]:
+            raise ModelError(
+                f"{WEIGHTS_FILE}: {_short(module)}: lora_A {a_shape} and lora_B {b_shape} do not have the rank {rank} "
+                f"of {CONFIG_FILE}."
+            )
+        # The map is asked with a tensor that takes no memory.
+        probe = torch.empty(b_shape, device="meta")
+        places = self._places(module, probe)
+        for layer_name, part, piece in places:
+            _, stack = self._targets.layers[layer_name]
+            outputs = stack.parts[part] if part is not None else sum(stack.parts)
+            if a_shape != [rank, stack.in_features] or list(piece.shape) != [outputs, rank]:
+                raise ModelError(
+                    f"{WEIGHTS_FILE}: {_short(module)}: lora_A {a_shape} and lora_B {list(piece.shape)}, the model "
+                    f"needs {[rank, stack.in_features]} and {[outputs, rank]}. Is it an adapter of this model?"
+                )
+        a = self._tensor(sides["A"]).to(self._targets.dtype)
+        b = (self._tensor(sides["B"]).float() * scale).to(self._targets.dtype)
+        for layer_name, part, piece in self._places(module, b):
+            _, stack = self._targets.layers[layer_name]
+            parts = weights.setdefault(layer_name, {})
+            if part is not None:
+                parts[part] = LowRank(a, piece)
+                continue
+            for number, rows in enumerate(piece.split(stack.parts)):
+                parts[number] = LowRank(a, rows)
+
+    def _places(self, module: str, b: Tensor) -> list[tuple[str, int | None, Tensor]]:
+        """(layer, part or None for all of it, rows of b); where the checkpoint's weight is turned, so is b."""
+        weight = b.t() if self._config.get("fan_in_fan_out") else b
+        places: list[tuple[str, int | None, Tensor]] = []
+        for name, part, piece in self._targets.checkpoint_map.place(f"{module}.weight", weight):
+            layer_name = name.removesuffix(".weight")
+            if layer_name not in self._targets.layers:
+                raise ModelError(
+                    f"{WEIGHTS_FILE}: {_short(module)}: no linear layer of this model that takes adapters (embeddings, "
+                    "the head and experts do not)."
+                )
+            layer, _ = self._targets.layers[layer_name]
+            if isinstance(part, str) and isinstance(layer, QKVParallelLinear):
+                part = ("q", "k", "v").index(part)
+            assert part is None or isinstance(part, int)
+            assert isinstance(piece, Tensor)
+            places.append((layer_name, part, piece))
+        if not places:
+            raise ModelError(f"{WEIGHTS_FILE}: {_short(module)}: the model has no such weight.")
+        return places
+
+    def _rank_and_scale(self, module: str) -> tuple[int, float]:
+        rank = _by_pattern(self._config.get("rank_pattern"), module, self._config["r"])
+        alpha = _by_pattern(self._config.get("alpha_pattern"), module, self._config["lora_alpha"])
+        if rank != int(rank):
+            raise ModelError(f"{CONFIG_FILE}: r={rank}: must be a whole number.")
+        return int(rank), alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
+
+    def _shape(self, key: str) -> list[int]:
+        piece = self._opened.get_slice(key)
+        shape: list[int] = list(piece.get_shape())
+        if piece.get_dtype() not in _DTYPES or len(shape) != 2:
+            raise ModelError(
+                f"{WEIGHTS_FILE}: {_short(key)}: {piece.get_dtype()} {shape}: must be a matrix of {', '.join(_DTYPES)}."
+            )
+        return shape
+
+    def _tensor(self, key: str) -> Tensor:
+        tensor: Tensor = self._opened.get_tensor(key)
+        if not tensor.isfinite().all():
+            raise ModelError(f"{WEIGHTS_FILE}: {_short(key)}: holds numbers that are not finite.")
+        return tensor
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """As PEFT matches: the end of a module's name, as a regular expression."""
+    for pattern, value in (patterns or {}).items():
+        # plain names only: an expression of a stranger could run for ever
+        plain = pattern.removeprefix("^")
+        if re.fullmatch(r"[\w.]+", plain) is None:
+            raise ModelError(
+                f"{CONFIG_FILE}: {_short(pattern)} in rank_pattern or alpha_pattern: only names of modules are built."
+            )
+        if module == plain or (plain == pattern and module.endswith(f".{plain}")):
+            return value
+    return default
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 100 else text[:97] + "..."

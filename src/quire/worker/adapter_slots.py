@@ -1,0 +1,170 @@
+"""The worker's adapters: those that are loaded, and which of them are in the slots of the layers.
+
+    files --(a thread beside the steps)--> memory, one copy each --(least recently used leave)--> slots of all layers
+
+Owns both. A step's adapters are brought into slots before it is computed; the core grants no step more of them than
+there are slots. Numbers come from the core and are never used twice. Called by Worker (controls) and ModelRunner.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quire.errors import ModelError, UserError, one_line
+from quire.messages import SchedulerOutput
+from quire.worker.adapter_files import AdapterTargets, Weights, read_adapter
+from quire.worker.layers.adapters import AdapterStack
+from quire.worker.layers.experts import Expert, Router
+from quire.worker.layers.latent import LatentProjection
+from quire.worker.layers.linear import ReplicatedLinear
+from quire.worker.models.causal_lm import CausalLM
+from quire.worker.row_table import RowTable
+from quire.worker.step_isolation import StepIsolation
+from quire.worker.step_member import StepMember
+
+logger = logging.getLogger(__name__)
+# linear layers that are computed by other operators than theirs
+_WITHOUT_SLOTS = (Router, LatentProjection)
+NOT_LOADED = "its adapter is not loaded any more. Load it again."
+
+
+class _Loading:
+    """One adapter on its way into memory."""
+
+    def __init__(self, folder: str, targets: AdapterTargets) -> None:
+        self.weights: Weights | None = None
+        self.error: str | None = None
+        self._folder = folder
+        self._targets = targets
+        self._thread = threading.Thread(target=self._read, name="quire-adapter", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            with torch.inference_mode():
+                self.weights = read_adapter(Path(self._folder), self._targets)
+        except UserError as error:
+            self.error = str(error)
+        except Exception as error:
+            logger.exception("an adapter could not be read")
+            self.error = f"the adapter cannot be read ({type(error).__name__}: {one_line(error)})."
+
+    @property
+    def state(self) -> str:
+        return "failed" if self.error is not None else "loading" if self.weights is None else "ready"
+
+
+class Adapters:
+    """All adapters of one model."""
+
+    def __init__(self, model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
+        self._targets = AdapterTargets.of(model, max_rank, dtype)
+        self._loaded: dict[int, _Loading] = {}
+        # number in each slot, 0 for none, and the step in which it was used last
+        self._in_slot = np.zeros(num_slots, dtype=np.int64)
+        self._used_at = np.zeros(num_slots, dtype=np.int64)
+        self.num_fills = 0
+
+    # ------------------------------------------------------------------------------------------ controls
+
+    def load(self, number: int, path: str) -> None:
+        """Begins to read; `state` says how far it is."""
+        self._loaded[number] = _Loading(path, self._targets)
+
+    def state(self, number: int) -> dict[str, Any]:
+        loading = self._loaded.get(number)
+        if loading is None:
+            return {"state": "failed", "error": NOT_LOADED}
+        return {"state": loading.state, "error": loading.error}
+
+    def drop(self, number: int) -> None:
+        """No row of a later step has it."""
+        self._loaded.pop(number, None)
+        self._in_slot[self._in_slot == number] = 0
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "num_adapters_loaded": len(self._loaded),
+            "num_adapters_in_slots": int((self._in_slot > 0).sum()),
+            "num_adapter_slot_fills_total": self.num_fills,
+        }
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def bring(self, numbers: list[int], step: int) -> dict[int, int]:
+        """Slots of these adapters, by number; those that are not loaded are missing."""
+        slots = {number: slot for slot, number in enumerate(self._in_slot.tolist()) if number in numbers}
+        self._used_at[list(slots.values())] = step
+        for number in numbers:
+            loading = self._loaded.get(number)
+            if number in slots or loading is None or loading.weights is None:
+                continue
+            is_free = np.flatnonzero(~np.isin(self._in_slot, numbers))
+            slot = int(is_free[np.argmin(np.where(self._in_slot[is_free] > 0, self._used_at[is_free], -1))])
+            self._fill(slot, loading.weights)
+            self._in_slot[slot] = number
+            self._used_at[slot] = step
+            slots[number] = slot
+        return slots
+
+    def _fill(self, slot: int, weights: Weights) -> None:
+        # until all of it is there the slot is nobody's
+        self._in_slot[slot] = 0
+        for name, (_, stack) in self._targets.layers.items():
+            stack.fill(slot, weights.get(name, {}))
+        self.num_fills += 1
+
+
+class AdapterMember(StepMember):
+    """Before a step: every row that has an adapter learns its slot."""
+
+    def __init__(self, adapters: Adapters, table: RowTable, isolation: StepIsolation) -> None:
+        self._adapters = adapters
+        self._table = table
+        self._isolation = isolation
+
+    def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
+        numbers = self._table.adapters[scheduled.rows]
+        if not numbers.any():
+            return {}
+        slots = self._adapters.bring(np.unique(numbers[numbers > 0]).tolist(), scheduled.step)
+        failures: dict[int, str] = {}
+        for row, number in zip(scheduled.rows.tolist(), numbers.tolist(), strict=True):
+            if number and number not in slots:
+                self._isolation.fail(row)
+                failures[row] = NOT_LOADED
+        self._table.use_slots(scheduled.rows, np.array([slots.get(number, -1) for number in numbers.tolist()]))
+        return failures
+
+
+def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) -> int:
+    """Gives every linear layer of the model slots for adapters; bytes that they take.
+
+    The head and the embedding have none, and neither have experts, their routers and what latent vectors go through.
+    """
+    if not isinstance(model, CausalLM):
+        raise ModelError(
+            f"enable_lora: {type(model).__name__} runs through the Transformers library, and adapters are built for "
+            "Quire's own models only. Leave enable_lora out, or take model_impl=native."
+        )
+    experts = [module for module in model.modules() if isinstance(module, Expert)]
+    inside_experts = {id(layer) for expert in experts for layer in expert.modules()}
+    num_bytes = 0
+    for layer in model.modules():
+        if not isinstance(layer, ReplicatedLinear) or isinstance(layer, _WITHOUT_SLOTS) or id(layer) in inside_experts:
+            continue
+        if layer.group.size > 1:
+            raise ModelError("enable_lora: not together with several workers that share a layer.")
+        like = layer.weight.new_empty(0, dtype=dtype)
+        stack = AdapterStack(num_slots, max_rank, layer.in_features, layer.part_sizes, like)
+        layer.adapters = stack
+        num_bytes += stack.num_bytes
+    logger.info("slots for %d adapters of rank %d take %.1f MiB", num_slots, max_rank, num_bytes / 2**20)
+    return num_bytes

@@ -1,0 +1,76 @@
+"""DeepSeek V3 and R1: version 2 with experts chosen by sigmoids, a learned correction of the choice, and groups."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from quire.worker.layers import Routing
+from quire.worker.model_config import Nullable
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.deepseek_v2 import (
+    LATENT_DEFAULTS,
+    LATENT_MAP,
+    LatentAttention,
+    complete_latent,
+    experts_or_dense,
+    refuse_other_values,
+)
+from quire.worker.models.llama import LlamaModel
+
+
+def complete_config(config: Any) -> None:
+    complete_latent(config)
+    refuse_other_values(config, topk_method=("noaux_tc",), scoring_func=("sigmoid",), moe_layer_freq=(1,))
+
+
+def make_mlp(config: Any, index: int) -> nn.Module:
+    routing = Routing(
+        config.num_experts_per_tok,
+        is_sigmoid=True,
+        is_normalised=config.norm_topk_prob,
+        num_groups=config.n_group,
+        top_groups=config.topk_group,
+        scale=config.routed_scaling_factor,
+    )
+    return experts_or_dense(config, index, routing, has_correction=True)
+
+
+class DeepseekV3ForCausalLM(CausalLM):
+    architectures = ("DeepseekV3ForCausalLM",)
+    config_defaults = {
+        **LATENT_DEFAULTS,
+        "vocab_size": 129_280,
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 1,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": Nullable(1),
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    }
+    complete_config = staticmethod(complete_config)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, LatentAttention, make_mlp, is_interleaved=config.rope_interleave)
+        super().__init__(model, head_of(config, model.embed_tokens))
+        # Layers behind the last one only draft.
+        first = config.num_hidden_layers
+        drafting = range(first, first + config.num_nextn_predict_layers)
+        self.checkpoint_map = dataclasses.replace(
+            LATENT_MAP, ignored_modules=tuple(f"model.layers.{index}." for index in drafting)
+        )
+
+
+MODEL = DeepseekV3ForCausalLM

@@ -1,0 +1,207 @@
+"""Qwen 3 Next: three layers of Gated DeltaNet for each layer of attention, and experts in place of feed-forward layers.
+
+Gated DeltaNet keeps a matrix a head instead of keys and values:
+
+    q, k, v, z, b, a = projections of hidden
+    q, k, v          = silu(conv(q, k, v))
+    out              = delta rule (q, k, v; decay = -exp(A) softplus(a + dt), strength = sigmoid(b))
+    hidden           = out_proj(norm(out) * silu(z))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ModelError
+from quire.worker.attention import Attention
+from quire.worker.layers import (
+    CausalConv,
+    Experts,
+    GatedDeltaRule,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    Routing,
+    RowParallelLinear,
+    activation,
+)
+from quire.worker.models.causal_lm import CausalLM, head_of
+from quire.worker.models.checkpoint_map import CheckpointMap
+from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads
+
+
+class Qwen3NextAttention(nn.Module):
+    """Attention with a gate on its output; the projection of queries brings the gate, head by head."""
+
+    def __init__(self, config: Any, name: str, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.rotary = rotary
+        self.sigmoid = activation("sigmoid")
+        sizes = [2 * num_heads * self.head_dim, num_kv_heads * self.head_dim, num_kv_heads * self.head_dim]
+        self.qkv_proj = MergedColumnParallelLinear(config.hidden_size, sizes, bias=config.attention_bias)
+        self.o_proj = RowParallelLinear(num_heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, is_zero_centred=True)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, is_zero_centred=True)
+        self.attn = Attention(num_heads, num_kv_heads, self.head_dim, self.head_dim**-0.5, name=f"{name}.attn")
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        query_gate, key, value = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
+        query, gate = query_gate.unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, dim=-1)
+        query = self.q_norm(query.contiguous()).flatten(1)
+        key = self.k_norm(key.unflatten(-1, (-1, self.head_dim)).contiguous()).flatten(1)
+        self.rotary(positions, query, key, self.head_dim)
+        out = self.attn(query, key, value.contiguous())
+        return self.o_proj(out * self.sigmoid(gate.flatten(1)))
+
+
+class GatedDeltaNet(nn.Module):
+    """The recurrent layer. Projections stand in the checkpoint head of keys by head of keys."""
+
+    def __init__(self, config: Any, name: str) -> None:
+        super().__init__()
+        self.num_heads = config.linear_num_key_heads
+        self.num_value_heads = config.linear_num_value_heads
+        self.num_shared = self.num_value_heads // self.num_heads
+        self.key_dim = config.linear_key_head_dim
+        self.value_dim = config.linear_value_head_dim
+        keys, values = self.num_heads * self.key_dim, self.num_value_heads * self.value_dim
+        self.sizes = [keys, keys, values]
+        channels = sum(self.sizes)
+        self.make_projections(config.hidden_size, channels, values)
+        self.conv1d = CausalConv(
+            channels, config.linear_conv_kernel_dim, name=f"{name}.conv", bias=False, activation="silu"
+        )
+        self.rule = GatedDeltaRule(self.num_value_heads, self.key_dim, self.value_dim, name=f"{name}.rule")
+        self.silu = activation("silu")
+        self.norm = RMSNorm(self.value_dim, config.rms_norm_eps)
+        self.out_proj = ReplicatedLinear(values, config.hidden_size, bias=False)
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        mixed, z_TVE, b_TV, a_TV = self.projected(hidden)
+        query, key, value = self.conv1d(mixed).split(self.sizes, dim=-1)
+        out_TVE = self.rule(
+            query.unflatten(-1, (self.num_heads, self.key_dim)),
+            key.unflatten(-1, (self.num_heads, self.key_dim)),
+            value.unflatten(-1, (self.num_value_heads, self.value_dim)),
+            a_TV,
+            b_TV,
+        )
+        gated_TVE = self.norm(out_TVE) * self.silu(z_TVE.float())
+        return self.out_proj(gated_TVE.to(hidden.dtype).flatten(1))
+
+    def make_projections(self, hidden_size: int, channels: int, values: int) -> None:
+        self.in_proj_qkvz = ReplicatedLinear(hidden_size, channels + values, bias=False)
+        self.in_proj_ba = ReplicatedLinear(hidden_size, 2 * self.num_value_heads, bias=False)
+
+    def projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[q | k | v] for the convolution, the gate z, and the numbers b and a of each head of values."""
+        values = self.num_shared * self.value_dim
+        qkvz_THF = self.in_proj_qkvz(hidden).unflatten(-1, (self.num_heads, -1))
+        query, key, value, z = qkvz_THF.split([self.key_dim, self.key_dim, values, values], dim=-1)
+        mixed = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=-1)
+        ba_THF = self.in_proj_ba(hidden).unflatten(-1, (self.num_heads, -1))
+        b, a = ba_THF.chunk(2, dim=-1)
+        return mixed, z.reshape(-1, self.num_value_heads, self.value_dim), b.flatten(1), a.flatten(1)
+
+
+def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> nn.Module:
+    if config.layer_types[index] == "full_attention":
+        return Qwen3NextAttention(config, name, rotary)
+    return GatedDeltaNet(config, name)
+
+
+def make_mlp(config: Any, index: int) -> nn.Module:
+    if index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step or not config.num_experts:
+        return LlamaMLP(config, bias=False)
+    return Experts(
+        config.hidden_size,
+        config.moe_intermediate_size,
+        config.num_experts,
+        Routing(config.num_experts_per_tok, is_normalised=config.norm_topk_prob),
+        config.hidden_act,
+        shared=LlamaMLP(config, bias=False, inner_size=config.shared_expert_intermediate_size),
+        has_shared_gate=True,
+    )
+
+
+def make_norm(config: Any) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, is_zero_centred=True)
+
+
+def complete_config(config: Any) -> None:
+    complete_layers(config)
+    config.mlp_only_layers = config.mlp_only_layers or []
+
+
+def complete_layers(config: Any) -> None:
+    complete_kv_heads(config)
+    if config.layer_types is None:
+        interval = config.full_attention_interval
+        config.layer_types = [
+            "linear_attention" if (index + 1) % interval else "full_attention"
+            for index in range(config.num_hidden_layers)
+        ]
+    if config.linear_num_value_heads % config.linear_num_key_heads:
+        raise ModelError(
+            f"config.json: linear_num_value_heads={config.linear_num_value_heads} is no multiple of "
+            f"linear_num_key_heads={config.linear_num_key_heads}. Take the config.json that belongs to the weights."
+        )
+
+
+class Qwen3NextForCausalLM(CausalLM):
+    architectures = ("Qwen3NextForCausalLM",)
+    checkpoint_map = CheckpointMap(
+        modules={"linear_attn": "self_attn", "A_log": "rule.A_log", "dt_bias": "rule.dt_bias"},
+        # the head that guesses several tokens is not used
+        ignored_modules=("mtp.",),
+        merged={
+            "q_proj": ("qkv_proj", 0),
+            "k_proj": ("qkv_proj", 1),
+            "v_proj": ("qkv_proj", 2),
+            "gate_proj": ("gate_up_proj", 0),
+            "up_proj": ("gate_up_proj", 1),
+        },
+    )
+    config_defaults = {
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "partial_rotary_factor": 0.25,
+        "attention_bias": False,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "full_attention_interval": 4,
+        "layer_types": None,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
+        "mlp_only_layers": None,
+        "tie_word_embeddings": False,
+    }
+    complete_config = staticmethod(complete_config)
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        model = LlamaModel(config, max_model_len, make_mixer, make_mlp, make_norm)
+        super().__init__(model, head_of(config, model.embed_tokens))
+
+
+MODEL = Qwen3NextForCausalLM

@@ -1,0 +1,43 @@
+"""Where the states of a sequence lie in its blocks."""
+
+from __future__ import annotations
+
+from quire.messages import LayerSpec
+from quire.state_layout import state_layout
+
+
+def attention(name: str, *, window: int = 0) -> LayerSpec:
+    """64 bytes a token."""
+    return LayerSpec(name=name, num_kv_heads=2, key_dim=8, value_dim=8, bytes_per_element=2, sliding_window=window)
+
+
+def state(name: str, num_bytes: int) -> LayerSpec:
+    return LayerSpec(name=name, num_kv_heads=0, key_dim=0, value_dim=0, bytes_per_element=0, state_bytes=num_bytes)
+
+
+def test_a_model_without_states_has_no_layout() -> None:
+    assert state_layout([attention("0")], 16) is None
+
+
+def test_each_layer_takes_whole_chunks_one_after_the_other() -> None:
+    layers = [state("0", 1025), attention("1"), state("2", 1024), attention("3"), state("4", 2048)]
+    layout = state_layout(layers, 16)
+    assert layout is not None
+    assert (layout.chunk_bytes, layout.num_places) == (1024, 2)
+    assert layout.first_chunk_by_layer == {"0": 0, "2": 2, "4": 3}
+    assert layout.num_blocks == 3  # of five chunks
+    assert [layout.place_of(chunk) for chunk in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+
+
+def test_the_rarest_kind_of_attention_and_no_draft_sets_the_number_of_places() -> None:
+    layers = [*(attention(str(i), window=8) for i in range(4)), *(attention(f"w{i}") for i in range(2))]
+    layout = state_layout([*layers, attention("draft.0"), state("s", 3000)], 16)
+    assert layout is not None
+    assert (layout.num_places, layout.num_blocks) == (2, 2)
+
+
+def test_without_attention_one_block_holds_all_states() -> None:
+    layout = state_layout([state("0", 1000), state("1", 1000), state("2", 500)], 16)
+    assert layout is not None
+    assert (layout.chunk_bytes, layout.num_places, layout.num_blocks) == (1024, 3, 1)
+    assert layout.first_chunk_by_layer == {"0": 0, "1": 1, "2": 2}

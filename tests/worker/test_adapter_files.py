@@ -1,0 +1,194 @@
+"""Adapter directories: what PEFT writes is understood, and whatever is broken or not built is refused in one line."""
+
+import json
+import os
+import tracemalloc
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire.errors import ModelError
+from quire.testing.model_harness import worker_config
+from quire.testing.tiny_adapters import make_adapter, write_adapter
+from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.adapter_files import AdapterTargets, read_adapter
+from quire.worker.adapter_slots import attach
+from quire.worker.model_loader import load_model
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    base = make_checkpoint(folder / "base", "llama")
+    model = load_model(worker_config(base))
+    attach(model, 2, 8, torch.float32)
+    return base, AdapterTargets.of(model, 8, torch.float32)
+
+
+@pytest.fixture
+def good(house, tmp_path):
+    base, _ = house
+    path = make_adapter(tmp_path / "adapter", base, seed=0, rank=4)
+    config = json.loads((path / "adapter_config.json").read_text())
+    return path, config, load_file(path / "adapter_model.safetensors")
+
+
+def first(tensors, side="A"):
+    return next(key for key in tensors if f"q_proj.lora_{side}" in key)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"use_dora": True}, "use_dora=True: is not built"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=.* is not built"),
+        ({"bias": "all"}, "bias=all: is not built"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"target_parameters": ["mlp.experts"]}, "target_parameters"),
+        ({"peft_type": "IA3"}, "peft_type='IA3'"),
+        ({"r": 0}, "r=0: must be a number above 0"),
+        ({"r": "4"}, "r=4: must be a number"),
+        ({"r": True}, "r=True"),
+        ({"lora_alpha": float("inf")}, "is not valid JSON"),
+        ({"r": 9}, "rank 9 of .*: at most 8 here. Start with max_lora_rank=9"),
+        ({"r": 5}, "do not have the rank 5"),
+        ({"rank_pattern": {"(a+)+$": 4}}, "only names of modules"),
+        ({"rank_pattern": {"q_proj": 3}}, "do not have the rank 3"),
+        ({"rank_pattern": [1]}, "rank_pattern=.* must be an object"),
+        ({"use_rslora": "yes"}, "use_rslora=yes"),
+        ({"target_modules": ["q_proj", "fc9"]}, "has nothing for fc9"),
+        ({"target_modules": 7}, "target_modules=7"),
+    ],
+)
+def test_configurations_that_are_refused(house, good, change, words):
+    path, config, tensors = good
+    write_adapter(path, {**config, **change}, tensors)
+    with pytest.raises(ModelError, match=words) as caught:
+        read_adapter(path, house[1])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(first(t)), "has one of lora_A and lora_B"),
+        (lambda t: t.update({first(t): torch.zeros(4, 63)}), "the model needs"),
+        (lambda t: t.update({first(t, "B"): torch.zeros(63, 4)}), "the model needs"),
+        (lambda t: t.update({first(t): torch.zeros(4, 64, dtype=torch.int32)}), "must be a matrix of F32"),
+        (lambda t: t.update({first(t): torch.zeros(4)}), "must be a matrix"),
+        (lambda t: t.update({first(t): torch.full((4, 64), float("nan"))}), "not finite"),
+        (lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(3)}), "only lora_A and lora_B"),
+        (lambda t: t.update({first(t).replace("lora_A", "lora_magnitude_vector"): torch.zeros(3)}), "only lora_A"),
+        (
+            lambda t: t.update({f"base_model.model.lm_head.lora_{side}.weight": torch.zeros(4, 4) for side in "AB"}),
+            "no linear layer of this model",
+        ),
+        (
+            lambda t: t.update({f"x.{'y' * 5000}.lora_{side}.weight": torch.zeros(4, 4) for side in "AB"}),
+            "no linear layer of this model",
+        ),
+        (lambda t: t.clear(), "holds no tensors|has nothing"),
+    ],
+)
+def test_tensors_that_are_refused(house, good, change, words):
+    path, config, tensors = good
+    change(tensors)
+    write_adapter(path, config, tensors)
+    with pytest.raises(ModelError, match=words) as caught:
+        read_adapter(path, house[1])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_files_that_are_broken(house, good):
+    path, config, _ = good
+    weights = path / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    for data in (b"", b"\xff" * 64, whole[:100], whole[:-10], b"\x10\x00\x00\x00\x00\x00\x00\x00not a header ...."):
+        weights.write_bytes(data)
+        with pytest.raises(ModelError, match="cannot be read"):
+            read_adapter(path, house[1])
+    weights.unlink()
+    (path / "adapter_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(ModelError, match="safetensors"):
+        read_adapter(path, house[1])
+    settings = path / "adapter_config.json"
+    for data in (b"", b"[" * 100_000, b"\xff\xfe", b"[]", b"null", b" " * (2 << 20)):
+        settings.write_bytes(data)
+        with pytest.raises(ModelError):
+            read_adapter(path, house[1])
+    settings.unlink()
+    os.mkfifo(settings)
+    with pytest.raises(ModelError, match="is not there"):
+        read_adapter(path, house[1])
+    assert config
+
+
+def test_a_file_that_claims_to_be_huge_costs_no_memory(house, good):
+    """Sizes are looked at before anything is read: the file has holes where its gigabytes are said to be."""
+    path, _, tensors = good
+    num_bytes = 1 << 34
+    header = json.dumps({
+        key: {"dtype": "F32", "shape": [4, num_bytes // 16], "data_offsets": [n * num_bytes, (n + 1) * num_bytes]}
+        for n, key in enumerate([first(tensors), first(tensors, "B")])
+    }).encode()  # fmt: skip
+    with (path / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * num_bytes)
+    settings = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": ["q_proj"]}))
+    tracemalloc.start()
+    with pytest.raises(ModelError, match="bytes; an adapter of this model has at most"):
+        read_adapter(path, house[1])
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_what_peft_itself_writes(house, tmp_path):
+    """Rank, alpha, rsLoRA, patterns, target modules: the merged weights of PEFT are those that we add up to."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    base, targets = house
+    for number, options in enumerate([
+        {"target_modules": "all-linear"},
+        {"target_modules": ["q_proj", "down_proj"], "use_rslora": True, "lora_alpha": 5},
+        {"target_modules": r".*\.[01]\..*\.(v|o)_proj", "rank_pattern": {"o_proj": 2}, "alpha_pattern": {"v_proj": 3}},
+    ]):  # fmt: skip
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        before = {name: weight.clone() for name, weight in model.state_dict().items()}
+        config = peft.LoraConfig(r=4, init_lora_weights=False, task_type="CAUSAL_LM", **options)
+        wrapped = peft.get_peft_model(model, config)
+        wrapped.save_pretrained(tmp_path / str(number))
+        after = wrapped.merge_and_unload().state_dict()
+        weights = read_adapter(tmp_path / str(number), targets)
+        num_found = 0
+        for layer in range(3):
+            for module, index, names in (
+                ("self_attn.qkv_proj", 0, ("q_proj", "k_proj", "v_proj")),
+                ("self_attn.o_proj", 0, ("o_proj",)),
+                ("mlp.gate_up_proj", 0, ("gate_proj", "up_proj")),
+                ("mlp.down_proj", 0, ("down_proj",)),
+            ):
+                pieces = weights.get(f"model.layers.{layer}.{module}", {})
+                for part, name in enumerate(names, index):
+                    key = f"model.layers.{layer}.{module.partition('.')[0]}.{name}.weight"
+                    delta = after[key] - before[key]
+                    found = pieces[part].b @ pieces[part].a if part in pieces else torch.zeros_like(delta)
+                    torch.testing.assert_close(found, delta, atol=1e-5, rtol=1e-4)
+                    num_found += part in pieces
+        assert num_found == {0: 21, 1: 6, 2: 4}[number]
+
+
+def test_what_latent_vectors_go_through_takes_no_adapter(tmp_path):
+    """It is multiplied in another direction, so that what an adapter adds to it would be lost without a word."""
+    model = load_model(worker_config(make_checkpoint(tmp_path / "base", "deepseek_v2")))
+    attach(model, 2, 8, torch.float32)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["kv_b_proj"]}
+    name = "base_model.model.model.layers.0.self_attn.kv_b_proj.lora_{}.weight"
+    tensors = {name.format("A"): torch.zeros(4, 32), name.format("B"): torch.zeros(160, 4)}
+    write_adapter(tmp_path / "adapter", config, tensors)
+    with pytest.raises(ModelError, match="no linear layer of this model"):
+        read_adapter(tmp_path / "adapter", AdapterTargets.of(model, 8, torch.float32))
