@@ -17,6 +17,8 @@ WAYS = {
     "at once": {},
     "chunks of 5 end within images": {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4},
     "few blocks: preempted": {"block_size": 4, "num_gpu_blocks_override": 33, "enable_prefix_caching": False},
+    "operator by operator": {"enforce_eager": True, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4},
+    "through the library": {"model_impl": "transformers"},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }
 

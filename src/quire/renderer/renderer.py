@@ -116,6 +116,10 @@ class Renderer:
         """The texts of tokens that `skip_special_tokens` leaves out."""
         return self._tokenizer.special_texts if self._tokenizer is not None else frozenset()
 
+    @property
+    def sees_images(self) -> bool:
+        return self._images is not None
+
     # ------------------------------------------------------------------------------------------ to tokens
 
     def render_prompt(

@@ -136,8 +136,10 @@ class ImageRows:
                     embeds_TE = self._model.embed_tokens(batch.input_ids_T).clone()
                 encoded = self._encode(image)[low - image.start : high - image.start]
                 embeds_TE[start + low - first : start + high - first] = encoded.to(embeds_TE.dtype)
-        inputs = (batch.input_ids_T, positions_3T)
-        return inputs if embeds_TE is None else (*inputs, embeds_TE)
+        if embeds_TE is None:
+            # Without tokens of images all three dimensions agree, and a model may be recorded for plain positions.
+            return batch.input_ids_T, positions_3T[0]
+        return batch.input_ids_T, positions_3T, embeds_TE
 
     def _encode(self, image: Media) -> Tensor:
         """[length, hidden]; each image alone, so that its bits do not depend on the others of a step."""

@@ -125,8 +125,7 @@ class Worker:
         self._connector.open(layout, cache.tensors)
         if self._platform.name == "cpu" and not (config.compile or config.enforce_eager):
             for module in self._proposer.recordable(model):
-                if not _takes_images(module):  # a recording has places for plain positions only
-                    self._record(module)
+                self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
         windows = [_window_of([cached_layers[name] for name in names]) for names in groups if names[0] in cached_layers]
         blocks_per_row = -(-config.max_model_len // config.block_size)

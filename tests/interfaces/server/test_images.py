@@ -3,6 +3,7 @@
 import base64
 import io
 
+import httpx2 as httpx
 import numpy as np
 import openai
 import pytest
@@ -22,6 +23,29 @@ def data_url(seed: int) -> str:
 def chat_with(url: str) -> list[dict]:
     text = {"type": "text", "text": "What is this?"}
     return [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]}]
+
+
+def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) -> None:
+    """Responses and messages see what a chat sees."""
+    text = {"type": "input_text", "text": "What is this?"}
+    content = [text, {"type": "input_image", "image_url": image, "detail": "auto"}]
+    response = client.responses.create(
+        model=expected.model, input=[{"role": "user", "content": content}], max_output_tokens=16, temperature=0,
+        store=False,
+    )  # fmt: skip
+    assert response.usage.input_tokens == expected.usage.prompt_tokens
+    assert response.output_text.startswith(expected.choices[0].message.content[:2])
+    source = {"type": "base64", "media_type": "image/png", "data": image.partition(",")[2]}
+    blocks = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
+    body = {"model": expected.model, "max_tokens": 6, "temperature": 0}
+    for content, status in ((blocks, 200), (blocks[1:], 200), ([{**blocks[1], "source": {"type": "url"}}], 400)):
+        answer = httpx.post(url + "/messages", json={**body, "messages": [{"role": "user", "content": content}]})
+        assert answer.status_code == status, answer.text
+        if content is blocks:
+            usage = answer.json()["usage"]
+            assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected.usage.prompt_tokens
+            assert answer.json()["content"][0]["text"] == expected.choices[0].message.content
+    assert "images are not fetched" in answer.text
 
 
 def test_the_official_client(tmp_path):
@@ -46,6 +70,7 @@ def test_the_official_client(tmp_path):
                     ask(bad)
                 assert "messages[0].content[1].image_url: " in str(caught.value)
             assert ask(data_url(1)).choices[0].finish_reason
+            check_other_dialects(client, url, ask(data_url(1)), data_url(1))
         server.signal()
         assert server.wait() == 0
         assert "Traceback" not in server.output, server.output
