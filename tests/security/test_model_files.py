@@ -131,6 +131,26 @@ STRANGE_LIMITS = ([], [0], [1, 2, 3], [5, 1], [-1, 1], [float("nan"), 1], "64", 
 NO_MODEL_HAS = [(name, value) for name, values in NUMBERS.items() for value in values]
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        # each loaded, and then no step could be computed
+        ("deepseek_v3", {"topk_group": 0}, "from 0 of 1 groups"),
+        ("deepseek_v3", {"topk_group": 7}, "from 7 of 1 groups"),
+        ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "1 of 3 groups"),
+        ("deepseek_v3_groups", {"num_experts_per_tok": 7}, "7 experts for a token from 2 of 4 groups"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok=0 must be"),
+        # this one was computed with full attention
+        ("gpt_oss", {"layer_types": ["chunked_attention"] * 3}, "layer_types.0.=chunked_attention: must be"),
+    ],
+)
+def test_numbers_that_do_not_go_together(tmp_path, name, changes, words):
+    path = make_checkpoint(tmp_path, name)
+    change_config(path, **changes)
+    with pytest.raises(ModelError, match=words):
+        load_model(worker_config(path))
+
+
 @pytest.mark.parametrize("limit", STRANGE_LIMITS, ids=repr)
 def test_limits_of_a_time_step_are_two_numbers_or_refused(tmp_path, limit):
     path = make_checkpoint(tmp_path, "mamba2")
