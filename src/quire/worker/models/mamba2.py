@@ -139,11 +139,20 @@ class Mamba2Model(nn.Module):
 def complete_time_step_limit(config: Any) -> None:
     """JSON has no infinity: Transformers writes one as a word."""
     limit = config.time_step_limit
-    config.time_step_limit = (
-        (0.0, math.inf)
-        if limit is None
-        else [float(value["__float__"] if isinstance(value, dict) else value) for value in limit]
-    )
+    if limit is None:
+        config.time_step_limit = (0.0, math.inf)
+        return
+    try:
+        least, most = (float(value["__float__"] if isinstance(value, dict) else value) for value in limit)
+        is_range = not isinstance(limit, str) and 0 <= least <= most
+    except (TypeError, ValueError, KeyError, OverflowError):
+        is_range = False
+    if not is_range:
+        raise ModelError(
+            f"config.json: time_step_limit={str(limit)[:40]}: must be two numbers, the least step and the longest, "
+            "because every step is held between them. Take the config.json that belongs to the weights."
+        )
+    config.time_step_limit = [least, most]
 
 
 def check_groups(num_heads: int, num_groups: int, names: str) -> None:
