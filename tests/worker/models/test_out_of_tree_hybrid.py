@@ -29,8 +29,8 @@ SOURCE = (
 from torch import nn
 
 from quire.modeling import (
-    Attention, CausalConv, CausalLM, CheckpointMap, ColumnParallelLinear, Experts, GatedDeltaRule, QKVParallelLinear,
-    ReplicatedLinear, RMSNorm, RotaryEmbedding, Routing, RowParallelLinear, VocabEmbedding, activation, head_of,
+    MERGED, Attention, CausalConv, CausalLM, CheckpointMap, Experts, GatedDeltaRule, QKVParallelLinear,
+    ReplicatedLinear, RMSNorm, RotaryEmbedding, Routing, RowParallelLinear, VocabEmbedding, head_of,
 )
 
 
@@ -115,13 +115,7 @@ class WovenBackbone(nn.Module):
 class WovenForCausalLM(CausalLM):
     architectures = ("WovenForCausalLM",)
     checkpoint_map = CheckpointMap(
-        merged={
-            "query": ("qkv", "q"),
-            "key": ("qkv", "k"),
-            "value": ("qkv", "v"),
-            "gate_proj": ("gate_up_proj", 0),
-            "up_proj": ("gate_up_proj", 1),
-        }
+        merged={**MERGED, "query": ("qkv", "q"), "key": ("qkv", "k"), "value": ("qkv", "v")}
     )
     config_defaults = {"tie_word_embeddings": True}
 
