@@ -179,7 +179,7 @@ def make_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, 
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=dtype)
-    _widen(model, seed)
+    widen(model, seed)
     return model.eval()
 
 
@@ -191,7 +191,8 @@ def make_config(name: str, **changes: Any) -> Any:
     return AutoConfig.for_model(model_type, **{**_SIZES, **differences, **changes})
 
 
-def _widen(model: Any, seed: int) -> None:
+def widen(model: Any, seed: int) -> None:
+    """Random weights, wide enough that the best token is far ahead of the second."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -204,7 +205,9 @@ def _widen(model: Any, seed: int) -> None:
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) * _STD)
 
 
-def write_tokenizer(path: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+def write_tokenizer(
+    path: Path, *, chat_template: str | None = CHAT_TEMPLATE, more_special: tuple[str, ...] = ()
+) -> None:
     """A tokenizer whose tokens are bytes: any text, any language, no training."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -213,7 +216,9 @@ def write_tokenizer(path: Path, *, chat_template: str | None = CHAT_TEMPLATE) ->
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *more_special)]
+    )
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL_TOKENS[0], bos_token=SPECIAL_TOKENS[0])
     if chat_template is not None:
         fast.chat_template = chat_template

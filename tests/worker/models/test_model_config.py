@@ -11,7 +11,7 @@ import torch
 
 from quire.errors import ModelError
 from quire.testing.model_harness import worker_config
-from quire.testing.tiny_checkpoints import ARCHITECTURES, make_config, shape_0_6b_config
+from quire.testing.tiny_checkpoints import ARCHITECTURES, make_checkpoint, make_config, shape_0_6b_config
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.model_config import ModelConfig, Nullable, read_model_config
 from quire.worker.model_loader import load_model
@@ -228,6 +228,16 @@ def test_sizes_that_no_model_has(values, most, tmp_path):
     shape_0_6b_config(tmp_path, **values)
     with pytest.raises(ModelError, match=f"must be a whole number from 1 to {most}"):
         load_model(worker_config(tmp_path, load_format="dummy"))
+
+
+@pytest.mark.parametrize(
+    "key", ["interleave_moe_layer_step", "no_rope_layer_interval", "floor_scale", "attention_chunk_size"]
+)
+def test_what_layers_of_llama_4_are_divided_by_is_not_0(key, tmp_path):
+    file = make_checkpoint(tmp_path, "llama4") / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: 0}))
+    with pytest.raises(ModelError, match=f"{key}=0 must be a whole number from 1"):
+        load_model(worker_config(tmp_path))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])

@@ -115,11 +115,12 @@ class LlamaModel(nn.Module):
         make_mlp: MakeMLP = make_mlp,
         make_norm: MakeNorm = make_norm,
         *,
+        rotary_class: type[RotaryEmbedding] = RotaryEmbedding,
         is_interleaved: bool = False,
     ) -> None:
         """`is_interleaved`: how rotary dimensions are paired (layers/rotary.py)."""
         super().__init__()
-        rotary = RotaryEmbedding.from_config(config, max_model_len, is_interleaved=is_interleaved)
+        rotary = rotary_class.from_config(config, max_model_len, is_interleaved=is_interleaved)
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(
