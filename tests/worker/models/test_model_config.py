@@ -21,7 +21,7 @@ MISSING = "is missing"
 # One thing in several spellings: compared by the angles that come out.
 ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
 # Transformers knows kimi_k2 by the name of what it is.
-NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type != "kimi_k2"]
+NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type not in ("kimi_k2", "qwen2_5_vl")]
 # keys without a default that a model could be built with
 NEEDED = {
     "deepseek_v2": {"num_experts_per_tok": 6},
