@@ -30,6 +30,12 @@ NEEDED = {
         "vision_config": {"out_hidden_size": 8192},
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     },
+    # all layers are recurrent by default, without positions: then nothing reads what attention needs
+    "granitemoehybrid": {
+        "num_hidden_layers": 2,
+        "layers_block_type": ["mamba", "attention"],
+        "position_embedding_type": "rope",
+    },
 }
 TINY = [name for name, (model_type, _) in ARCHITECTURES.items() if model_type in NATIVE_TYPES]
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
@@ -86,7 +92,7 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
     declared = {*model_class.config_defaults, *getattr(model_class, "config_names", {})}
     only_for_completion = {"use_sliding_window", "max_window_layers", "num_local_experts"}
     only_for_completion |= {"no_rope_layer_interval", "interleave_moe_layer_step"}
-    only_for_completion |= {"full_attention_interval", "full_attn_idxs"}
+    only_for_completion |= {"full_attention_interval", "full_attn_idxs", "mamba_expand"}
     unread = set(model_class.config_defaults) - read - only_for_completion
     # dense layers among those with experts are rare, and convolutions must be asked for
     rarely_read = {"sliding_window", "intermediate_size", "intermediate_size_mlp", "conv_bias", "conv_L_cache"}
