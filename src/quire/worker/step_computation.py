@@ -60,9 +60,9 @@ class StepComputation:
         self._table = table
         self._drafting = drafting
         self._platform = platform
-        self._inputs: ModelInputs = inputs or TokenInputs()
         # of what was computed last and does not count yet
         self._states: StateBatch | NoStateBatch = NO_STATE_BATCH
+        self._inputs: ModelInputs = inputs or TokenInputs()
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
         """These tokens of these rows, and what follows them. Changes nothing but the cache; `commit` or `undo` is next,
