@@ -101,6 +101,30 @@ class Tenancy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     cache_scope: str = ""
 
 
+class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """An image, as its encoder takes it, and the tokens that stand for it: prompt[start : start + length]."""
+
+    start: int
+    length: int
+    # float32 numbers, as bytes
+    pixels: bytes
+    shape: list[int]
+    # patches in time, height and width; merge_size x merge_size of them are one token
+    grid: list[int]
+    merge_size: int
+    # names the content: over bytes, type and shape
+    content_hash: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Tokens in height and width."""
+        return self.grid[1] // self.merge_size, self.grid[2] // self.merge_size
+
+
 class EngineRequest(Message):
     """Tokens in. `seed` is always set by the client, so that the core draws no randomness of its own."""
 
@@ -114,7 +138,7 @@ class EngineRequest(Message):
     thought_marks: ThoughtMarks | None = None
     priority: int = 0
     cache_salt: str = ""
-    media: list[Any] = []
+    media: list[Media] = []
     # number of the adapter that it is computed with (core operation load_adapter); 0: the model alone
     adapter: int = 0
     # False: more of the prompt follows by ExtendRequest (streaming prefill, 4.4.4)
@@ -270,6 +294,8 @@ class AdmittedSequence(msgspec.Struct, kw_only=True):
     is_final: bool = True
     # prompt positions whose log-probabilities were reported: a sequence that had lost its row is admitted again
     num_reported_positions: int = 0
+    # in the order of their places
+    media: list[Media] = []
     adapter: int = 0
     # "last" or "mean": the row samples nothing; when all it has is computed, the worker answers with a vector
     pooling: str = ""
@@ -338,8 +364,16 @@ class Candidates(msgspec.Struct, array_like=True):
 
 
 # What a worker counts in a step and the core adds up: rows whose logits were not finite, rows that got no token yet,
-# steps that failed as a whole and were divided, those short of memory, and prompts that a connector could not store.
-STEP_COUNTS = ("num_nan_rows", "num_late_rows", "num_divided_steps", "num_out_of_memory", "num_failed_stores")
+# steps that failed as a whole and were divided, those short of memory, prompts that a connector could not store, and
+# images that were encoded.
+STEP_COUNTS = (
+    "num_nan_rows",
+    "num_late_rows",
+    "num_divided_steps",
+    "num_out_of_memory",
+    "num_failed_stores",
+    "num_images_encoded",
+)
 
 
 class StepOutput(msgspec.Struct, kw_only=True):

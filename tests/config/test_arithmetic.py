@@ -50,11 +50,36 @@ def test_latent_attention_keeps_576_values_a_token_and_layer() -> None:
     assert shape.kv_bytes_per_token("int8") == 61 * (576 + 4)
     all_heads = 128 * (192 + 128)
     assert all_heads / 576 == pytest.approx(71, rel=0.01)
-    attention = 1536 * (7168 + 128 * 192) + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    attention = 1536 * (7168 + 128 * 192) + 7168 * 576 + 128 * 128 * 7168
+    assert shape.num_float_parameters == 61 * 512 * 128 * 256
     assert shape.num_linear_parameters == 61 * (attention + 3 * 7168 * 18432)
     assert ModelShape.of({**DEEPSEEK_V3, "q_lora_rank": None}).num_linear_parameters == 61 * (
         attention - 1536 * (7168 + 128 * 192) + 7168 * 128 * 192 + 3 * 7168 * 18432
     )
+
+
+# as it was published, without layer_types
+LLAMA_4_MAVERICK = {
+    "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+    "num_local_experts": 128, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
+    "no_rope_layers": [], "vocab_size": 202048,
+}  # fmt: skip
+
+
+def test_llama_4_has_experts_in_every_second_layer_and_chunks_in_three_of_four() -> None:
+    shape = ModelShape.of(LLAMA_4_MAVERICK)
+    assert shape.num_parameters == pytest.approx(400e9, rel=0.01)
+    assert shape.num_active_parameters == pytest.approx(17e9, rel=0.02)
+    a_layer = shape.kv_bytes_per_token("bfloat16") // 48
+    assert shape.kv_bytes(131_072, "bfloat16") == a_layer * (12 * 131_072 + 36 * 8192)
+    listed = {"no_rope_layers": [1, 0] * 24}
+    assert ModelShape.of({**LLAMA_4_MAVERICK, **listed}).num_windowed_layers == 24
+    typed = {"layer_types": ["chunked_attention"] * 47 + ["full_attention"], "moe_layers": [3]}
+    shape = ModelShape.of({**LLAMA_4_MAVERICK, **typed})
+    assert (shape.num_windowed_layers, shape.window) == (47, 8192)
+    assert shape.experts is not None
+    assert shape.experts.num_layers == 1
 
 
 def test_the_roofline_of_an_h100() -> None:
@@ -88,7 +113,10 @@ def test_a_config_without_sizes_is_a_clear_error() -> None:
         ({"num_local_experts": 8, "intermediate_size": 9}, "none of num_experts_per_tok, experts_per_token is there"),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: the model's attention keeps latent vectors"),
         ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),
+        ({"conv_L_cache": 3}, "conv_L_cache=3: the model has layers that keep a state"),
         ({"linear_num_value_heads": 32}, "linear_num_value_heads=32: the model has layers that keep a state"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types=linear_attention: the model has layers"),
+        ({"layers_block_type": ["mamba", "attention"]}, "layer_types=mamba: the model has layers without"),
     ],
 )
 def test_a_plan_is_refused_where_its_formulas_are_others(values, what, tmp_path, capsys) -> None:
@@ -101,3 +129,8 @@ def test_a_plan_is_refused_where_its_formulas_are_others(values, what, tmp_path,
 
 def test_no_experts_are_no_reason() -> None:
     assert ModelShape.of({**OPT_13B, "num_local_experts": 0, "kv_lora_rank": None}) == ModelShape.of(OPT_13B)
+
+
+def test_kinds_of_attention_are_no_reason() -> None:
+    kinds = ["full_attention", "sliding_attention", "chunked_attention", "attention"] * 10
+    assert ModelShape.of({**OPT_13B, "layer_types": kinds}) == ModelShape.of(OPT_13B)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
-from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, Tenancy, sequence_id_of
+from quire.messages import AbortRequests, DecodingSpec, EngineRequest, ExtendRequest, Media, Tenancy, sequence_id_of
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest
 
@@ -52,8 +52,21 @@ def test_what_has_no_room_is_said_by_its_own_name() -> None:
     assert "Lower max_tokens or beam_width, or" in errors[1]
 
 
+def image(start: int) -> Media:
+    """Of two tokens, one beside the other."""
+    return Media(start=start, length=2, pixels=b"", shape=[8, 0], grid=[1, 2, 4], merge_size=2, content_hash=b"")
+
+
 @pytest.mark.parametrize(
-    ("asked", "words"), [({"adapter": 3}, "not loaded any more"), ({"media": ["an image"]}, "not supported")]
+    ("asked", "words"),
+    [
+        ({"adapter": 3}, "not loaded any more"),
+        ({"media": [image(2)]}, "outside of the prompt"),
+        ({"media": [image(1), image(0)]}, "must follow each other"),
+        ({"media": [image(0)], "keep": "a"}, "know tokens only"),
+        ({"media": [image(0)], "is_final": False}, "Send it whole"),
+        ({"media": [image(0)], "adapter": 3}, "an adapter"),
+    ],
 )
 def test_unknown_adapters_and_media_are_refused(asked: dict[str, Any], words: str) -> None:
     core = CoreUnderTest()

@@ -19,8 +19,11 @@ def by_layer(statistics):
 
 
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"num_threads": 2}])
-@pytest.mark.parametrize(("name", "layers"), [("gpt_oss", "012"), ("qwen2_moe", "02")])
-def test_each_token_is_counted_at_its_experts(name, layers, options, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "layers", "top_k"),
+    [("gpt_oss", "012", 2), ("qwen2_moe", "02", 2), ("deepseek_v2", "12", 2), ("llama4_dense", "1", 1)],
+)
+def test_each_token_is_counted_at_its_experts(name, layers, top_k, options, tmp_path):
     path = make_checkpoint(tmp_path, name)
     with LLM(str(path), dtype="float32", max_model_len=128, **options) as llm:
         assert by_layer(llm.statistics()) == {layer: dict.fromkeys(range(4), 0) for layer in layers}
@@ -30,11 +33,11 @@ def test_each_token_is_counted_at_its_experts(name, layers, options, tmp_path):
     # the last token of an answer is computed by nobody
     num_tokens = len("a prompt" + "another one") + 2 * (9 - 1)
     assert {layer: sum(of_layer.values()) for layer, of_layer in counts.items()} == dict.fromkeys(
-        layers, 2 * num_tokens
+        layers, top_k * num_tokens
     )
-    assert max(counts["0"].values()) < 2 * num_tokens, "all tokens at one expert: nothing was routed"
+    assert max(counts[layers[0]].values()) < top_k * num_tokens, "all tokens at one expert: nothing was routed"
     text = ServerMetrics().exposition(statistics).decode()
-    line = f'quire:expert_tokens_total{{expert="3",layer="2",model_name=""}} {counts["2"][3]:.1f}'
+    line = f'quire:expert_tokens_total{{expert="3",layer="{layers[-1]}",model_name=""}} {counts[layers[-1]][3]:.1f}'
     assert line in text.splitlines()
     assert text.count("quire:expert_tokens_total{") == 4 * len(layers)
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.worker.attention import Attention
 from quire.worker.kv_cache import KVCache
+from quire.worker.state_cache import RecurrentLayer, StateTensor
 
 CPU = torch.device("cpu")
 
@@ -45,6 +47,31 @@ def test_values_that_are_in_keys_take_no_memory(kind):
     assert model["a"].v_cache is model["a"].k_cache
     assert cache.num_bytes == 5 * 4 * model["a"].spec.bytes_per_token
     assert model["a"].spec.bytes_per_token == (48 if kind == torch.float32 else 16)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8])
+def test_states_lie_in_blocks_whose_values_are_in_keys(kind):
+    """The plan's bytes of a block are those of the tensors: `allocate` would raise, or the states overlap."""
+    model = {name: Attention(4, 1, 12, 1.0, name=name, value_dim=8, values_in_keys=True) for name in "ab"}
+    for layer in model.values():
+        layer.cache_dtype = kind
+    states = {name: RecurrentLayer(name, {"x": StateTensor((20,), torch.float32)}) for name in "st"}
+    specs = [layer.spec for layer in (*model.values(), *states.values())]
+    groups, block_bytes = make_groups(specs, block_size=4)
+    cache = KVCache()
+    cache.allocate(model, [group.layer_names for group in groups], 5, 4, CPU, states)
+
+    assert block_bytes == 2 * 4 * model["a"].spec.bytes_per_token
+    assert cache.num_bytes == 5 * block_bytes
+    # 96 bytes of each state
+    num_chunks = 1 if kind == torch.float32 else 2
+    assert [len(layer.chunks) for layer in states.values()] == [num_chunks, num_chunks]
+    for layer in states.values():
+        for entry, place in layer.chunks:
+            place[1 + entry] += 1
+    written = torch.cat([tensor.view(torch.uint8).flatten() for tensor in cache.tensors])
+    assert written.max() == 1
+    assert written.sum() == num_chunks * block_bytes
 
 
 @pytest.mark.parametrize("groups", [[["a"]], [["a", "b", "x"]]])

@@ -16,16 +16,22 @@ FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CODES = ("int8", "fp8")
 _SCALE_BYTES = 4
 _LATENT = "the model's attention keeps latent vectors"
+# what layers of attention call themselves in layer_types
+_ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
 # Whose formulas are others.
 _OTHER_ARITHMETIC = {
     "moe_num_experts": "the model is a mixture of experts of another kind",
     "kv_lora_rank": _LATENT,
-    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), "the model has layers that keep a state"),
-    "linear_num_value_heads": "the model has layers that keep a state",
+    **dict.fromkeys(
+        ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "conv_L_cache"),
+        "the model has layers that keep a state",
+    ),
 }
 
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Llama 4's name for the layers without experts; its intermediate_size is that of an expert.
+_DENSE_SIZE = "intermediate_size_mlp"
 
 
 def has_experts(hf_config: dict[str, Any]) -> bool:
@@ -56,6 +62,9 @@ class ExpertShape:
         num_experts = _size(config, *_NUM_EXPERTS)
         inner = _size(config, "moe_intermediate_size", "intermediate_size")
         shared = _count(config, "shared_expert_intermediate_size") or _count(config, "n_shared_experts") * inner
+        if config.get(_DENSE_SIZE):
+            # a shared expert is as large as the others
+            shared = inner
         return cls(
             num_layers=sum(_has_experts(config, index) for index in range(num_layers)),
             num_experts=num_experts,
@@ -71,10 +80,39 @@ class ExpertShape:
 
 def _has_experts(config: dict[str, Any], index: int) -> bool:
     """Whether this layer has them: every one, unless config.json says something else in one of the known ways."""
-    dense = config.get("mlp_only_layers")
+    dense, sparse = config.get("mlp_only_layers"), config.get("moe_layers")
+    if isinstance(sparse, list):
+        return index in sparse
     if index < _count(config, "first_k_dense_replace") or (isinstance(dense, list) and index in dense):
         return False
-    return (index + 1) % (_count(config, "decoder_sparse_step") or 1) == 0
+    step = _count(config, "decoder_sparse_step") or _count(config, "interleave_moe_layer_step") or 1
+    return (index + 1) % step == 0
+
+
+# Which number of config.json bounds the tokens that layers of a type keep.
+_BOUNDS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def _bounded_layers(config: dict[str, Any], num_layers: int) -> tuple[int, int]:
+    """(layers that see so many tokens and no more, so many)."""
+    types = config.get("layer_types")
+    if not isinstance(types, list):
+        types = _types_by_angles(config, num_layers)
+    for name, bound in _BOUNDS.items():
+        if name in types and config.get(bound):
+            return min(types.count(name), num_layers), _size(config, bound)
+    return 0, 0
+
+
+def _types_by_angles(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Llama 4 before it had layer_types: layers with rotary angles, 1 in its list, see chunks."""
+    if not config.get("attention_chunk_size"):
+        return []
+    angles = config.get("no_rope_layers")
+    if not (isinstance(angles, list) and angles):
+        interval = _count(config, "no_rope_layer_interval") or 4
+        angles = [(index + 1) % interval for index in range(num_layers)]
+    return ["chunked_attention" if has_angles else "full_attention" for has_angles in angles]
 
 
 @dataclass(frozen=True)
@@ -104,29 +142,29 @@ class ModelShape:
         latent = LatentShape.of(config)
         for name, what in _OTHER_ARITHMETIC.items():
             if config.get(name) and not (what is _LATENT and latent is not None):
-                raise ModelError(
-                    f"config.json: {name}={str(config[name])[:40]}: {what}, of which the size and the time cannot be "
-                    "computed from config.json yet. Serve it: the log of the start says what it takes."
-                )
+                raise _not_computed(name, config[name], what)
+        kinds = config.get("layer_types") or config.get("layers_block_type")
+        for kind in kinds if isinstance(kinds, list) else ():
+            if kind not in _ATTENTION:
+                raise _not_computed("layer_types", kind, "the model has layers without plain attention")
         hidden = _size(config, "hidden_size", "n_embd", "d_model")
         heads = _size(config, "num_attention_heads", "n_head")
         is_gated = "intermediate_size" in config
         num_layers = _size(config, "num_hidden_layers", "n_layer")
-        kinds = config.get("layer_types") if config.get("sliding_window") else None
-        num_windowed = kinds.count("sliding_attention") if isinstance(kinds, list) else 0
+        num_windowed, window = _bounded_layers(config, num_layers)
         return cls(
             num_layers=num_layers,
             hidden_size=hidden,
             num_heads=heads,
             num_kv_heads=_size(config, "num_key_value_heads", default=heads),
             head_dim=_size(config, "head_dim", default=max(1, hidden // heads)),
-            intermediate_size=_size(config, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
+            intermediate_size=_size(config, _DENSE_SIZE, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
             vocab_size=_size(config, "vocab_size"),
             has_gated_mlp=is_gated,
             has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated)),
             experts=ExpertShape.of(config, num_layers),
-            num_windowed_layers=min(num_windowed, num_layers),
-            window=_size(config, "sliding_window") if num_windowed else 0,
+            num_windowed_layers=num_windowed,
+            window=window,
             latent=latent,
         )
 
@@ -134,7 +172,7 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Matrices of a decoder; norms and biases are left out, which is less than a part in a thousand."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
-        return self.num_linear_parameters + self.num_router_parameters + self.num_expert_parameters + embeddings
+        return self.num_linear_parameters + self.num_float_parameters + self.num_expert_parameters + embeddings
 
     @property
     def num_active_parameters(self) -> int:
@@ -146,10 +184,10 @@ class ModelShape:
 
     @property
     def num_linear_parameters(self) -> int:
-        """Of the layers, without what tokens choose from: neither embedding nor head, neither router nor expert."""
+        """Of the layers, without what tokens choose from (embedding, head, experts) and what stays floats."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         if self.latent is not None:
-            attention = self.latent.num_parameters(self.hidden_size, self.num_heads)
+            attention = self.latent.num_linear_parameters(self.hidden_size, self.num_heads)
         num_sparse = 0 if self.experts is None else self.experts.num_layers
         shared = 0 if self.experts is None else self.experts.shared_size
         mlp = self.hidden_size * (3 if self.has_gated_mlp else 2)
@@ -160,9 +198,12 @@ class ModelShape:
         )
 
     @property
-    def num_router_parameters(self) -> int:
-        """They stay floats, whatever the other matrices become."""
-        return 0 if self.experts is None else self.experts.num_layers * self.experts.num_experts * self.hidden_size
+    def num_float_parameters(self) -> int:
+        """Routers, and what turns latent vectors: they stay floats, whatever the other matrices become."""
+        experts, latent = self.experts, self.latent
+        routers = 0 if experts is None else experts.num_layers * experts.num_experts * self.hidden_size
+        turning = 0 if latent is None else self.num_layers * latent.num_turning_parameters(self.num_heads)
+        return routers + turning
 
     @property
     def num_expert_parameters(self) -> int:
@@ -209,6 +250,13 @@ class Machine:
 
     def kv_read_seconds(self, num_bytes: int) -> float:
         return num_bytes / self.bytes_per_second
+
+
+def _not_computed(name: str, value: Any, what: str) -> ModelError:
+    return ModelError(
+        f"config.json: {name}={str(value)[:40]}: {what}, of which the size and the time cannot be computed from "
+        "config.json yet. Serve it: the log of the start says what it takes."
+    )
 
 
 def _count(config: dict[str, Any], name: str) -> int:

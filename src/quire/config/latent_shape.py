@@ -38,9 +38,12 @@ class LatentShape:
         """Of a token: its latent vector, and the rotary part that the keys of all heads share."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
-        """Of a layer's attention."""
+    def num_linear_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Of a layer's attention, without what turns queries and values."""
         queries = num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         query = self.q_lora_rank * (hidden_size + queries) if self.q_lora_rank else hidden_size * queries
-        up = self.kv_lora_rank * num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return query + hidden_size * self.kept_values + up + num_heads * self.v_head_dim * hidden_size
+        return query + hidden_size * self.kept_values + num_heads * self.v_head_dim * hidden_size
+
+    def num_turning_parameters(self, num_heads: int) -> int:
+        """Of `kv_b_proj`, which stays floats."""
+        return self.kv_lora_rank * num_heads * (self.qk_nope_head_dim + self.v_head_dim)

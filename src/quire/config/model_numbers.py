@@ -70,6 +70,7 @@ _RANGES: dict[str, _Range] = {
     "block_multiple_of": _SIZE,
     "block_ffn_dim_multiplier": _FACTOR,
     "num_nextn_predict_layers": _whole(0, 1000, "a number of layers"),
+    **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "no_rope_layer_interval"), _LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), _POSITIONS),
     **dict.fromkeys(("max_sequence_length", "original_max_position_embeddings"), _POSITIONS),
     **dict.fromkeys(("sliding_window", "attention_window_size"), _WINDOW),

@@ -39,7 +39,7 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
     embedding = head if shape.has_tied_embeddings else head + floats
     total = (
         shape.num_linear_parameters * _of_linear(facts, shape, dtype, scheme)
-        + shape.num_router_parameters * floats
+        + shape.num_float_parameters * floats
         + expert_bytes(facts, shape, dtype, scheme)
         + shape.vocab_size * shape.hidden_size * embedding
     )

@@ -18,7 +18,7 @@ from quire.errors import OptionError, RequestError, suggestion
 from quire.interfaces.engine_calls import EngineCalls, control, release_if_kept
 from quire.interfaces.handles import PINNED, checked_name, free_name
 from quire.interfaces.prefix_file import read_prefix_file
-from quire.interfaces.prompts import Prompt, check_unsalted, render
+from quire.interfaces.prompts import Prompt, check_no_media, check_unsalted, render
 from quire.interfaces.requests import RequestMaker
 from quire.sampling_params import SamplingParams
 
@@ -94,8 +94,12 @@ class PinnedPrefixes:
         check_unsalted(prompt, "it belongs to the prefix, not to its text. Give it to pin_prefix.")
         length = self._maker.limits.max_model_len
         if _is_chat(prompt):
-            return self._renderer.render_prompt(prompt, add_generation_prompt=False, max_tokens=length).token_ids
-        return render(prompt, self._renderer, length)[1]
+            rendered = self._renderer.render_prompt(prompt, add_generation_prompt=False, max_tokens=length)
+            check_no_media(rendered.media, "a pinned prefix")
+            return rendered.token_ids
+        _, token_ids, media = render(prompt, self._renderer, length)
+        check_no_media(media, "a pinned prefix")
+        return token_ids
 
     async def pin(
         self, engine: EngineCalls, token_ids: list[int], name: str | None = None, cache_salt: str = ""

@@ -22,6 +22,7 @@ _ITERATOR_HINT = (
 )
 _KEYS = ("prompt", "prompt_token_ids")
 _SALT = "cache_salt"
+_MEDIA = "multi_modal_data"
 _T = TypeVar("_T")
 
 
@@ -42,12 +43,13 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
     """
     text = text_of(prompt)
     if text is not None:
-        rendered: RenderedPrompt = renderer.render_prompt(text, max_tokens=max_tokens)
+        rendered: RenderedPrompt = renderer.render_prompt(text, max_tokens=max_tokens, images=_images_of(prompt))
         return text, rendered.token_ids, rendered.media
     prompt = _as_plain(prompt)
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
-            return None, _ids(prompt["prompt_token_ids"]), []
+            rendered = renderer.render_tokens(_ids(prompt["prompt_token_ids"]), _images_of(prompt), max_tokens)
+            return None, rendered.token_ids, rendered.media
     elif hasattr(prompt, "token_ids"):
         return prompt.text, prompt.token_ids, prompt.media
     elif is_token_ids(prompt) or (isinstance(prompt, list | tuple) and not prompt):
@@ -55,6 +57,21 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
     hint = _LIST_HINT if isinstance(prompt, Iterator) else ""
     hint += _ITERATOR_HINT if isinstance(prompt, AsyncIterable | Iterator) else ""
     raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.{hint}", param="prompt")
+
+
+def _images_of(prompt: object) -> list[Any]:
+    """{"multi_modal_data": {"image": one or a list}}, in the order of their placeholders."""
+    data = prompt.get(_MEDIA) if isinstance(prompt, Mapping) else None
+    if data is None:
+        return []
+    if not isinstance(data, Mapping) or any(key != "image" for key in data):
+        raise RequestError(
+            f'{_MEDIA}: must be {{"image": IMAGE or a list of them}}; nothing else is read.', param=_MEDIA
+        )
+    images = data.get("image")
+    if images is None:
+        return []
+    return list(images) if isinstance(images, list | tuple) else [images]
 
 
 def salt_of(prompt: object, asked: str | None = None) -> Any:
@@ -87,6 +104,14 @@ def check_unsalted(prompt: object, why: str) -> None:
     """For prompts that belong to something that has a salt of its own."""
     if isinstance(prompt, Mapping) and _SALT in prompt:
         raise RequestError(f"{_SALT}={_short(prompt[_SALT])}: {why}", param=_SALT)
+
+
+def check_no_media(media: list[Any], what: str) -> None:
+    """For prompts that are named by their tokens alone."""
+    if media:
+        raise RequestError(
+            f"{_MEDIA}: {what} takes text only. Leave the images out, or ask with generate.", param=_MEDIA
+        )
 
 
 def as_list(prompts: object) -> list[object]:
@@ -128,12 +153,13 @@ def _ids(value: object) -> list[int]:
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:
-    known = (*_KEYS, _SALT)
+    known = (*_KEYS, _SALT, _MEDIA)
     for key in prompt:
         if key not in known:
             hint = _CHAT_HINT if key in ("role", "content") else suggestion(str(key), known)
             raise RequestError(
-                f"prompt: {key!r} is not supported, only {', '.join(_KEYS)} and {_SALT} are.{hint}", param="prompt"
+                f"prompt: {key!r} is not supported, only {', '.join(known[:-1])} and {known[-1]} are.{hint}",
+                param="prompt",
             )
     if all(key in prompt for key in _KEYS):
         raise RequestError(f"prompt: both {' and '.join(_KEYS)} are given. Give one of them.", param="prompt")

@@ -233,9 +233,9 @@ def _check_cache_salt(asked: Asked, limits: Limits) -> None:
 
 
 def _check_media(asked: Asked, limits: Limits) -> None:
-    if asked.media:
+    if asked.media and (asked.num_kept_tokens or asked.pooling):
         raise RequestError(
-            f"media: {len(asked.media)} given, but this version of Quire takes text only. Leave them out.",
+            f"media: {len(asked.media)} images in a session or for an embedding, which take text only. Leave them out.",
             param="media",
         )
 
@@ -338,6 +338,7 @@ class RequestMaker:
             decoding=beams.decoding_spec() if beams is not None else None,
             keep=keep,
             continues=continues,
+            media=asked.media,
             is_final=is_final,
             pooling=pooling,
             tenant=tenant,

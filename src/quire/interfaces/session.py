@@ -23,7 +23,7 @@ from quire.errors import RequestError
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.engine_calls import EngineCalls, control, outlast, release_if_kept
 from quire.interfaces.handles import KEPT, checked_name, free_name
-from quire.interfaces.prompts import Prompt, check_unsalted, render, text_of
+from quire.interfaces.prompts import Prompt, check_no_media, check_unsalted, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
 from quire.interfaces.structured_outputs import StructuredOutputs
 from quire.messages import Tenancy
@@ -178,7 +178,8 @@ class AsyncSession:
         length = self._sessions.maker.limits.max_model_len
         if text is not None and self._token_ids:
             return text, self._sessions.renderer.render_continuation(text, max_tokens=length)
-        text, token_ids, _ = render(prompt, self._sessions.renderer, length)
+        text, token_ids, media = render(prompt, self._sessions.renderer, length)
+        check_no_media(media, "a turn of a session")
         return text, token_ids
 
     async def _checked(self, text: str | None, added: list[int], sampling: SamplingParams | None) -> Turn:

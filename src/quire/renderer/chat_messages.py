@@ -38,6 +38,8 @@ class Dialect:
     knows_none: bool = False
     # it writes a call's arguments down as they come, so they must be JSON already
     joins_arguments: bool = False
+    # {"type": "image"} stands where an image was; it is written by the template
+    takes_images: bool = False
 
 
 def prepare_messages(chat: Sequence[Mapping[str, Any]], dialect: Dialect) -> list[Message]:
@@ -105,16 +107,24 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
 
 def _content(content: Any, where: str, dialect: Dialect) -> Any:
     if isinstance(content, list):
-        parts = [_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
+        parts = [_part(part, f"{where}.content[{number}]", dialect) for number, part in enumerate(content)]
         if dialect.as_parts or dialect.keeps_parts:
             return parts
+        if any(part["type"] == "image" for part in parts):
+            raise RequestError(
+                f"{where}.content: this model's chat template has no place for images. Start the engine with "
+                "chat_template=FILE.",
+                param=f"{where}.content",
+            )
         return "\n".join(part["text"] for part in parts)
     if not isinstance(content, str):
         raise RequestError(f"{where}.content: must be a text or a list of parts.", param=f"{where}.content")
     return [{"type": "text", "text": content}] if dialect.as_parts else content
 
 
-def _part(part: Any, where: str) -> dict[str, str]:
+def _part(part: Any, where: str, dialect: Dialect) -> dict[str, str]:
+    if dialect.takes_images and part == {"type": "image"}:
+        return {"type": "image"}
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None

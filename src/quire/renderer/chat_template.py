@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -92,6 +93,7 @@ class ChatTemplates:
         template_kwargs: Mapping[str, Any] | None = None,
         marks: Collection[str] = (),
         is_brief: bool = False,
+        takes_images: bool = False,
     ) -> list[str]:
         """The text, cut inside each of `marks` that a client wrote: pieces are to be tokenised one by one.
 
@@ -100,7 +102,7 @@ class ChatTemplates:
         text = self._choose(tools)
         if is_brief and text not in self._compiled:
             raise NotBriefError
-        messages = prepare_messages(chat, dialect_of(text))
+        messages = prepare_messages(chat, replace(dialect_of(text), takes_images=takes_images))
         shown_tools = plain(list(tools), "tools") if tools is not None else None
         kwargs = _checked_kwargs(template_kwargs)
         quoting = Quoting(marks, messages, shown_tools, kwargs)

@@ -14,8 +14,10 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
+from quire.messages import Media
 from quire.renderer.chat_template import ChatTemplates, NotBriefError
 from quire.renderer.growing_text import GrowingText, PieceEncoder
+from quire.renderer.image_processor import ImageProcessor
 from quire.renderer.output_formats import AUTO, OutputFormats
 from quire.renderer.special_tokens import SpecialTokens
 from quire.renderer.stop_strings import StopMatcher
@@ -35,7 +37,7 @@ class RenderedPrompt:
     """What goes to the engine; `text` is what was tokenised."""
 
     token_ids: list[int]
-    media: list[Any] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
     text: str | None = None
 
 
@@ -50,7 +52,10 @@ class Renderer:
         output_formats: OutputFormats | None = None,
         *,
         special_tokens_in_messages: bool = False,
+        images: ImageProcessor | None = None,
     ) -> None:
+        # None: the model takes text only
+        self._images = images
         self._marks_in_messages = special_tokens_in_messages
         self._tokenizer = tokenizer
         self._templates = templates
@@ -71,6 +76,7 @@ class Renderer:
             reasoning_parser=config.reasoning_parser,
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
+        renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config)
         if renderer._templates is not None:
             renderer._templates.prepare()
         return renderer
@@ -110,6 +116,10 @@ class Renderer:
         """The texts of tokens that `skip_special_tokens` leaves out."""
         return self._tokenizer.special_texts if self._tokenizer is not None else frozenset()
 
+    @property
+    def sees_images(self) -> bool:
+        return self._images is not None
+
     # ------------------------------------------------------------------------------------------ to tokens
 
     def render_prompt(
@@ -123,16 +133,23 @@ class Renderer:
         template_kwargs: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         is_brief: bool = False,
+        images: Sequence[Any] = (),
     ) -> RenderedPrompt:
         """A text is tokenised as it is; a chat goes through the model's template first.
 
         add_special_tokens: by default yes for a text, no for a chat, whose template has already written them.
         max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
         is_brief: NotBriefError instead of what takes more than a few milliseconds.
+        images: those that the placeholders of a text stand for; a chat brings its own.
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
         if is_brief and not tokenizer.is_known:
+            raise NotBriefError
+        sources = [(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
+        if self._images is not None and not isinstance(chat, str):
+            chat, sources = self._images.take_from_chat(chat)
+        if sources and is_brief:
             raise NotBriefError
         if isinstance(chat, str):
             pieces = [chat]
@@ -146,13 +163,30 @@ class Renderer:
                 template_kwargs=template_kwargs,
                 marks=() if self._marks_in_messages else self.special_tokens,
                 is_brief=is_brief,
+                takes_images=bool(sources),
             )
         text = "".join(pieces)
         if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
             raise NotBriefError
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
-        return RenderedPrompt(tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens)), text=text)
+        token_ids = tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens))
+        return self._with_images(RenderedPrompt(token_ids, text=text), sources, max_tokens)
+
+    def render_tokens(self, token_ids: list[int], images: Sequence[Any], max_tokens: int | None) -> RenderedPrompt:
+        """A prompt of tokens in which each image has one placeholder."""
+        sources = [(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
+        return self._with_images(RenderedPrompt(token_ids), sources, max_tokens)
+
+    def _with_images(
+        self, prompt: RenderedPrompt, sources: Sequence[tuple[Any, str]], max_tokens: int | None
+    ) -> RenderedPrompt:
+        if not sources:
+            return prompt
+        if self._images is None:
+            raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")
+        prompt.token_ids, prompt.media = self._images.expand(prompt.token_ids, sources, max_tokens)
+        return prompt
 
     def render_continuation(self, text: str, *, max_tokens: int) -> list[int]:
         """The tokens of a text that follows other tokens: no special tokens around it, no space put before it."""

@@ -79,6 +79,12 @@ _NEXT_EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
 }  # fmt: skip
 
+_GRANITE = {
+    "intermediate_size": 32, "shared_intermediate_size": 48, "mamba_n_heads": 8, "mamba_n_groups": 2,
+    "mamba_d_state": 24, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0,
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -122,6 +128,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}),
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
+    "granitemoehybrid": ("granitemoehybrid", {**_GRANITE, **_EXPERTS}),
+    "granitemoehybrid_dense": (
+        "granitemoehybrid",
+        {**_GRANITE, "num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True},
+    ),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     "deepseek_v3_groups": ("deepseek_v3", {**_GROUPED_LATENT, **_LATENT_YARN}),
@@ -168,7 +179,7 @@ def make_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, 
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=dtype)
-    _widen(model, seed)
+    widen(model, seed)
     return model.eval()
 
 
@@ -180,7 +191,8 @@ def make_config(name: str, **changes: Any) -> Any:
     return AutoConfig.for_model(model_type, **{**_SIZES, **differences, **changes})
 
 
-def _widen(model: Any, seed: int) -> None:
+def widen(model: Any, seed: int) -> None:
+    """Random weights, wide enough that the best token is far ahead of the second."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -193,7 +205,9 @@ def _widen(model: Any, seed: int) -> None:
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) * _STD)
 
 
-def write_tokenizer(path: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+def write_tokenizer(
+    path: Path, *, chat_template: str | None = CHAT_TEMPLATE, more_special: tuple[str, ...] = ()
+) -> None:
     """A tokenizer whose tokens are bytes: any text, any language, no training."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -202,7 +216,9 @@ def write_tokenizer(path: Path, *, chat_template: str | None = CHAT_TEMPLATE) ->
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *more_special)]
+    )
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL_TOKENS[0], bos_token=SPECIAL_TOKENS[0])
     if chat_template is not None:
         fast.chat_template = chat_template

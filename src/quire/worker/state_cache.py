@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quire.errors import ModelError
 from quire.messages import IntArray, LayerSpec
 from quire.state_layout import STATE_HEADER_BYTES, StateLayout
 from quire.worker.forward_context import current_forward_context
@@ -162,7 +163,7 @@ _layers: weakref.WeakValueDictionary[int, RecurrentLayer] = weakref.WeakValueDic
 _next_index = 0
 
 
-class RecurrentLayer(nn.Module):
+class RecurrentLayer(nn.Module, ABC):
     """A layer that keeps a state of each sequence instead of keys and values of each token.
 
     A subclass declares its tensors and says in `compute` what a step does with them. Its recurrence goes token by
@@ -215,10 +216,15 @@ class RecurrentLayer(nn.Module):
 
 def recurrent_layers(model: nn.Module) -> dict[str, RecurrentLayer]:
     """The recurrent layers of a model by name, in the model's order."""
-    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
-    found = {layer.name: layer for layer in layers}
-    if len(found) < len(layers):
-        raise ValueError("two recurrent layers have one name")
+    found: dict[str, RecurrentLayer] = {}
+    for module in model.modules():
+        if isinstance(module, RecurrentLayer):
+            if module.name in found:
+                raise ModelError(
+                    f"{module.name}: two recurrent layers have this name, by which their states are found. Give each "
+                    "a name of its own, such as one with the number of its layer."
+                )
+            found[module.name] = module
     return found
 
 

@@ -16,6 +16,7 @@ from quire.failpoints import failpoint
 from quire.messages import IntArray, SchedulerOutput, StepOutput, int_array
 from quire.worker.attention import AttentionBackend
 from quire.worker.forward_context import forward_context, profiling_context
+from quire.worker.image_rows import ModelInputs, TokenInputs
 from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
@@ -49,6 +50,7 @@ class StepComputation:
         batches: BatchBuilder,
         drafting: Drafting,
         platform: Platform,
+        inputs: ModelInputs | None = None,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -57,6 +59,7 @@ class StepComputation:
         self._table = table
         self._drafting = drafting
         self._platform = platform
+        self._inputs: ModelInputs = inputs or TokenInputs()
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
         """These tokens of these rows, and what follows them. Changes nothing but the cache."""
@@ -70,7 +73,7 @@ class StepComputation:
 
     def _computed(self, batch: InputBatch) -> Computed:
         with attention_context(batch, self.backend):
-            hidden_TE = self.model(batch.input_ids_T, batch.positions_T)
+            hidden_TE = self.model(*self._inputs.of(batch))
         try:
             failpoint("before_sample", lambda: np.concatenate([self._table.tokens_of(row) for row in batch.rows_S]))
             return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))

@@ -26,6 +26,7 @@ from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
 from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
+from quire.worker.image_rows import ImageRows, TokenInputs
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
@@ -60,6 +61,7 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
+        self._inputs: TokenInputs | ImageRows = TokenInputs()
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
         self._adapters: Adapters | None = None
@@ -134,11 +136,12 @@ class Worker:
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
-        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform)
+        self._inputs = ImageRows(model, device) if _takes_images(model) else TokenInputs()
+        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._inputs)
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)
-        followers = (sampler, self._proposer)
-        members: list[StepMember] = [sampler, drafting, transfers]
+        followers = (sampler, self._proposer, self._inputs)
+        members: list[StepMember] = [sampler, drafting, transfers, self._inputs]
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
         self._runner = ModelRunner(table, cache, isolation, followers, members)
@@ -165,6 +168,7 @@ class Worker:
         swap_bytes = self._runner.cache.swap_arena.num_bytes if self._runner else 0
         return {
             **self._counters,
+            **self._inputs.statistics(),
             **(self._adapters.statistics() if self._adapters is not None else {}),
             "num_rows_used": used,
             "kv_cache_bytes": cache_bytes,
@@ -251,6 +255,10 @@ class Worker:
 def _vocab_sizes(model: nn.Module) -> list[int]:
     """That of the model's own head; models that come with another library check token ids themselves."""
     return [module.vocab_size for module in model.modules() if isinstance(module, LMHead)][:1]
+
+
+def _takes_images(model: nn.Module) -> bool:
+    return bool(getattr(model, "takes_images", False))
 
 
 def _window_of(layers: list[Attention]) -> int:

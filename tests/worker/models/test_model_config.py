@@ -11,7 +11,7 @@ import torch
 
 from quire.errors import ModelError
 from quire.testing.model_harness import worker_config
-from quire.testing.tiny_checkpoints import ARCHITECTURES, make_config, shape_0_6b_config
+from quire.testing.tiny_checkpoints import ARCHITECTURES, make_checkpoint, make_config, shape_0_6b_config
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.model_config import ModelConfig, Nullable, read_model_config
 from quire.worker.model_loader import load_model
@@ -21,9 +21,17 @@ MISSING = "is missing"
 # One thing in several spellings: compared by the angles that come out.
 ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
 # Transformers knows kimi_k2 by the name of what it is.
-NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type != "kimi_k2"]
+NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type not in ("kimi_k2", "qwen2_5_vl")]
 # keys without a default that a model could be built with
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}}
+NEEDED = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    # all layers are recurrent by default, without positions: then nothing reads what attention needs
+    "granitemoehybrid": {
+        "num_hidden_layers": 2,
+        "layers_block_type": ["mamba", "attention"],
+        "position_embedding_type": "rope",
+    },
+}
 TINY = [name for name, (model_type, _) in ARCHITECTURES.items() if model_type in NATIVE_TYPES]
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3"]
@@ -76,7 +84,7 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
     declared = {*model_class.config_defaults, *getattr(model_class, "config_names", {})}
     only_for_completion = {"use_sliding_window", "max_window_layers", "num_local_experts"}
     only_for_completion |= {"no_rope_layer_interval", "interleave_moe_layer_step"}
-    only_for_completion |= {"full_attention_interval", "full_attn_idxs"}
+    only_for_completion |= {"full_attention_interval", "full_attn_idxs", "mamba_expand"}
     unread = set(model_class.config_defaults) - read - only_for_completion
     # dense layers among those with experts are rare, and convolutions must be asked for
     rarely_read = {"sliding_window", "intermediate_size", "intermediate_size_mlp", "conv_bias", "conv_L_cache"}
@@ -220,6 +228,16 @@ def test_sizes_that_no_model_has(values, most, tmp_path):
     shape_0_6b_config(tmp_path, **values)
     with pytest.raises(ModelError, match=f"must be a whole number from 1 to {most}"):
         load_model(worker_config(tmp_path, load_format="dummy"))
+
+
+@pytest.mark.parametrize(
+    "key", ["interleave_moe_layer_step", "no_rope_layer_interval", "floor_scale", "attention_chunk_size"]
+)
+def test_what_layers_of_llama_4_are_divided_by_is_not_0(key, tmp_path):
+    file = make_checkpoint(tmp_path, "llama4") / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: 0}))
+    with pytest.raises(ModelError, match=f"{key}=0 must be a whole number from 1"):
+        load_model(worker_config(tmp_path))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])

@@ -9,7 +9,9 @@ the step can preempt nobody any more such a name is a *promise*, and only the re
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
@@ -22,7 +24,7 @@ from quire.engine_core.block_table import NO_BLOCK, Blocks
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Sequence
-from quire.messages import int_array
+from quire.messages import Media, int_array
 
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.kept import KeptSequence
@@ -65,8 +67,10 @@ class PrefixHasher:
         # what all may find and what is a tenant's own are two pieces of one chain
         for end in (min(num_public, num_blocks), num_blocks):
             if len(known) < end:
-                tokens = sequence.token_ids(len(known) * self.block_size, end * self.block_size)
-                known += self.chain(self.parent(sequence), tokens)
+                first = len(known)
+                tokens = sequence.token_ids(first * self.block_size, end * self.block_size)
+                contents = [self.media_content(sequence.request, index) for index in range(first, end)]
+                known += self.chain(self.parent(sequence), tokens, contents)
         return known if len(known) == num_blocks else known[:num_blocks]
 
     def parent(self, sequence: Sequence) -> bytes:
@@ -84,13 +88,26 @@ class PrefixHasher:
         """What the first block's hash is chained to."""
         return self.digest(content_key)
 
-    def chain(self, parent: bytes, tokens: Iterable[int] | np.ndarray) -> list[bytes]:
-        """Hashes of the full blocks of these tokens, which follow `parent`."""
+    def media_content(self, request: Request, index: int) -> bytes:
+        """What the images say whose placeholders a block touches: which one, and where it begins. Of fixed length for
+        each, behind tokens of fixed length, so no two contents run into each other."""
+        media = request.message.media
+        if not media:
+            return b""
+        first, end = index * self.block_size, (index + 1) * self.block_size
+        touched = [image for image in media if image.start < end and image.end > first]
+        return b"".join(struct.pack("<q", image.start - first) + _name_of(image) for image in touched)
+
+    def chain(
+        self, parent: bytes, tokens: Iterable[int] | np.ndarray, contents: Iterable[bytes] | None = None
+    ) -> list[bytes]:
+        """Hashes of the full blocks of these tokens, which follow `parent`; `contents`: what else each block holds."""
         content = np.asarray(tokens, dtype=np.int32).tobytes()
         size = self.block_size * 4
         hashes = []
-        for start in range(0, len(content) - size + 1, size):
-            parent = self.digest(parent + content[start : start + size])
+        others = itertools.repeat(b"") if contents is None else iter(contents)
+        for start, other in zip(range(0, len(content) - size + 1, size), others, strict=False):
+            parent = self.digest(parent + content[start : start + size] + other)
             hashes.append(parent)
         return hashes
 
@@ -191,7 +208,11 @@ class PrefixCache:
         """Names one block of each, whose tokens stand in `content` one block after the other."""
         size = self._block_size * 4
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
-            name = self.hasher.digest(self.hasher.parent(sequence) + content[start : start + size])
+            name = self.hasher.digest(
+                self.hasher.parent(sequence)
+                + content[start : start + size]
+                + self.hasher.media_content(sequence.request, index)
+            )
             sequence.block_hashes.append(name)
             block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), sequence.request.owner):
@@ -261,3 +282,8 @@ def looks_up(sequence: Sequence) -> bool:
 def common_length(one: list[bytes], other: list[bytes]) -> int:
     """How far two chains agree: where two hashes are equal, so are all before them."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] != other[index])
+
+
+def _name_of(image: Media) -> bytes:
+    """Of one length, whatever was sent; the grid is in it, because a core trusts no client."""
+    return hashlib.sha256(repr((image.length, image.grid, image.merge_size, image.content_hash)).encode()).digest()

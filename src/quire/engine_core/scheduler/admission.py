@@ -46,8 +46,8 @@ class Admission:
         """A request that could never run, even alone, must not wait for ever in front of the others. Asked before
         its tokens are written anywhere."""
         message = request.message
-        if message.media:
-            return "media are not supported by this engine yet."
+        if message.media and (reason := _bad_media(message)):
+            return reason
         if message.adapter and message.transfer is not None:
             return "transfer: not together with an adapter, of which another engine knows nothing."
         if request.is_final and request.num_prompt_tokens == 0:
@@ -152,6 +152,7 @@ class Admission:
             # the first sequence reports the prompt for all of them
             num_reported_positions=request.num_prompt_tokens if sequence.index else request.num_reported_positions,
             pooling=request.message.pooling,
+            media=request.message.media,
             adapter=request.message.adapter,
         )
 
@@ -166,3 +167,20 @@ def all_ids(message: EngineRequest) -> Iterator[int]:
     yield from (*sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()))
     for word in message.bad_words_token_ids:
         yield from word
+
+
+def _bad_media(message: EngineRequest) -> str | None:
+    """Images stand in a prompt that comes whole: what is kept or sent elsewhere is named by its tokens alone."""
+    if message.keep is not None or message.continues is not None or message.transfer is not None:
+        return "media: not together with sessions, keep, continues or transfers of KV, which know tokens only."
+    if message.adapter:
+        return "media: not together with an adapter, which knows nothing of an encoder. Leave one of them out."
+    if not message.is_final:
+        return "media: not in a prompt that arrives in pieces. Send it whole."
+    end = 0
+    for image in message.media:
+        height, width = image.cells
+        if image.start < end or image.length < 1 or image.grid[0] != 1 or height * width != image.length:
+            return "media: places must follow each other, and grids must have as many cells as there are places."
+        end = image.end
+    return None if end <= len(message.prompt_token_ids) else "media: a place lies outside of the prompt."

@@ -19,7 +19,7 @@ from quire.messages import EngineReady, Tenancy
 from quire.observability.recorded import Recording
 from quire.outputs import EmbeddingRequestOutput
 from quire.pooling_params import PoolingParams
-from quire.renderer import Renderer
+from quire.renderer import RenderedPrompt, Renderer
 from quire.sampling_params import SamplingParams
 
 
@@ -40,7 +40,7 @@ class ServedEngine(Protocol):
 
     async def prepare(
         self,
-        prompt: list[int],
+        prompt: list[int] | RenderedPrompt,
         sampling_params: GenerationParams,
         *,
         priority: int = 0,

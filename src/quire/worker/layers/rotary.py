@@ -61,10 +61,14 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> None:
         """In place, on flattened heads."""
+        self._turn(positions_T, query_TF, key_TF, head_dim, self.cos_sin_cache)
+
+    def _turn(self, lines_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int, cos_sin_cache: Tensor) -> None:
+        """By the angles of a line of the table for each token."""
         source = reference if torch.compiler.is_compiling() else kernels
         num_tokens = query_TF.shape[0]
         query_THD, key_TKD = query_TF.view(num_tokens, -1, head_dim), key_TF.view(num_tokens, -1, head_dim)
-        source.rotary_embedding(positions_T, query_THD, key_TKD, self.cos_sin_cache, self.is_interleaved)
+        source.rotary_embedding(lines_T, query_THD, key_TKD, cos_sin_cache, self.is_interleaved)
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Mamba2Mixer(nn.Module):
         self.norm = GatedGroupNorm(inner, sizes.num_groups, sizes.eps)
         self.out_proj = ReplicatedLinear(inner, sizes.hidden_size, bias=sizes.bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         sizes = self.sizes
         gate, mixed, dt_TH = self.in_proj(hidden).split(self.parts, dim=-1)
         x, b, c = self.conv1d(mixed).split(self.channels, dim=-1)
@@ -113,9 +113,9 @@ class Mamba2Block(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mixer = Mamba2Mixer(sizes, f"model.layers.{index}.mixer")
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         # the sum over layers may be float32 where the model's type is a shorter one
-        return hidden + self.mixer(self.norm(hidden.to(self.norm.weight.dtype)))
+        return hidden + self.mixer(positions, self.norm(hidden.to(self.norm.weight.dtype)))
 
 
 class Mamba2Model(nn.Module):
@@ -132,7 +132,7 @@ class Mamba2Model(nn.Module):
         if self.sums_in_float32:
             hidden = hidden.float()
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(positions, hidden)
         return self.norm_f(hidden.to(dtype))
 
 

@@ -25,6 +25,9 @@ from quire.worker.models.transformers_probe import PROBE, refusal
 # Kinds of layers that keep keys and values of every token (of a window), and nothing else.
 _LAYER_TYPES = {"full_attention", "sliding_attention", "dense", "sparse", "moe", "mlp"}
 
+# Decoders with an encoder of images whose positions have three dimensions; attention among tokens is causal.
+IMAGE_MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+
 
 def load_hf_model(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype, device: torch.device) -> Any:
     """The model in eval mode on its device, with the probing attention; the probe must be registered."""
@@ -55,7 +58,8 @@ def _hf_config(config: WorkerConfig, facts: ModelFacts) -> Any:
             f"version of the Transformers library knows it.{advice} A newer version of Transformers may."
         )
     _refuse_encoder_decoder(facts, None if uses_code else CONFIG_MAPPING[facts.model_type])
-    if facts.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not uses_code:
+    is_known = facts.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or facts.model_type in IMAGE_MODEL_TYPES
+    if not is_known and not uses_code:
         raise ModelError(
             f"model_type={facts.model_type}: Transformers has no causal language model of this kind "
             "(encoders are not served)."
@@ -93,13 +97,11 @@ def _refuse_other_layers(model_type: str, hf_config: Any) -> None:
 
 
 def _load(config: WorkerConfig, hf_config: Any, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
     path = Path(config.model_path)
     # Looks at every header first, so that a damaged file is named.
     CheckpointFiles(path)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _auto_class(hf_config).from_pretrained(
             path,
             config=hf_config,
             dtype=dtype,
@@ -122,15 +124,19 @@ def _load(config: WorkerConfig, hf_config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
+def _auto_class(hf_config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if hf_config.model_type in IMAGE_MODEL_TYPES else AutoModelForCausalLM
+
+
 def _misfit(name: str, stored: Any, wanted: Any) -> str:
     return f"{name} ({list(stored)} in the checkpoint, {list(wanted)} in the model)"
 
 
 def _dummy(config: WorkerConfig, hf_config: Any, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
     try:
-        model = AutoModelForCausalLM.from_config(
+        model = _auto_class(hf_config).from_config(
             hf_config, dtype=dtype, attn_implementation=PROBE, trust_remote_code=config.trust_remote_code
         )
     except Exception as error:

@@ -56,6 +56,8 @@ class TransformersModel(nn.Module):
         self.backbone = backbone
         # Asked for while the model is whole; by its number, because it is a part of `head` already.
         self._output_layer = id(hf_model.get_output_embeddings())
+        # an encoder of images, and what looks tokens up in their table; positions have three dimensions then
+        self.takes_images = hasattr(backbone, "get_image_features")
         # What the model does between hidden states and logits (head, scale, cap) stays its own code: the whole model
         # runs with a backbone that hands through what it is given.
         setattr(hf_model, hf_model.base_model_prefix, _HandThrough())
@@ -120,8 +122,18 @@ class TransformersModel(nn.Module):
         if intermediate_tensors is not None:
             raise ModelError("intermediate_tensors: pipeline parallelism is not built, every stage is in this worker.")
         tokens = {"input_ids": input_ids[None]} if input_embeds is None else {"inputs_embeds": input_embeds[None]}
-        output = self.backbone(**tokens, position_ids=positions[None], use_cache=False)
+        output = self.backbone(**tokens, position_ids=positions.unsqueeze(-2), use_cache=False)
         return output.last_hidden_state[0]
+
+    def embed_tokens(self, input_ids: Tensor) -> Tensor:
+        embeds: Tensor = self.backbone.get_input_embeddings()(input_ids)
+        return embeds
+
+    def encode_image(self, pixels: Tensor, grid: list[int]) -> Tensor:
+        """What stands for the tokens of one image, [tokens, hidden_size]."""
+        grids = torch.tensor([grid], device=pixels.device)
+        features: Tensor = self.backbone.get_image_features(pixels, grids).pooler_output[0]
+        return features
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the rows of `hidden`, [N, vocab_size]."""
@@ -192,3 +204,8 @@ def _use(backbone: Any, implementation: str) -> None:
         config = getattr(module, "config", None)
         if config is not None and getattr(config, "_attn_implementation", None) == PROBE:
             config._attn_implementation = implementation
+    # Last, as a setter reaches into the configurations within. An encoder of images sees whole images and no cache.
+    for module in getattr(backbone, "visual", nn.Module()).modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            config._attn_implementation = "sdpa"

@@ -13,25 +13,27 @@ _OF_USER = "text, tool_result"
 _OF_ASSISTANT = "text, thinking, tool_use"
 
 
-def messages_of(system: str | list[Any] | None, messages: Sequence[Any]) -> list[dict[str, Any]]:
+def messages_of(
+    system: str | list[Any] | None, messages: Sequence[Any], *, sees_images: bool = False
+) -> list[dict[str, Any]]:
     if not messages:
         raise invalid("messages: at least one message is required.", "messages")
     found: list[dict[str, Any]] = []
     if system:
         found.append({"role": "system", "content": _text_only(system, "system")})
     for number, message in enumerate(messages):
-        found += _of_message(message, f"messages[{number}]")
+        found += _of_message(message, f"messages[{number}]", sees_images)
     return found
 
 
-def _of_message(message: Any, where: str) -> list[dict[str, Any]]:
+def _of_message(message: Any, where: str, sees_images: bool) -> list[dict[str, Any]]:
     role = message.get("role") if isinstance(message, dict) else None
     content = message.get("content") if isinstance(message, dict) else None
     match role:
         case "system":
             return [{"role": "system", "content": _text_only(content, f"{where}.content")}]
         case "user":
-            return _of_user(_blocks(content, f"{where}.content"), f"{where}.content")
+            return _of_user(_blocks(content, f"{where}.content"), f"{where}.content", sees_images)
         case "assistant":
             return [_of_assistant(_blocks(content, f"{where}.content"), f"{where}.content")]
     text = "must be an object with a role (user or assistant) and a content"
@@ -59,14 +61,16 @@ def _text_only(content: Any, where: str) -> str:
     return "\n".join(texts)
 
 
-def _of_user(blocks: list[Block], where: str) -> list[dict[str, Any]]:
+def _of_user(blocks: list[Block], where: str, sees_images: bool) -> list[dict[str, Any]]:
     """Results of tools are messages of their own; texts between them belong together."""
     found: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
         place = f"{where}[{number}]"
         match block.get("type"):
-            case "text":
-                part = {"type": "text", "text": text_in(block, "text", place)}
+            case "image" if not sees_images:
+                raise _unsupported(block, place, _OF_USER)
+            case "text" | "image":
+                part = _image(block, place) if block["type"] == "image" else _text(block, place)
                 if found and found[-1]["role"] == "user":
                     found[-1]["content"].append(part)
                 else:
@@ -77,8 +81,24 @@ def _of_user(blocks: list[Block], where: str) -> list[dict[str, Any]]:
                 raise _unsupported(block, place, _OF_USER)
     for message in found:
         if message["role"] == "user" and len(message["content"]) == 1:
-            message["content"] = message["content"][0]["text"]
+            (part,) = message["content"]
+            message["content"] = part["text"] if part["type"] == "text" else [part]
     return found or [{"role": "user", "content": ""}]
+
+
+def _text(block: Block, where: str) -> dict[str, Any]:
+    return {"type": "text", "text": text_in(block, "text", where)}
+
+
+def _image(block: Block, where: str) -> dict[str, Any]:
+    """As a chat has it."""
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        text = 'must be {"type": "base64", "media_type": ..., "data": ...}; images are not fetched'
+        raise invalid(f"{where}.source: {text}.", f"{where}.source")
+    kind = text_in(source, "media_type", f"{where}.source")
+    data = text_in(source, "data", f"{where}.source")
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
 def _of_result(block: Block, where: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ async def create_message(request: Request) -> Response:
     body = await read_request(request, MessagesRequest, RULES, strict=state.strict)
     state = await state.of_model(body.model)
     with in_words_of(NAMES):
-        chat = chat_of(body)
+        chat = chat_of(body, sees_images=state.engine.renderer.sees_images)
         budget = thinking_budget(body)
         # clients of this API send one to every model, also to one whose thoughts cannot be counted
         if chat.thinking_token_budget is None and budget is not None and state.engine.renderer.can_count_thoughts:
@@ -82,7 +82,9 @@ async def count_tokens(request: Request) -> Response:
     body = await read_request(request, CountTokensRequest, COUNT_RULES, strict=state.strict)
     state = await state.of_model(body.model)
     with in_words_of(NAMES):
-        num_tokens = await ChatRun.count_input(ChatRun.prepare(chat_of(body), state))
+        num_tokens = await ChatRun.count_input(
+            ChatRun.prepare(chat_of(body, sees_images=state.engine.renderer.sees_images), state)
+        )
     return json_answer(TokenCount(num_tokens))
 
 

@@ -106,9 +106,9 @@ NAMES = {
 }
 
 
-def chat_of(body: MessagesRequest | CountTokensRequest) -> ChatRequest:
+def chat_of(body: MessagesRequest | CountTokensRequest, *, sees_images: bool) -> ChatRequest:
     """Raises ApiError for values that a chat would not find wrong in the same words."""
-    messages = messages_of(body.system, body.messages)
+    messages = messages_of(body.system, body.messages, sees_images=sees_images)
     continues = messages[-1]["role"] == "assistant"
     choice = body.tool_choice or {}
     chat = ChatRequest(

@@ -99,7 +99,7 @@ async def prepare_chat(
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     work = await Work.prepare(
         state.engine,
-        [prompt.token_ids],
+        [prompt if prompt.media else prompt.token_ids],
         params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",

@@ -14,6 +14,7 @@ from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.responses import Usage, usage_of
 from quire.interfaces.server.wire.errors import renamed
+from quire.renderer import RenderedPrompt
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Work:
     async def prepare(
         cls,
         engine: ServedEngine,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | RenderedPrompt],
         params: GenerationParams,
         *,
         priority: int,
@@ -57,7 +58,8 @@ class Work:
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
             raise _in_words_of_the_client(error, params, {**(names or {}), **its}) from None
-        return cls(prompts, params, prepared, caller, names=names or {})
+        token_ids = [prompt if isinstance(prompt, list) else prompt.token_ids for prompt in prompts]
+        return cls(token_ids, params, prepared, caller, names=names or {})
 
     @classmethod
     async def receive(

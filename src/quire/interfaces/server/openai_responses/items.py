@@ -27,18 +27,18 @@ def item_id(prefix: str) -> str:
 # ------------------------------------------------------------------------------------------ from a client
 
 
-def items_of(given: str | Sequence[Any] | None) -> list[Item]:
+def items_of(given: str | Sequence[Any] | None, *, sees_images: bool = False) -> list[Item]:
     """Raises ApiError that names the place."""
     if given is None:
         return []
     if isinstance(given, str):
-        return [_message({"role": "user", "content": given}, "input")]
+        return [_message({"role": "user", "content": given}, "input", sees_images)]
     if len(given) > MAX_ITEMS:
         raise invalid(f"input: {len(given)} items, at most {MAX_ITEMS} are allowed.", "input")
-    return [_item(item, f"input[{number}]") for number, item in enumerate(given)]
+    return [_item(item, f"input[{number}]", sees_images) for number, item in enumerate(given)]
 
 
-def _item(item: Any, where: str) -> Item:
+def _item(item: Any, where: str, sees_images: bool) -> Item:
     if not isinstance(item, dict):
         raise invalid(f'{where}: must be an object such as {{"role": "user", "content": "Hello"}}.', where)
     kind = item.get("type")
@@ -46,7 +46,7 @@ def _item(item: Any, where: str) -> Item:
         kind = "message"
     match kind:
         case "message":
-            return _message(item, where)
+            return _message(item, where, sees_images)
         case "function_call":
             return _call(item, where)
         case "function_call_output":
@@ -57,12 +57,13 @@ def _item(item: Any, where: str) -> Item:
     raise invalid(f"{where}.type={str(kind)[:40]!r}: not supported: items are one of {allowed}.", f"{where}.type")
 
 
-def _message(item: Item, where: str) -> Item:
+def _message(item: Item, where: str, sees_images: bool) -> Item:
     role = item.get("role")
     if role not in _ROLES:
         raise invalid(f"{where}.role: must be one of {', '.join(_ROLES)}, not {str(role)[:60]!r}.", f"{where}.role")
     kind = "output_text" if role == "assistant" else "input_text"
-    content = [_text_part(kind, text) for text in _texts(item.get("content"), f"{where}.content")]
+    takes_images = sees_images and role == "user"
+    content = _parts(kind, item.get("content"), f"{where}.content", takes_images)
     return {
         "id": _given_id(item, where) or item_id("msg"),
         "type": "message",
@@ -70,6 +71,29 @@ def _message(item: Item, where: str) -> Item:
         "status": "completed",
         "content": content,
     }
+
+
+def _parts(kind: str, content: Any, where: str, takes_images: bool) -> list[Item]:
+    parts = content if isinstance(content, list) else [content]
+    if not takes_images or not any(_is_image(part) for part in parts):
+        return [_text_part(kind, text) for text in _texts(content, where)]
+    return [
+        _image_part(part, f"{where}[{number}]")
+        if _is_image(part)
+        else _text_part(kind, _text(part, f"{where}[{number}]"))
+        for number, part in enumerate(parts)
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image_part(part: Item, where: str) -> Item:
+    if part.get("file_id") is not None:
+        raise invalid(f"{where}.file_id: images are not read from files. Send a data URL.", f"{where}.file_id")
+    url = text_in(part, "image_url", where)
+    return {"type": "input_image", "image_url": url, "detail": str(part.get("detail") or "auto")[:16]}
 
 
 def _text_part(kind: str, text: str) -> Item:
@@ -172,8 +196,10 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
 
 
 def _content(item: Item) -> Any:
-    texts = [part["text"] for part in item["content"]]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    parts = [
+        part if part["type"] == "input_image" else {"type": "text", "text": part["text"]} for part in item["content"]
+    ]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def _turn(messages: list[dict[str, Any]], *, has_content: bool = False, has_reasoning: bool = False) -> dict[str, Any]:
@@ -199,7 +225,7 @@ def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 
 def _no_input() -> ApiError:

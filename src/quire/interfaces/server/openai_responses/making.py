@@ -37,7 +37,7 @@ class Making:
     async def prepare(cls, body: ResponsesRequest, state: ServerState, tenant: str) -> Making:
         """Raises for what is wrong, before a first byte is sent."""
         check(body)
-        items = items_of(body.input)
+        items = items_of(body.input, sees_images=state.engine.renderer.sees_images)
         store: ResponseStore = NothingIsKept()
         if body.store is not False or body.previous_response_id:
             store = await state.services.responses_of(tenant)

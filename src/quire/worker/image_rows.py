@@ -1,0 +1,180 @@
+"""What the model is given of a step: token ids and positions, and for rows with images what an encoder made of them.
+
+Owns the images of each row, their positions of three dimensions, and a cache of what was encoded, by content and
+bounded in bytes. A row without images gets the same numbers whoever shares its batch. Called by StepComputation.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, SchedulerOutput, StepOutput
+from quire.worker.input_batch import InputBatch
+from quire.worker.step_member import StepMember
+
+_CACHE_BYTES = 256 << 20
+
+
+class ModelInputs(Protocol):
+    """Follows the rows, and says what the model is called with."""
+
+    def admit(self, sequence: AdmittedSequence) -> None: ...
+
+    def fork(self, fork: ForkedSequence) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+    def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        """The arguments of the model."""
+        ...
+
+    def statistics(self) -> dict[str, float]: ...
+
+
+class TokenInputs(StepMember):
+    """Of a model that takes text only."""
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        if sequence.media:
+            raise ModelError("media: this model takes text only.")
+
+    def fork(self, fork: ForkedSequence) -> None:
+        pass
+
+    def release(self, row: int) -> None:
+        pass
+
+    def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        return batch.input_ids_T, batch.positions_T
+
+    def statistics(self) -> dict[str, float]:
+        return {"num_images_encoded": 0, "num_image_cache_hits": 0, "image_cache_bytes": 0}
+
+
+@dataclass(frozen=True)
+class _Images:
+    media: list[Media]
+    # of all tokens up to the end of the last image; those behind it count on from their number plus `delta`
+    positions_3P: IntArray
+    delta: int
+
+    @classmethod
+    def of(cls, media: list[Media]) -> _Images:
+        """Text counts by one in all three dimensions; an image stands at one moment, its tokens at rows and columns,
+        and what follows goes on behind the longer of its sides."""
+        positions_3P = np.empty((3, media[-1].end), dtype=np.int64)
+        done = 0
+        following = 0
+        for image in media:
+            positions_3P[:, done : image.start] = following + np.arange(image.start - done)
+            following += image.start - done
+            height, width = image.cells
+            index = np.arange(image.length)
+            positions_3P[0, image.start : image.end] = following
+            positions_3P[1, image.start : image.end] = following + index // width
+            positions_3P[2, image.start : image.end] = following + index % width
+            following += max(height, width)
+            done = image.end
+        return cls(media, positions_3P, following - done)
+
+    def positions(self, first: int, end: int) -> IntArray:
+        known = self.positions_3P[:, first:end]
+        num_behind = end - first - known.shape[1]
+        behind = np.arange(end - num_behind, end) + self.delta
+        return np.concatenate([known, np.broadcast_to(behind, (3, num_behind))], axis=1)
+
+
+class ImageRows(StepMember):
+    """Of a model with an encoder of images and positions of three dimensions."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._by_row: dict[int, _Images] = {}
+        self._encoded: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
+        self._num_bytes = 0
+        self._num_encoded = 0
+        self._num_reported = 0
+        self._num_hits = 0
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        self.release(sequence.row)
+        if sequence.media:
+            for image in sequence.media:
+                _pixels(image)  # a strange shape is this row's trouble, not that of a step
+            self._by_row[sequence.row] = _Images.of(sequence.media)
+
+    def fork(self, fork: ForkedSequence) -> None:
+        self.release(fork.row)
+        if fork.parent_row in self._by_row:
+            self._by_row[fork.row] = self._by_row[fork.parent_row]
+
+    def release(self, row: int) -> None:
+        self._by_row.pop(row, None)
+
+    def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        positions_3T = batch.positions_T.repeat(3, 1)
+        embeds_TE: Tensor | None = None
+        for number, row in enumerate(batch.rows_S.tolist()):
+            images = self._by_row.get(row)
+            if images is None:
+                continue
+            start, end = batch.query_starts_S1[number : number + 2].tolist()
+            first = int(batch.num_computed_S[number])
+            last = first + end - start
+            positions_3T[:, start:end] = torch.from_numpy(images.positions(first, last)).to(self._device)
+            for image in images.media:
+                low, high = max(first, image.start), min(last, image.end)
+                if low >= high:
+                    continue
+                if embeds_TE is None:
+                    embeds_TE = self._model.embed_tokens(batch.input_ids_T).clone()
+                encoded = self._encode(image)[low - image.start : high - image.start]
+                embeds_TE[start + low - first : start + high - first] = encoded.to(embeds_TE.dtype)
+        if embeds_TE is None:
+            # Without tokens of images all three dimensions agree, and a model may be recorded for plain positions.
+            return batch.input_ids_T, positions_3T[0]
+        return batch.input_ids_T, positions_3T, embeds_TE
+
+    def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
+        if num_encoded := self._num_encoded - self._num_reported:
+            output.counts["num_images_encoded"] = num_encoded
+            self._num_reported = self._num_encoded
+
+    def _encode(self, image: Media) -> Tensor:
+        """[length, hidden]; each image alone, so that its bits do not depend on the others of a step."""
+        key = (image.content_hash, *image.shape, *image.grid)
+        known = self._encoded.get(key)
+        if known is not None:
+            self._encoded.move_to_end(key)
+            self._num_hits += 1
+            return known
+        pixels = torch.from_numpy(_pixels(image).copy()).to(self._device)
+        encoded: Tensor = self._model.encode_image(pixels, image.grid)
+        self._num_encoded += 1
+        self._encoded[key] = encoded
+        self._num_bytes += encoded.nbytes
+        while self._num_bytes > _CACHE_BYTES and len(self._encoded) > 1:
+            self._num_bytes -= self._encoded.popitem(last=False)[1].nbytes
+        return encoded
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "num_images_encoded": self._num_encoded,
+            "num_image_cache_hits": self._num_hits,
+            "image_cache_bytes": self._num_bytes,
+        }
+
+
+def _pixels(image: Media) -> Any:
+    pixels = np.frombuffer(image.pixels, dtype=np.float32).reshape(image.shape)
+    if pixels.ndim != 2 or len(pixels) != image.grid[0] * image.grid[1] * image.grid[2]:
+        raise ModelError(f"media: {image.shape} pixels do not fill a grid of {image.grid} patches.")
+    return pixels

@@ -1,0 +1,146 @@
+"""Models with an encoder of images against Transformers, in every way of scheduling."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from quire import LLM, SamplingParams
+from quire.errors import RequestError
+from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint, make_image_model
+
+NUM_TOKENS = 8
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=1)
+WAYS = {
+    "at once": {},
+    "chunks of 5 end within images": {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4},
+    "few blocks: preempted": {"block_size": 4, "num_gpu_blocks_override": 33, "enable_prefix_caching": False},
+    "operator by operator": {"enforce_eager": True, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4},
+    "through the library": {"model_impl": "transformers"},
+    "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+}
+
+
+def noise(height: int, width: int, seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+IMAGES = noise(60, 120, 1), noise(90, 56, 2)
+PROMPTS = [
+    {"prompt": "a <|image_pad|> b <|image_pad|> c", "multi_modal_data": {"image": list(IMAGES)}},
+    {"prompt": "only text"},
+    {"prompt": "x<|image_pad|>", "multi_modal_data": {"image": IMAGES[1]}},
+    {"prompt": "<|image_pad|> and a few more words", "multi_modal_data": {"image": IMAGES[0]}},
+]
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl"])
+def family(request, tmp_path_factory) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family: str, tmp_path_factory) -> Path:
+    return make_image_checkpoint(tmp_path_factory.mktemp("images") / family, family)
+
+
+@pytest.fixture(scope="module")
+def expected(family: str, checkpoint: Path) -> list[tuple[list[int], list[float]]]:
+    """Tokens and their log-probabilities; each from the whole sequence, as no cache can be wrong then."""
+    model = make_image_model(family)
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128) as llm:
+        rendered = [llm.renderer.render_prompt(p["prompt"], images=images_of(p)) for p in PROMPTS]
+    return [continued(model, one) for one in rendered]
+
+
+def images_of(prompt: dict) -> list:
+    images = prompt.get("multi_modal_data", {}).get("image", [])
+    return images if isinstance(images, list) else [images]
+
+
+@torch.inference_mode()
+def continued(model, rendered) -> tuple[list[int], list[float]]:
+    token_ids = list(rendered.token_ids)
+    logprobs = []
+    inputs = {}
+    if rendered.media:
+        pixels = [np.frombuffer(image.pixels, np.float32).reshape(image.shape).copy() for image in rendered.media]
+        inputs["pixel_values"] = torch.from_numpy(np.concatenate(pixels))
+        inputs["image_grid_thw"] = torch.tensor([image.grid for image in rendered.media])
+    for _ in range(NUM_TOKENS):
+        ids = torch.tensor([token_ids])
+        if rendered.media:
+            is_image = torch.arange(ids.shape[1]) < len(rendered.token_ids)
+            inputs["mm_token_type_ids"] = ((ids == IMAGE_TOKEN_ID) & is_image).int()
+        model.model.rope_deltas = None
+        logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, -1]
+        token_ids.append(int(logits.argmax()))
+        logprobs.append(float(logits.log_softmax(-1).max()))
+    return token_ids[-NUM_TOKENS:], logprobs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, expected):
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128, **WAYS[way]) as llm:
+        for _ in range(2):  # the second time from a warm prefix cache
+            outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            check(outputs, expected)
+
+
+def check(outputs, expected) -> None:
+    for output, (token_ids, logprobs) in zip(outputs, expected, strict=True):
+        assert list(output.outputs[0].token_ids) == token_ids
+        ours = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, token_ids, strict=True)]
+        np.testing.assert_allclose(ours, logprobs, atol=2e-4)
+
+
+def test_beams_and_samples_share_an_image(checkpoint: Path, expected):
+    params = SamplingParams(n=3, max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128, block_size=4) as llm:
+        (output,) = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    assert [list(one.token_ids) for one in output.outputs] == [expected[0][0]] * 3
+
+
+def test_other_images_behind_the_same_tokens_are_not_found(checkpoint: Path):
+    """Placeholders are equal; only the image tells the blocks apart."""
+    prompts = [{"prompt": "x<|image_pad|>y", "multi_modal_data": {"image": noise(84, 84, seed)}} for seed in (1, 2)]
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128, block_size=4) as llm:
+        first, again, other = (
+            llm.generate([prompt], GREEDY, use_tqdm=False)[0] for prompt in (prompts[0], prompts[0], prompts[1])
+        )
+    assert first.prompt_token_ids == other.prompt_token_ids
+    assert (again.num_cached_tokens, other.num_cached_tokens) == (8, 0)
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids != other.outputs[0].token_ids
+
+
+def test_encoder_runs_are_counted(checkpoint: Path):
+    """A chunk for a chunk, behind other text, and once more: an image is encoded once."""
+    prompts = [{"prompt": f"{head}<|image_pad|>", "multi_modal_data": {"image": IMAGES[0]}} for head in "xyx"]
+    options = {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4}
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128, **options) as llm:
+        for prompt in prompts:
+            llm.generate([prompt], GREEDY, use_tqdm=False)
+            assert llm.statistics()["num_images_encoded_total"] == 1
+        llm.generate(PROMPTS[2], GREEDY, use_tqdm=False)
+        assert llm.statistics()["num_images_encoded_total"] == 2
+
+
+def test_a_text_model_refuses_images(tmp_path: Path):
+    from quire.testing.tiny_checkpoints import make_checkpoint
+
+    with (
+        LLM(str(make_checkpoint(tmp_path / "m", "llama")), dtype="float32", max_model_len=64) as llm,
+        pytest.raises(RequestError, match="takes text only"),
+    ):
+        llm.generate([{"prompt": "x", "multi_modal_data": {"image": IMAGES[0]}}], GREEDY)
+
+
+def test_a_placeholder_that_a_client_wrote_is_text(checkpoint: Path):
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128) as llm:
+        chat = [{"role": "user", "content": "look: <|image_pad|> <|vision_start|>"}]
+        rendered = llm.renderer.render_prompt(chat)
+        assert IMAGE_TOKEN_ID not in rendered.token_ids
+        (output,) = llm.generate(["a <|image_pad|> without an image"], GREEDY, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == NUM_TOKENS

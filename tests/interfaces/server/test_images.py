@@ -1,0 +1,76 @@
+"""Images through the official client, with a data URL."""
+
+import base64
+import io
+
+import httpx2 as httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+from tests.support.server_process import ServerProcess
+
+from quire.testing.image_checkpoints import make_image_checkpoint
+
+
+def data_url(seed: int) -> str:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 255, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, "png")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def chat_with(url: str) -> list[dict]:
+    text = {"type": "text", "text": "What is this?"}
+    return [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]}]
+
+
+def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) -> None:
+    """Responses and messages see what a chat sees."""
+    text = {"type": "input_text", "text": "What is this?"}
+    content = [text, {"type": "input_image", "image_url": image, "detail": "auto"}]
+    response = client.responses.create(
+        model=expected.model, input=[{"role": "user", "content": content}], max_output_tokens=16, temperature=0,
+        store=False,
+    )  # fmt: skip
+    assert response.usage.input_tokens == expected.usage.prompt_tokens
+    assert response.output_text.startswith(expected.choices[0].message.content[:2])
+    source = {"type": "base64", "media_type": "image/png", "data": image.partition(",")[2]}
+    blocks = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
+    body = {"model": expected.model, "max_tokens": 6, "temperature": 0}
+    for content, status in ((blocks, 200), (blocks[1:], 200), ([{**blocks[1], "source": {"type": "url"}}], 400)):
+        answer = httpx.post(url + "/messages", json={**body, "messages": [{"role": "user", "content": content}]})
+        assert answer.status_code == status, answer.text
+        if content is blocks:
+            usage = answer.json()["usage"]
+            assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected.usage.prompt_tokens
+            assert answer.json()["content"][0]["text"] == expected.choices[0].message.content
+    assert "images are not fetched" in answer.text
+
+
+def test_the_official_client(tmp_path):
+    checkpoint = make_image_checkpoint(tmp_path / "vision")
+    options = ["--port", "0", "--dtype", "float32", "--max-model-len", "128"]
+    with ServerProcess(["-m", "quire.interfaces.cli", "serve", str(checkpoint), *options]) as server:
+        url = server.wait_ready(300) + "/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+            model = client.models.list().data[0].id
+
+            def ask(image: str):
+                return client.chat.completions.create(
+                    model=model, messages=chat_with(image), max_tokens=6, temperature=0, logprobs=True
+                )
+
+            answers = [ask(data_url(seed)) for seed in (1, 1, 2)]
+            tokens = [[token.token for token in answer.choices[0].logprobs.content] for answer in answers]
+            assert tokens[0] == tokens[1] != tokens[2]
+            assert {answer.usage.prompt_tokens for answer in answers} == {answers[0].usage.prompt_tokens}
+            for bad in ("http://127.0.0.1/x.png", "data:image/png;base64,AAAA"):
+                with pytest.raises(openai.BadRequestError) as caught:
+                    ask(bad)
+                assert "messages[0].content[1].image_url: " in str(caught.value)
+            assert ask(data_url(1)).choices[0].finish_reason
+            check_other_dialects(client, url, ask(data_url(1)), data_url(1))
+        server.signal()
+        assert server.wait() == 0
+        assert "Traceback" not in server.output, server.output

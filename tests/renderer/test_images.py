@@ -1,0 +1,147 @@
+"""Images of strangers: decoded within bounds, or refused in one line; patches and placeholders."""
+
+import base64
+import io
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quire.errors import RequestError
+from quire.renderer.image_processor import ImageProcessor
+from quire.renderer.images import MOST_BYTES, MOST_PIXELS, image_of
+
+PROCESSOR = ImageProcessor(image_token_id=5)
+
+
+def noise(height: int, width: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def url(content: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """A header that promises pixels which never come."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"\0" * 1000)
+    chunks = b"".join(struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in (head, data))
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+BAD = {
+    "file": "file:///etc/passwd",
+    "http": "http://127.0.0.1/a.png",
+    "metadata": "http://169.254.169.254/latest",
+    "no base64": "data:image/png;base64,!!!!",
+    "no comma": "data:image/png;base64",
+    "video": "data:video/jpeg;base64,AAAA,BBBB",
+    "text": url(b"hello"),
+    "nothing": url(b""),
+    "truncated png": url(encoded(noise(50, 50), "png")[:600]),
+    "truncated jpeg": url(encoded(noise(50, 50), "jpeg")[:300], "jpeg"),
+    "tiff": url(encoded(noise(9, 9), "tiff"), "tiff"),
+    "bmp": url(encoded(noise(9, 9), "bmp"), "png"),
+    "jpeg2000": url(b"\x00\x00\x00\x0cjP  \r\n\x87\n" + bytes(100), "jp2"),
+    "50k x 50k": url(huge_png(50_000, 50_000)),
+    "above Pillow's own bound": url(huge_png(1 << 30, 1 << 30)),
+    "just too many pixels": url(huge_png(4096, MOST_PIXELS // 4096 + 1)),
+    "0 x 0": url(huge_png(0, 0)),
+    "many bytes": "data:image/png;base64," + "A" * (MOST_BYTES // 3 * 4 + 100),
+    "a number": 7,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_refused_in_one_line(name: str):
+    tracemalloc.start()
+    with pytest.raises(RequestError) as caught:
+        image_of(BAD[name], "messages[0].content[0].image_url")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    text = str(caught.value)
+    assert text.startswith("messages[0].content[0].image_url: ")
+    assert "\n" not in text
+    assert len(text) < 300
+    assert "0x" not in text, "an address of this process"
+    assert peak < 64 << 20
+
+
+@pytest.mark.parametrize("kind", ["png", "webp", "gif", "jpeg"])
+def test_formats(kind: str):
+    image = image_of(url(encoded(noise(30, 40), kind), kind), "x")
+    assert (image.mode, image.size) == ("RGB", (40, 30))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
+def test_modes(mode: str):
+    image = Image.new(mode, (8, 6)) if mode == "I;16" else noise(6, 8).convert(mode)
+    assert image_of(encoded(image, "png"), "x").mode == "RGB"
+
+
+def test_only_the_first_frame_of_many():
+    frames = [Image.new("RGB", (8, 8), (10 * number, 0, 0)) for number in range(20)]
+    content = encoded(frames[3], "gif", save_all=True, append_images=frames)
+    assert abs(image_of(content, "x").getpixel((0, 0))[0] - 30) < 3
+
+
+def test_the_right_way_up_and_on_white():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert image_of(encoded(noise(30, 40), "jpeg", exif=exif), "x").size == (30, 40)
+    clear = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    assert image_of(encoded(clear, "png"), "x").getpixel((1, 1)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("size", [(40, 50), (300, 111), (1000, 1700), (1, 1)])
+def test_patches_equal_those_of_transformers(size: tuple[int, int]):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    image = noise(*size)
+    _, (media,) = PROCESSOR.expand([5], [(image, "x")], None)
+    theirs = Qwen2VLImageProcessorPil()(image, return_tensors="np")
+    assert [media.grid] == theirs["image_grid_thw"].tolist()
+    ours = np.frombuffer(media.pixels, np.float32).reshape(media.shape)
+    np.testing.assert_allclose(ours, theirs["pixel_values"], atol=2e-6)
+
+
+def test_placeholders():
+    token_ids, media = PROCESSOR.expand([1, 5, 2, 5], [(noise(56, 56), "a"), (noise(56, 112), "b")], 100)
+    assert token_ids == [1, *[5] * 4, 2, *[5] * 8]
+    assert [(image.start, image.length) for image in media] == [(1, 4), (6, 8)]
+
+
+def test_the_hash_tells_shapes_apart():
+    flat = Image.new("RGB", (56, 112)), Image.new("RGB", (112, 56))
+    hashes = [PROCESSOR.expand([5], [(image, "x")], None)[1][0] for image in flat]
+    assert hashes[0].pixels == hashes[1].pixels
+    assert hashes[0].content_hash != hashes[1].content_hash
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "num_images", "room", "text"),
+    [
+        ([1], 1, 100, "1 images for 0 placeholders"),
+        ([5, 5], 1, 100, "1 images for 2 placeholders"),
+        ([5] * 9, 9, 1000, "at most 8"),
+        ([5], 1, 3, "has room for 3 more"),
+    ],
+)
+def test_what_does_not_fit(token_ids: list[int], num_images: int, room: int, text: str):
+    with pytest.raises(RequestError, match=text):
+        PROCESSOR.expand(token_ids, [(noise(56, 56), "x")] * num_images, room)
+
+
+def test_a_line_is_no_image():
+    with pytest.raises(RequestError, match="factor of 200"):
+        PROCESSOR.expand([5], [(noise(1, 300), "x")], None)

@@ -1,0 +1,54 @@
+"""Encoded images are kept by content: the second use of one runs no encoder."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from quire.messages import AdmittedSequence, Media
+from quire.sampling_params import SamplingParams
+from quire.worker.image_rows import ImageRows
+
+
+class Model:
+    def embed_tokens(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(input_ids), 1)
+
+    def encode_image(self, pixels: torch.Tensor, grid: list[int]) -> torch.Tensor:
+        return pixels[::4] + 1
+
+
+def image(start: int, value: int) -> Media:
+    pixels = np.full((8, 1), value, np.float32).tobytes()
+    name = bytes([value])
+    return Media(start=start, length=2, pixels=pixels, shape=[8, 1], grid=[1, 2, 4], merge_size=2, content_hash=name)
+
+
+def admitted(row: int, value: int) -> AdmittedSequence:
+    return AdmittedSequence(
+        row=row, sequence_id=row, token_ids=np.zeros(5), num_prompt_tokens=5, num_computed_tokens=0,
+        sampling=SamplingParams(), seed=0, media=[image(1, value)],
+    )  # fmt: skip
+
+
+def batch(row: int, first: int, count: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        rows_S=np.array([row]), query_starts_S1=np.array([0, count]), num_computed_S=np.array([first]),
+        input_ids_T=torch.zeros(count, dtype=torch.int64), positions_T=torch.arange(first, first + count),
+    )  # fmt: skip
+
+
+def test_cut_within_an_image_and_used_again():
+    rows = ImageRows(Model(), torch.device("cpu"))
+    for row, value in enumerate((7, 7, 9)):
+        rows.admit(admitted(row, value))
+    found = []
+    for row in range(3):
+        _, positions, embeds = rows.of(batch(row, 0, 2))
+        assert positions.tolist() == [[0, 1], [0, 1], [0, 1]]
+        _, positions, more = rows.of(batch(row, 2, 3))
+        assert positions.tolist() == [[1, 3, 4], [1, 3, 4], [2, 3, 4]]
+        found.append([*embeds.flatten().tolist(), *more.flatten().tolist()])
+    assert found == [[0, 8, 8, 0, 0], [0, 8, 8, 0, 0], [0, 10, 10, 0, 0]]
+    statistics = rows.statistics()
+    assert (statistics["num_images_encoded"], statistics["num_image_cache_hits"]) == (2, 4)
