@@ -104,11 +104,37 @@ def of_other_groups(tensors):
     tensors[name] = tensors[name].view(*tensors[name].shape[:2], -1, 8)
 
 
+def huge_scale(tensors):
+    tensors["model.layers.1.mlp.experts.down_proj_scales"][0, 3, 1] = 253
+
+
+def without(dimension):
+    def change(tensors):
+        for part in ("blocks", "scales"):
+            name = f"model.layers.1.mlp.experts.gate_up_proj_{part}"
+            tensors[name] = tensors[name].narrow(dimension, 0, 0).contiguous()
+
+    return change
+
+
+def biases_of(*shape):
+    def change(tensors):
+        tensors["model.layers.1.mlp.experts.gate_up_proj_bias"] = torch.zeros(shape)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (without_scales, ["model.layers.1.mlp.experts", "no down_proj_scales"]),
         (broken_scale, ["model.layers.1.mlp.experts", "infinities or NaN"]),
+        (huge_scale, ["model.layers.1.mlp.experts", "infinities or NaN"]),
+        (without(0), ["gate_up_proj_blocks", "[0, 256, 2, 16]"]),
+        (without(1), ["gate_up_proj_blocks", "[4, 0, 2, 16]"]),
+        (without(2), ["gate_up_proj_blocks", "[4, 256, 0, 16]"]),
+        (biases_of(), ["gate_up_proj_bias", "cannot be taken apart"]),
+        (biases_of(4), ["gate_up_proj_bias", "cannot be taken apart"]),
         (of_other_groups, ["gate_up_proj_blocks", "uint8 [experts, outputs, groups, 16]"]),
     ],
 )

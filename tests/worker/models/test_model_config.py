@@ -244,7 +244,7 @@ def test_sizes_that_no_model_has(values, most, tmp_path):
 def test_what_layers_of_llama_4_are_divided_by_is_not_0(key, tmp_path):
     file = make_checkpoint(tmp_path, "llama4") / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: 0}))
-    with pytest.raises(ModelError, match=rf"{key}=0 must be a (whole )?number from [01]"):
+    with pytest.raises(ModelError, match=f"{key}=0 must be a (whole )?number from (1|0.001)"):
         load_model(worker_config(tmp_path))
 
 

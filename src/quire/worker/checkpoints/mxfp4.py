@@ -20,6 +20,7 @@ from quire.worker.layers.quantization import QuantizedWeight
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 _GROUP = 32
 _EXPONENT_OF_ONE = 127
+_MOST_EXPONENT = 252
 # Twice the values of the codes: whole numbers.
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -40,6 +41,7 @@ class MXFP4Format:
         for projection in _PROJECTIONS:
             blocks, scales = module.get(f"{projection}_blocks"), module.get(f"{projection}_scales")
             is_whole = blocks.dtype == torch.uint8 and blocks.ndim == 4 and blocks.shape[3] == _GROUP // 2
+            is_whole = is_whole and blocks.numel() > 0
             module.check(is_whole, f"{projection}_blocks", blocks, f"uint8 [experts, outputs, groups, {_GROUP // 2}]")
             fits = scales.dtype == torch.uint8 and scales.shape == blocks.shape[:3]
             module.check(fits, f"{projection}_scales", scales, f"uint8 {list(blocks.shape[:3])}")
@@ -52,8 +54,9 @@ class MXFP4Format:
     def _expert(self, blocks_NGb: Tensor, scales_NG: Tensor) -> QuantizedWeight:
         pairs = self._pairs.index_select(0, blocks_NGb.flatten().int())
         values_NK = pairs.view(torch.int8).view(len(blocks_NGb), -1)
-        # of doubled values; 255 means no number in this format, and becomes an infinity, which is refused
+        # of doubled values; 255 means no number in this format, and with 253 the largest code is none in float32: both
+        # become infinities, which are refused
         exponents = scales_NG.int() - _EXPONENT_OF_ONE
         halves = torch.full(scales_NG.shape, 0.5)
-        halved = torch.ldexp(halves, exponents).masked_fill_(scales_NG == 255, torch.inf)
+        halved = torch.ldexp(halves, exponents).masked_fill_(scales_NG > _MOST_EXPONENT, torch.inf)
         return QuantizedWeight(values_NK, halved, None, bits=4, weight_only=True)

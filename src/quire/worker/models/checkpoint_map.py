@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from quire.errors import ModelError, one_line
 from quire.worker.layers.parameter import Part
 from quire.worker.layers.quantization import QuantizedWeight
 
@@ -71,8 +72,18 @@ class CheckpointMap:
                 break
         if self.modules:
             name = ".".join(self.modules.get(part, part) for part in name.split("."))
-        for converted_name, converted in self.convert(name, weight):
+        for converted_name, converted in self._converted(name, weight):
             yield self._merge(converted_name, converted)
+
+    def _converted(self, name: str, weight: Tensor | QuantizedWeight) -> list[tuple[str, Tensor | QuantizedWeight]]:
+        try:
+            return self.convert(name, weight)
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            # turning and cutting want a number of dimensions that a strange file need not have
+            raise ModelError(
+                f"{name}: {list(weight.shape)} cannot be taken apart ({one_line(error)}). config.json and the weights "
+                "do not belong together; download the checkpoint again."
+            ) from error
 
     def _merge(self, name: str, weight: Tensor | QuantizedWeight) -> Placement:
         path, _, leaf = name.rpartition(".")
