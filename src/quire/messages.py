@@ -364,8 +364,16 @@ class Candidates(msgspec.Struct, array_like=True):
 
 
 # What a worker counts in a step and the core adds up: rows whose logits were not finite, rows that got no token yet,
-# steps that failed as a whole and were divided, those short of memory, and prompts that a connector could not store.
-STEP_COUNTS = ("num_nan_rows", "num_late_rows", "num_divided_steps", "num_out_of_memory", "num_failed_stores")
+# steps that failed as a whole and were divided, those short of memory, prompts that a connector could not store, and
+# images that were encoded.
+STEP_COUNTS = (
+    "num_nan_rows",
+    "num_late_rows",
+    "num_divided_steps",
+    "num_out_of_memory",
+    "num_failed_stores",
+    "num_images_encoded",
+)
 
 
 class StepOutput(msgspec.Struct, kw_only=True):

@@ -2,10 +2,12 @@
 
 from quire.worker.attention import Attention, AttentionBackend, AttentionBatch, AttentionSpec
 from quire.worker.layers import (
+    CausalConv,
     ClampedSwiGLU,
     ColumnParallelLinear,
     Experts,
     GatedActivation,
+    GatedDeltaRule,
     LatentProjection,
     LayerNorm,
     LMHead,
@@ -16,6 +18,7 @@ from quire.worker.layers import (
     RotaryEmbedding,
     Routing,
     RowParallelLinear,
+    StateSpaceScan,
     VocabEmbedding,
     activation,
     load_weight,
@@ -24,6 +27,7 @@ from quire.worker.layers import (
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.state_cache import RecurrentLayer, StateTensor, TokenSpans
 
 __all__ = [
     "MERGED",
@@ -31,12 +35,14 @@ __all__ = [
     "AttentionBackend",
     "AttentionBatch",
     "AttentionSpec",
+    "CausalConv",
     "CausalLM",
     "CheckpointMap",
     "ClampedSwiGLU",
     "ColumnParallelLinear",
     "Experts",
     "GatedActivation",
+    "GatedDeltaRule",
     "LMHead",
     "LatentProjection",
     "LayerNorm",
@@ -44,10 +50,14 @@ __all__ = [
     "Nullable",
     "QKVParallelLinear",
     "RMSNorm",
+    "RecurrentLayer",
     "ReplicatedLinear",
     "RotaryEmbedding",
     "Routing",
     "RowParallelLinear",
+    "StateSpaceScan",
+    "StateTensor",
+    "TokenSpans",
     "VocabEmbedding",
     "activation",
     "head_of",

@@ -115,6 +115,8 @@ def test_a_config_without_sizes_is_a_clear_error() -> None:
         ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),
         ({"conv_L_cache": 3}, "conv_L_cache=3: the model has layers that keep a state"),
         ({"linear_num_value_heads": 32}, "linear_num_value_heads=32: the model has layers that keep a state"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types=linear_attention: the model has layers"),
+        ({"layers_block_type": ["mamba", "attention"]}, "layer_types=mamba: the model has layers without"),
     ],
 )
 def test_a_plan_is_refused_where_its_formulas_are_others(values, what, tmp_path, capsys) -> None:
@@ -127,3 +129,8 @@ def test_a_plan_is_refused_where_its_formulas_are_others(values, what, tmp_path,
 
 def test_no_experts_are_no_reason() -> None:
     assert ModelShape.of({**OPT_13B, "num_local_experts": 0, "kv_lora_rank": None}) == ModelShape.of(OPT_13B)
+
+
+def test_kinds_of_attention_are_no_reason() -> None:
+    kinds = ["full_attention", "sliding_attention", "chunked_attention", "attention"] * 10
+    assert ModelShape.of({**OPT_13B, "layer_types": kinds}) == ModelShape.of(OPT_13B)

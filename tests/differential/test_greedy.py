@@ -27,6 +27,8 @@ NATIVE = [
     "qwen3_next",
     "qwen3_5_text",
     "mamba2",
+    "granitemoehybrid",
+    "granitemoehybrid_dense",
 ]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
 CHUNKED = ["llama4"]
@@ -86,6 +88,8 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
         "gemma2": 42,
         "qwen3_next": 32,
         "qwen3_5_text": 32,
+        "granitemoehybrid": 40,
+        "granitemoehybrid_dense": 40,
         "qwen2_moe": 42,
         "gpt_oss": 42,
         "llama4": 42,

@@ -115,6 +115,18 @@ def test_other_images_behind_the_same_tokens_are_not_found(checkpoint: Path):
     assert again.outputs[0].token_ids == first.outputs[0].token_ids != other.outputs[0].token_ids
 
 
+def test_encoder_runs_are_counted(checkpoint: Path):
+    """A chunk for a chunk, behind other text, and once more: an image is encoded once."""
+    prompts = [{"prompt": f"{head}<|image_pad|>", "multi_modal_data": {"image": IMAGES[0]}} for head in "xyx"]
+    options = {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4}
+    with LLM(str(checkpoint), dtype="float32", max_model_len=128, **options) as llm:
+        for prompt in prompts:
+            llm.generate([prompt], GREEDY, use_tqdm=False)
+            assert llm.statistics()["num_images_encoded_total"] == 1
+        llm.generate(PROMPTS[2], GREEDY, use_tqdm=False)
+        assert llm.statistics()["num_images_encoded_total"] == 2
+
+
 def test_a_text_model_refuses_images(tmp_path: Path):
     from quire.testing.tiny_checkpoints import make_checkpoint
 

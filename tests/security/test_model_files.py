@@ -102,12 +102,61 @@ NUMBERS = {
     "num_attention_heads": [10**6, 0],
     "num_key_value_heads": [0],
     "vocab_size": [2**31],
-    "head_dim": [2**40, 0],
+    "head_dim": [2**40, 10**7, 0],
+    # tables of rotary angles: gigabytes before a weight is looked at
+    "qk_rope_head_dim": [10**7, -1],
+    "linear_num_key_heads": [0],
+    "linear_num_value_heads": [0],
+    "linear_key_head_dim": [0, 10**7],
+    "linear_conv_kernel_dim": [0, 10**7],
+    "conv_L_cache": [0, 10**7],
+    "conv_kernel": [0, 10**7],
+    "num_heads": [0, 10**7],
+    "n_groups": [0],
+    "state_size": [0, 10**7],
+    "full_attention_interval": [0, -1],
+    "interleave_moe_layer_step": [0, -1],
+    "attention_chunk_size": [0, -1],
+    "floor_scale": [0, float("nan")],
+    "attn_scale": [float("inf")],
+    "swiglu_limit": [0.0, float("nan")],
+    "routed_scaling_factor": [0, -1, 1e30],
+    "block_multiple_of": [0],
     "sliding_window": [-1, 2**62],
     "attn_logit_softcapping": [-50.0],
     "text_config": [{"rms_norm_eps": -1}, {"max_position_embeddings": 10**9}, {"rope_parameters": {"rope_theta": -5}}],
 }
+# of which a model takes the first and the second in every step, long after it was loaded
+STRANGE_LIMITS = ([], [0], [1, 2, 3], [5, 1], [-1, 1], [float("nan"), 1], "64", {}, [None, 1], [{"__float__": "x"}, 1])
 NO_MODEL_HAS = [(name, value) for name, values in NUMBERS.items() for value in values]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        # each loaded, and then no step could be computed
+        ("deepseek_v3", {"topk_group": 0}, "from 0 of 1 groups"),
+        ("deepseek_v3", {"topk_group": 7}, "from 7 of 1 groups"),
+        ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "1 of 3 groups"),
+        ("deepseek_v3_groups", {"num_experts_per_tok": 7}, "7 experts for a token from 2 of 4 groups"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok=0 must be"),
+        # this one was computed with full attention
+        ("gpt_oss", {"layer_types": ["chunked_attention"] * 3}, "layer_types.0.=chunked_attention: must be"),
+    ],
+)
+def test_numbers_that_do_not_go_together(tmp_path, name, changes, words):
+    path = make_checkpoint(tmp_path, name)
+    change_config(path, **changes)
+    with pytest.raises(ModelError, match=words):
+        load_model(worker_config(path))
+
+
+@pytest.mark.parametrize("limit", STRANGE_LIMITS, ids=repr)
+def test_limits_of_a_time_step_are_two_numbers_or_refused(tmp_path, limit):
+    path = make_checkpoint(tmp_path, "mamba2")
+    change_config(path, time_step_limit=limit)
+    with pytest.raises(ModelError, match=r"time_step_limit=.* must be two numbers"):
+        load_model(worker_config(path))
 
 
 @pytest.mark.parametrize(("name", "value"), NO_MODEL_HAS, ids=lambda value: repr(value)[:40])

@@ -36,10 +36,12 @@ class WorkerDriver:
         num_blocks: int = 0,
         num_host_blocks: int = 0,
         num_groups: int = 0,
+        num_state_blocks: int = 0,
         lookahead: int = 0,
         seed: int = 0,
     ) -> None:
-        """`lookahead`: so many slots are there beyond the tokens of a step, for what a draft model writes."""
+        """`num_state_blocks`: of the last group, which keeps a state and not tokens. `lookahead`: so many slots are
+        there beyond the tokens of a step, for what a draft model writes."""
         self.worker = worker
         self.computed: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -48,6 +50,7 @@ class WorkerDriver:
         self._lookahead = lookahead
         self._block_size = block_size
         self._num_groups = num_groups
+        self._num_state_blocks = num_state_blocks
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)
         self._free_host = list(range(num_host_blocks))
@@ -83,13 +86,18 @@ class WorkerDriver:
         self.computed[row], self.tokens[row] = computed, self.tokens[parent][:num_total_tokens]
         self.drafts[row] = 0
         num_blocks, filled = -(-computed // self._block_size), computed % self._block_size
-        self._tables[row] = [table[:num_blocks] for table in self._tables[parent]]
+        self._tables[row] = [list(table) for table in self._tables[parent]]
         for group, table in enumerate(self._tables[row]):
-            if filled:
+            if self._keeps_state(group):
+                written = list(range(len(table)))
+            else:
+                del table[num_blocks:]
+                written = [num_blocks - 1] if filled else []
+            for index in written:
                 own = self._free.pop()
-                self._changes["block_copies"].append((table[-1], own))
-                self._changes["block_writes"].append((group, row, num_blocks - 1, own))
-                table[-1] = own
+                self._changes["block_copies"].append((table[index], own))
+                self._changes["block_writes"].append((group, row, index, own))
+                table[index] = own
         self._changes["forked"].append(
             ForkedSequence(
                 parent_row=parent,
@@ -149,7 +157,7 @@ class WorkerDriver:
         for row, count in grants.items():
             self.computed[row] += count
             for group in range(self._num_groups):
-                while len(self._tables[row][group]) * self._block_size < self.computed[row] + self._lookahead:
+                while len(self._tables[row][group]) < self._num_entries(group, self.computed[row] + self._lookahead):
                     self._give(group, row, self._free.pop())
         self._num_steps += 1
         changes: dict[str, Any] = {
@@ -179,6 +187,12 @@ class WorkerDriver:
         for _ in range(count):
             self.step(num_drafts=num_drafts)
         return {row: self.tokens[row][length:] for row, length in before.items()}
+
+    def _keeps_state(self, group: int) -> bool:
+        return self._num_state_blocks > 0 and group == self._num_groups - 1
+
+    def _num_entries(self, group: int, num_tokens: int) -> int:
+        return self._num_state_blocks if self._keeps_state(group) else -(-num_tokens // self._block_size)
 
     def _columns(self, name: str, width: int) -> IntArray:
         return int_array(self._changes[name]).reshape(-1, width).T

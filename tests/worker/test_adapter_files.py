@@ -59,6 +59,9 @@ def first(tensors, side="A"):
         ({"use_rslora": "yes"}, "use_rslora=yes"),
         ({"target_modules": ["q_proj", "fc9"]}, "has nothing for fc9"),
         ({"target_modules": 7}, "target_modules=7"),
+        # minutes of comparing them with the modules, on the threads of the steps
+        ({"target_modules": ["q_proj"] * 5000}, "target_modules: 5,000 names, at most 4,096"),
+        ({"alpha_pattern": {f"n{index}": 1 for index in range(5000)}}, "alpha_pattern: 5,000 names, at most 4,096"),
     ],
 )
 def test_configurations_that_are_refused(house, good, change, words):
@@ -89,6 +92,13 @@ def test_configurations_that_are_refused(house, good, change, words):
             lambda t: t.update({f"x.{'y' * 5000}.lora_{side}.weight": torch.zeros(4, 4) for side in "AB"}),
             "no linear layer of this model",
         ),
+        (
+            lambda t: t.update({f"model.x.{index}.q_proj.lora_A.weight": torch.zeros(1) for index in range(99)}),
+            "tensors; no adapter of this model has more than 84",
+        ),
+        (lambda t: t.update({first(t).removeprefix("base_model.model."): torch.zeros(4, 64)}), "is there twice"),
+        # a scale of 8 / 4
+        (lambda t: t.update({first(t, "B"): torch.full((64, 4), 3e38)}), "not finite, or not when they are scaled"),
         (lambda t: t.clear(), "holds no tensors|has nothing"),
     ],
 )
@@ -144,6 +154,31 @@ def test_a_file_that_claims_to_be_huge_costs_no_memory(house, good):
         read_adapter(path, house[1])
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def test_a_file_that_is_written_anew_changes_nothing_that_was_read(house, good):
+    """A training job saves over its last version; a mapped file that became short would end the process."""
+    path, *_ = good
+    weights = read_adapter(path, house[1])
+    before = {(name, part): pair.a.clone() for name, parts in weights.items() for part, pair in parts.items()}
+    file = path / "adapter_model.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(b"\xff" * file.stat().st_size)
+    assert before
+    for (name, part), a in before.items():
+        torch.testing.assert_close(weights[name][part].a, a, rtol=0, atol=0)
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file(house, good, monkeypatch):
+    """It is no Exception: nobody would ever learn that the adapter is not coming."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def panics(*args, **kwargs):
+        raise panic("index out of bounds")
+
+    monkeypatch.setattr("quire.worker.adapter_files.safe_open", panics)
+    with pytest.raises(ModelError, match=r"cannot be read \(index out of bounds"):
+        read_adapter(good[0], house[1])
 
 
 def test_what_peft_itself_writes(house, tmp_path):

@@ -16,6 +16,8 @@ FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CODES = ("int8", "fp8")
 _SCALE_BYTES = 4
 _LATENT = "the model's attention keeps latent vectors"
+# what layers of attention call themselves in layer_types
+_ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
 # Whose formulas are others.
 _OTHER_ARITHMETIC = {
     "moe_num_experts": "the model is a mixture of experts of another kind",
@@ -140,10 +142,11 @@ class ModelShape:
         latent = LatentShape.of(config)
         for name, what in _OTHER_ARITHMETIC.items():
             if config.get(name) and not (what is _LATENT and latent is not None):
-                raise ModelError(
-                    f"config.json: {name}={str(config[name])[:40]}: {what}, of which the size and the time cannot be "
-                    "computed from config.json yet. Serve it: the log of the start says what it takes."
-                )
+                raise _not_computed(name, config[name], what)
+        kinds = config.get("layer_types") or config.get("layers_block_type")
+        for kind in kinds if isinstance(kinds, list) else ():
+            if kind not in _ATTENTION:
+                raise _not_computed("layer_types", kind, "the model has layers without plain attention")
         hidden = _size(config, "hidden_size", "n_embd", "d_model")
         heads = _size(config, "num_attention_heads", "n_head")
         is_gated = "intermediate_size" in config
@@ -247,6 +250,13 @@ class Machine:
 
     def kv_read_seconds(self, num_bytes: int) -> float:
         return num_bytes / self.bytes_per_second
+
+
+def _not_computed(name: str, value: Any, what: str) -> ModelError:
+    return ModelError(
+        f"config.json: {name}={str(value)[:40]}: {what}, of which the size and the time cannot be computed from "
+        "config.json yet. Serve it: the log of the start says what it takes."
+    )
 
 
 def _count(config: dict[str, Any], name: str) -> int:

@@ -33,6 +33,12 @@ def _real(least: float, most: float, why: str) -> _Range:
 _SIZE = _whole(1, 2**24, "a size of a layer")
 _MIDDLE_SIZE = _whole(1, 2**26, "a size of a layer")
 _RANK = _whole(0, 2**24, "a size of a part that may be absent")
+# tables of rotary angles have a column for each, and a row for each position
+_HEAD_SIZE = _whole(1, 2**13, "a size of a head")
+_HEAD_PART = _whole(0, 2**13, "a size of a part of a head")
+_STATE_SIZE = _whole(1, 2**16, "a size of a state")
+_CONV_WIDTH = _whole(1, 2**10, "a number of tokens that a convolution sees")
+_EVERY = _whole(1, 10_000, "a number of layers from one to the next of its kind")
 _LAYERS = _whole(1, 10_000, "a number of layers")
 _HEADS = _whole(1, 2**16, "a number of heads")
 _EXPERTS = _whole(0, 2**16, "a number of experts")
@@ -47,32 +53,39 @@ _SCALE = _real(-1e6, 1e6, "a factor")
 _CAP = _real(1e-6, 1e9, "a bound of scores")
 
 _RANGES: dict[str, _Range] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim", "word_embed_proj_dim", "n_hidden"), _SIZE),
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), _RANK),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "n_hidden"), _SIZE),
+    **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), _HEAD_SIZE),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), _HEAD_PART),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), _RANK),
+    "state_size": _STATE_SIZE,
+    **dict.fromkeys(("conv_kernel", "conv_L_cache", "linear_conv_kernel_dim"), _CONV_WIDTH),
+    **dict.fromkeys(("n_groups", "num_heads", "linear_num_key_heads", "linear_num_value_heads"), _HEADS),
+    **dict.fromkeys(("full_attention_interval", "interleave_moe_layer_step"), _EVERY),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _RANK),
     **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "ffn_dim", "n_inner"), _MIDDLE_SIZE),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads"), _HEADS),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _EXPERTS),
     **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), _EXPERTS),
+    "block_multiple_of": _SIZE,
+    "block_ffn_dim_multiplier": _FACTOR,
     "num_nextn_predict_layers": _whole(0, 1000, "a number of layers"),
     **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "no_rope_layer_interval"), _LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), _POSITIONS),
     **dict.fromkeys(("max_sequence_length", "original_max_position_embeddings"), _POSITIONS),
     **dict.fromkeys(("sliding_window", "attention_window_size"), _WINDOW),
     "attention_chunk_size": _whole(1, 2**31, "a number of tokens"),
-    "floor_scale": _whole(1, 2**31, "a number of tokens"),
+    "floor_scale": _real(1e-3, 1e9, "a number of positions"),
     "vocab_size": _VOCABULARY,
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), _EPSILON),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq", "rotary_emb_base"), _BASE),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _real(0.0, 1.0, "a share of a head")),
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), _FACTOR),
-    **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), _SCALE),
-    **dict.fromkeys(
-        ("attn_scale", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale"), _SCALE
-    ),
-    **dict.fromkeys(("query_pre_attn_scalar", "logits_scaling"), _FACTOR),
+    **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim", "attn_scale"), _SCALE),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale"), _SCALE),
+    **dict.fromkeys(("query_pre_attn_scalar", "logits_scaling", "routed_scaling_factor"), _FACTOR),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
+    "swiglu_limit": _CAP,
 }
 # They stand inside these too.
 _INNER = ("text_config", "rope_parameters", "rope_scaling")

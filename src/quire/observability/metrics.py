@@ -113,6 +113,7 @@ _NAMED: dict[str, tuple[str, str]] = {
         "Steps that failed as a whole and were run in parts, to find whose fault it was.",
     ),
     "num_out_of_memory_total": ("quire:out_of_memory_steps_total", "Those among them that were short of memory."),
+    "num_images_encoded_total": ("quire:images_encoded_total", "Images that the encoder has run for."),
     "num_failed_stores_total": (
         "quire:kv_connector_failed_stores_total",
         "Prompts whose KV the connector could not take.",

@@ -26,7 +26,8 @@ def check_against_transformers(path: Path, prompt: Sequence[int], atol: float = 
 
 
 def check_cuts_and_mixtures(model: nn.Module, prompt: Sequence[int], expected: Tensor, atol: float = ATOL) -> None:
-    """The logits of a prompt of some 60 tokens do not depend on chunks, block size or who else is in a step."""
+    """The logits of a prompt of some 60 tokens do not depend on chunks, block size or who else is in a step, nor on
+    drafts that were thrown away or on a token that is computed once more."""
     chunked = ModelHarness(model, block_size=8, seed=1).run(0, prompt, chunk_size=7)
     torch.testing.assert_close(chunked, expected, atol=atol, rtol=0)
     # One step with a whole prompt, one token of a long sequence, and a piece of another.
@@ -37,6 +38,13 @@ def check_cuts_and_mixtures(model: nn.Module, prompt: Sequence[int], expected: T
     torch.testing.assert_close(mixed[0], expected, atol=atol, rtol=0)
     torch.testing.assert_close(mixed[1], expected[-1:], atol=atol, rtol=0)
     torch.testing.assert_close(mixed[2], expected[20:40], atol=atol, rtol=0)
+    # Four drafts behind 30 tokens; the last of these alone once more; and again, with the rest.
+    harness = ModelHarness(model, seed=3)
+    drafted = harness.step({0: prompt[:34]}, num_drafts={0: 4})
+    torch.testing.assert_close(drafted[0], expected[:34], atol=atol, rtol=0)
+    for end in (30, len(prompt)):
+        harness.step_back(0)
+        torch.testing.assert_close(harness.step({0: prompt[29:end]})[0], expected[29:end], atol=atol, rtol=0)
 
 
 def transformers_logits(path: Path, prompt: Sequence[int]) -> Tensor:

@@ -7,9 +7,10 @@ with itself: any mix of sequences, any cut into chunks, blocks in any order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ def worker_config(path: Path, **changes: Any) -> WorkerConfig:
     return WorkerConfig(**{**values, **changes})
 
 
+NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
+
+
 class ModelHarness:
     """A loaded model with a cache of its own, and sequences that grow by chunks."""
 
@@ -66,8 +70,10 @@ class ModelHarness:
         self.tables: dict[int, list[list[int]]] = defaultdict(lambda: [[] for _ in self.groups])
 
     @torch.inference_mode()
-    def step(self, chunks: dict[int, Sequence[int]]) -> dict[int, Tensor]:
-        """New tokens by sequence, computed together; logits of all of them by sequence."""
+    def step(self, chunks: dict[int, Sequence[int]], num_drafts: Mapping[int, int] = NO_DRAFTS) -> dict[int, Tensor]:
+        """New tokens by sequence, computed together; logits of all of them by sequence.
+
+        `num_drafts`: so many of a sequence's new tokens, the last ones, are not kept."""
         starts, ids, positions = [0], list[int](), list[int]()
         for sequence, chunk in chunks.items():
             first = len(self.tokens[sequence])
@@ -76,11 +82,13 @@ class ModelHarness:
             positions += range(first, first + len(chunk))
             starts.append(len(ids))
             self._grow(sequence)
-        states = self._state_batch(list(chunks), starts)
+        states = self._state_batch(list(chunks), starts, num_drafts)
         metadata = tuple(self._metadata(group, list(chunks), starts) for group in range(len(self.groups)))
         with forward_context(ForwardContext(metadata, states)):
             hidden = self.model(self._tensor(ids), self._tensor(positions))
         logits = self.model.compute_logits(hidden).to(torch.float32, copy=True)
+        for sequence in chunks:
+            self._drop(sequence, num_drafts.get(sequence, 0))
         return {
             sequence: logits[begin:end] for sequence, begin, end in zip(chunks, starts[:-1], starts[1:], strict=True)
         }
@@ -91,6 +99,14 @@ class ModelHarness:
         return torch.cat(
             [self.step({sequence: tokens[begin : begin + size]})[sequence] for begin in range(0, len(tokens), size)]
         )
+
+    def step_back(self, sequence: int) -> None:
+        """The next chunk of this sequence begins with its last token, computed once more."""
+        self._drop(sequence, 1)
+
+    def _drop(self, sequence: int, count: int) -> None:
+        tokens = self.tokens[sequence]
+        del tokens[len(tokens) - count :]
 
     def _grow(self, sequence: int) -> None:
         needed = -(-len(self.tokens[sequence]) // self.block_size)
@@ -132,15 +148,16 @@ class ModelHarness:
         for layer in layers.values():
             layer.bind(self._layout, places)
 
-    def _state_batch(self, sequences: list[int], starts: list[int]) -> StateBatch | None:
+    def _state_batch(self, sequences: list[int], starts: list[int], num_drafts: Mapping[int, int]) -> StateBatch | None:
         if self._layout is None:
             return None
         new = [end - begin for begin, end in pairwise(starts)]
         first = [len(self.tokens[sequence]) - count for sequence, count in zip(sequences, new, strict=True)]
+        kept = [count - num_drafts.get(sequence, 0) for sequence, count in zip(sequences, new, strict=True)]
         tables = self._tensor(sequences).unsqueeze(1).expand(-1, self._layout.num_blocks)
         begin = self._tensor([index for index, position in enumerate(first) if not position])
         return StateBatch(
-            tables, self._tensor(first), self._tensor(new), self._tensor(starts).int(), begin, self._tensor([])
+            tables, self._tensor(first), self._tensor(kept), self._tensor(starts).int(), begin, self._tensor([])
         )
 
     def _tensor(self, values: Any) -> Tensor:

@@ -79,6 +79,12 @@ _NEXT_EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
 }  # fmt: skip
 
+_GRANITE = {
+    "intermediate_size": 32, "shared_intermediate_size": 48, "mamba_n_heads": 8, "mamba_n_groups": 2,
+    "mamba_d_state": 24, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0,
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -122,6 +128,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}),
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
+    "granitemoehybrid": ("granitemoehybrid", {**_GRANITE, **_EXPERTS}),
+    "granitemoehybrid_dense": (
+        "granitemoehybrid",
+        {**_GRANITE, "num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True},
+    ),
     "smollm3": ("smollm3", {}),
     "deepseek_v3": ("deepseek_v3", _LATENT),
     "deepseek_v3_groups": ("deepseek_v3", {**_GROUPED_LATENT, **_LATENT_YARN}),

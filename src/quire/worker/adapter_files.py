@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quire.errors import ModelError, one_line
+from quire.panics import PanicError, panics_are_errors
 from quire.worker.layers.adapters import AdapterStack, LowRank
 from quire.worker.layers.linear import QKVParallelLinear, ReplicatedLinear
 from quire.worker.models.checkpoint_map import CheckpointMap
@@ -28,7 +29,8 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 16 << 20
-_MOST_TENSORS = 1 << 16
+# in a list or a pattern of the configuration: each is compared with each module
+_MOST_NAMES = 4096
 _DTYPES = ("F32", "BF16", "F16")
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.(?:default\.)?weight")
@@ -69,6 +71,11 @@ class AdapterTargets:
         return cls(layers, getattr(model, "checkpoint_map", CheckpointMap()), max_rank, dtype)
 
     @property
+    def most_tensors(self) -> int:
+        """Twice A and B of all parts of all layers: a few strangers among them are named, a flood is not looked at."""
+        return 4 * sum(len(stack.parts) for _, stack in self.layers.values())
+
+    @property
     def most_file_bytes(self) -> int:
         """Of all matrices in float32, and of what stands around them."""
         elements = sum(len(s.parts) * s.in_features + sum(s.parts) for _, s in self.layers.values()) * self.max_rank
@@ -88,9 +95,9 @@ def read_adapter(folder: Path, targets: AdapterTargets) -> Weights:
             f"{targets.max_rank}. Is it an adapter, and of this model?"
         )
     try:
-        with safe_open(str(file), framework="pt") as opened:
+        with panics_are_errors, safe_open(str(file), framework="pt") as opened:
             return _Reader(opened, config, targets).read()
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except (SafetensorError, OSError, RuntimeError, PanicError) as error:
         raise ModelError(f"{WEIGHTS_FILE}: cannot be read ({one_line(error)}). Copy it again.") from error
 
 
@@ -124,12 +131,21 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
         entries = config.get(pattern) or {}
         if not isinstance(entries, dict):
             raise ModelError(f"{CONFIG_FILE}: {pattern}={_short(entries)}: must be an object.")
+        _check_number_of_names(pattern, entries)
         values |= {f"{pattern}.{key}": value for key, value in entries.items()}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
             raise ModelError(f"{CONFIG_FILE}: {name}={_short(value)}: must be a number above 0.")
     if config.get("use_rslora") not in (None, True, False):
         raise ModelError(f"{CONFIG_FILE}: use_rslora={_short(config['use_rslora'])}: must be true or false.")
+
+
+def _check_number_of_names(field: str, names: Sized) -> None:
+    if len(names) > _MOST_NAMES:
+        raise ModelError(
+            f"{CONFIG_FILE}: {field}: {len(names):,} names, at most {_MOST_NAMES:,} are read. Name modules by the ends "
+            "of their names, which all layers share."
+        )
 
 
 class _Reader:
@@ -151,8 +167,11 @@ class _Reader:
     def _pairs(self) -> dict[str, dict[str, str]]:
         """Keys by module and side. Nothing of the tensors is read."""
         keys = list(self._opened.keys())
-        if len(keys) > _MOST_TENSORS:
-            raise ModelError(f"{WEIGHTS_FILE}: {len(keys):,} tensors, at most {_MOST_TENSORS:,} are read.")
+        most = self._targets.most_tensors
+        if len(keys) > most:
+            raise ModelError(
+                f"{WEIGHTS_FILE}: {len(keys):,} tensors; no adapter of this model has more than {most:,}. Is it one?"
+            )
         pairs: dict[str, dict[str, str]] = {}
         for key in keys:
             if (match := _KEY.fullmatch(key)) is None:
@@ -160,7 +179,10 @@ class _Reader:
                     f"{WEIGHTS_FILE}: {_short(key)}: only lora_A and lora_B of linear layers are built. Train the "
                     "adapter without embeddings, biases, magnitudes and saved modules."
                 )
-            pairs.setdefault(match["module"], {})[match["side"]] = key
+            sides = pairs.setdefault(match["module"], {})
+            if match["side"] in sides:
+                raise ModelError(f"{WEIGHTS_FILE}: {_short(key)}: is there twice, with a prefix and without it.")
+            sides[match["side"]] = key
         for module, sides in pairs.items():
             if len(sides) < 2:
                 raise ModelError(f"{WEIGHTS_FILE}: {_short(module)}: has one of lora_A and lora_B; both are needed.")
@@ -176,6 +198,7 @@ class _Reader:
             return
         if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
             raise ModelError(f"{CONFIG_FILE}: target_modules={_short(targets)}: must be names or a regular expression.")
+        _check_number_of_names("target_modules", targets)
         for name in targets:
             if not any(module == name or module.endswith(f".{name}") for module in pairs):
                 raise ModelError(
@@ -205,8 +228,8 @@ class _Reader:
                     f"{WEIGHTS_FILE}: {_short(module)}: lora_A {a_shape} and lora_B {list(piece.shape)}, the model "
                     f"needs {[rank, stack.in_features]} and {[outputs, rank]}. Is it an adapter of this model?"
                 )
-        a = self._tensor(sides["A"]).to(self._targets.dtype)
-        b = (self._tensor(sides["B"]).float() * scale).to(self._targets.dtype)
+        a = self._tensor(sides["A"])
+        b = self._tensor(sides["B"], scale)
         for layer_name, part, piece in self._places(module, b):
             _, stack = self._targets.layers[layer_name]
             parts = weights.setdefault(layer_name, {})
@@ -253,10 +276,15 @@ class _Reader:
             )
         return shape
 
-    def _tensor(self, key: str) -> Tensor:
-        tensor: Tensor = self._opened.get_tensor(key)
+    def _tensor(self, key: str, scale: float = 1.0) -> Tensor:
+        """In the model's type, and in memory of its own: the file may be written anew while the adapter is used."""
+        # the product is a copy, whatever the scale is; float32 holds all of _DTYPES
+        tensor = (self._opened.get_tensor(key).float() * scale).to(self._targets.dtype)
         if not tensor.isfinite().all():
-            raise ModelError(f"{WEIGHTS_FILE}: {_short(key)}: holds numbers that are not finite.")
+            raise ModelError(
+                f"{WEIGHTS_FILE}: {_short(key)}: holds numbers that are not finite, or not when they are scaled and in "
+                f"{str(tensor.dtype).removeprefix('torch.')}. Train it anew, or with a smaller lora_alpha."
+            )
         return tensor
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, SchedulerOutput, StepOutput
 from quire.worker.input_batch import InputBatch
+from quire.worker.step_member import StepMember
 
 _CACHE_BYTES = 256 << 20
 
@@ -37,7 +38,7 @@ class ModelInputs(Protocol):
     def statistics(self) -> dict[str, float]: ...
 
 
-class TokenInputs:
+class TokenInputs(StepMember):
     """Of a model that takes text only."""
 
     def admit(self, sequence: AdmittedSequence) -> None:
@@ -90,7 +91,7 @@ class _Images:
         return np.concatenate([known, np.broadcast_to(behind, (3, num_behind))], axis=1)
 
 
-class ImageRows:
+class ImageRows(StepMember):
     """Of a model with an encoder of images and positions of three dimensions."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
@@ -100,6 +101,7 @@ class ImageRows:
         self._encoded: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
         self._num_bytes = 0
         self._num_encoded = 0
+        self._num_reported = 0
         self._num_hits = 0
 
     def admit(self, sequence: AdmittedSequence) -> None:
@@ -140,6 +142,11 @@ class ImageRows:
             # Without tokens of images all three dimensions agree, and a model may be recorded for plain positions.
             return batch.input_ids_T, positions_3T[0]
         return batch.input_ids_T, positions_3T, embeds_TE
+
+    def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
+        if num_encoded := self._num_encoded - self._num_reported:
+            output.counts["num_images_encoded"] = num_encoded
+            self._num_reported = self._num_encoded
 
     def _encode(self, image: Media) -> Tensor:
         """[length, hidden]; each image alone, so that its bits do not depend on the others of a step."""

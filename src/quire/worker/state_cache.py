@@ -12,14 +12,14 @@ late, or a fork and a stream's end step back by one): that token is read from th
 bits, and not absorbed again. At position 0 a state is zeros, whatever the blocks hold.
 
 Owns: nothing that outlives a step but the places of the chunks. Must never decide which blocks a row has. Called by the
-operator of a recurrent layer; `undo` by StepComputation when a step has failed.
+operator of a recurrent layer; `undo` and `forget` by StepComputation.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quire.errors import ModelError
 from quire.messages import IntArray, LayerSpec
 from quire.state_layout import STATE_HEADER_BYTES, StateLayout
 from quire.worker.forward_context import current_forward_context
@@ -76,6 +77,8 @@ class StateBatch:
         self._new = new
         self._undone = undone
         self._before: list[tuple[RecurrentLayer, Tensor]] = []
+        # what is on its way into the blocks: an exception may come between two of its chunks
+        self._on_its_way: list[tuple[RecurrentLayer, Tensor]] = []
 
     def gather(self, layer: RecurrentLayer) -> tuple[Tensor, TokenSpans]:
         """The states of this layer, [S, bytes], and what its kernel must know about the tokens."""
@@ -93,12 +96,21 @@ class StateBatch:
     def scatter(self, layer: RecurrentLayer, buffer: Tensor) -> None:
         """After the kernel: into the blocks."""
         _header(buffer).copy_(self._starts_S + self._kept_S)
+        self._on_its_way = [(layer, buffer)]
         _put(layer, self._tables_Sn, buffer)
+        self._on_its_way = []
 
     def undo(self) -> None:
         """The step has failed: states are as they were, or one token further than that."""
+        for layer, buffer in self._on_its_way:
+            _put(layer, self._tables_Sn, buffer)
         for layer, buffer in self._before:
             _put(layer, self._tables_Sn[self._undone], buffer)
+        self.forget()
+
+    def forget(self) -> None:
+        """The step counts, or has been undone."""
+        self._on_its_way.clear()
         self._before.clear()
 
 
@@ -141,7 +153,7 @@ class NoStates:
     """For a model without recurrent layers."""
 
     def build(self, rows_S: IntArray, num_tokens_S: IntArray, query_starts_S1: Tensor) -> NoStateBatch:
-        return _NO_STATE_BATCH
+        return NO_STATE_BATCH
 
 
 @dataclass(frozen=True)
@@ -153,8 +165,11 @@ class NoStateBatch:
     def undo(self) -> None:
         pass
 
+    def forget(self) -> None:
+        pass
 
-_NO_STATE_BATCH = NoStateBatch()
+
+NO_STATE_BATCH = NoStateBatch()
 
 
 # The operator gets a number, because a tensor operator cannot take a module. A number is never used twice.
@@ -162,7 +177,7 @@ _layers: weakref.WeakValueDictionary[int, RecurrentLayer] = weakref.WeakValueDic
 _next_index = 0
 
 
-class RecurrentLayer(nn.Module):
+class RecurrentLayer(nn.Module, ABC):
     """A layer that keeps a state of each sequence instead of keys and values of each token.
 
     A subclass declares its tensors and says in `compute` what a step does with them. Its recurrence goes token by
@@ -215,10 +230,15 @@ class RecurrentLayer(nn.Module):
 
 def recurrent_layers(model: nn.Module) -> dict[str, RecurrentLayer]:
     """The recurrent layers of a model by name, in the model's order."""
-    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
-    found = {layer.name: layer for layer in layers}
-    if len(found) < len(layers):
-        raise ValueError("two recurrent layers have one name")
+    found: dict[str, RecurrentLayer] = {}
+    for module in model.modules():
+        if isinstance(module, RecurrentLayer):
+            if module.name in found:
+                raise ModelError(
+                    f"{module.name}: two recurrent layers have this name, by which their states are found. Give each "
+                    "a name of its own, such as one with the number of its layer."
+                )
+            found[module.name] = module
     return found
 
 

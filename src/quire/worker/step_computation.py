@@ -23,6 +23,7 @@ from quire.worker.row_table import RowTable
 from quire.worker.sampler.reading import Sampled
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting
+from quire.worker.state_cache import NO_STATE_BATCH, NoStateBatch, StateBatch
 
 
 class NotSampledError(Exception):
@@ -59,19 +60,16 @@ class StepComputation:
         self._table = table
         self._drafting = drafting
         self._platform = platform
+        # of what was computed last and does not count yet
+        self._states: StateBatch | NoStateBatch = NO_STATE_BATCH
         self._inputs: ModelInputs = inputs or TokenInputs()
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
-        """These tokens of these rows, and what follows them. Changes nothing but the cache."""
+        """These tokens of these rows, and what follows them. Changes nothing but the cache; `commit` or `undo` is next,
+        also where the exception came behind the last line of this."""
         batch = self.batches.build(rows, num_tokens)
+        self._states = batch.states
         failpoint("in_forward", batch.input_ids_T)
-        try:
-            return self._computed(batch)
-        except BaseException:
-            batch.states.undo()
-            raise
-
-    def _computed(self, batch: InputBatch) -> Computed:
         with attention_context(batch, self.backend):
             hidden_TE = self.model(*self._inputs.of(batch))
         try:
@@ -80,12 +78,19 @@ class StepComputation:
         except Exception as error:
             raise NotSampledError from error
 
+    def undo(self) -> None:
+        """What `compute` was asked for does not count: a state has absorbed nothing of it."""
+        self._states.undo()
+        self._states = NO_STATE_BATCH
+
     def commit(self, scheduled: SchedulerOutput, computed: Computed) -> StepOutput:
         """The two numbers move, and what was sampled stands in the table. Must not fail half-way: an exception here
         ends the engine."""
         batch = computed.batch
         sampled = computed.sampled
         output = sampled.output
+        self._states.forget()
+        self._states = NO_STATE_BATCH
         self._table.advance(batch.rows_S, batch.num_tokens_S)
         self._table.append(output.rows, sampled.lengths, output.token_ids)
         if output.failures:

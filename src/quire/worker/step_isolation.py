@@ -27,7 +27,7 @@ from quire.messages import NUM_DRAFTS, IntArray, SchedulerOutput, StepOutput, in
 from quire.worker.patience import Patience, TooLongError, Watch
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
-from quire.worker.step_computation import NotSampledError, StepComputation
+from quire.worker.step_computation import Computed, NotSampledError, StepComputation
 from quire.worker.unwritten import UnwrittenBlocks
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class StepIsolation:
             return self._run_what_can_be(scheduled, rows, num_tokens)
         seconds = self._patience.of_step(int(num_tokens.sum()))
         try:
-            computed = self._watch.run(lambda: self.computation.compute(rows, num_tokens), seconds)
+            computed = _compute(self.computation, self._watch, rows, num_tokens, seconds)
         except Exception as error:
             return self._divide(scheduled, rows, num_tokens, error)
         return self.computation.commit(scheduled, computed)
@@ -185,7 +185,7 @@ class _Division:
             return
         seconds = self._means.patience.of_part(int(num_tokens.sum()))
         try:
-            computed = self._means.watch.run(lambda: self._computation.compute(rows, num_tokens), seconds)
+            computed = _compute(self._computation, self._means.watch, rows, num_tokens, seconds)
         except Exception as error:
             self._divide(rows, num_tokens, error)
             return
@@ -268,6 +268,17 @@ class _Division:
                     setattr(merged, name, _together(getattr(merged, name), getattr(output, name)))
         merged.counts = dict(self._counts)
         return merged
+
+
+def _compute(
+    computation: StepComputation, watch: Watch, rows: IntArray, num_tokens: IntArray, seconds: float
+) -> Computed:
+    """Undone behind the watch: its exception may come when all is computed, and would interrupt the undoing."""
+    try:
+        return watch.run(lambda: computation.compute(rows, num_tokens), seconds)
+    except BaseException:
+        computation.undo()
+        raise
 
 
 def _together(left: Any, right: Any) -> Any:

@@ -26,7 +26,7 @@ from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import capacity, measure_largest_step, with_draft
 from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
-from quire.worker.image_rows import ImageRows, ModelInputs, TokenInputs
+from quire.worker.image_rows import ImageRows, TokenInputs
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
@@ -61,7 +61,7 @@ class Worker:
         self._host_memory = host_memory(config.device, config.swap_directory)
         self._model: nn.Module | None = None
         self._proposer: Proposer = NoProposer()
-        self._inputs: ModelInputs = TokenInputs()
+        self._inputs: TokenInputs | ImageRows = TokenInputs()
         self._grammars = Grammars()
         self._connector = make_worker_half(config.kv_connector)
         self._adapters: Adapters | None = None
@@ -141,7 +141,7 @@ class Worker:
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)
         followers = (sampler, self._proposer, self._inputs)
-        members: list[StepMember] = [sampler, drafting, transfers]
+        members: list[StepMember] = [sampler, drafting, transfers, self._inputs]
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
         self._runner = ModelRunner(table, cache, isolation, followers, members)

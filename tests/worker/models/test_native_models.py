@@ -16,7 +16,7 @@ NATIVE = (
     "llama llama_tied llama_bias llama_rope_llama3 llama_rope_linear llama_rope_dynamic llama_rope_yarn mistral "
     "mistral_full qwen2 qwen2_window qwen3 qwen3_tied opt opt_post_norm gpt2 gpt2_inverse_layer "
     "mixtral qwen3_moe qwen2_moe deepseek_v2 deepseek_v2_groups deepseek_v3 deepseek_v3_groups deepseek_v3_halves "
-    "deepseek_v3_bias llama4 llama4_dense gpt_oss lfm2 mamba2"
+    "deepseek_v3_bias llama4 llama4_dense gpt_oss lfm2 mamba2 granitemoehybrid granitemoehybrid_dense"
 ).split()
 # Transformers computes these in chunks by another way, which is less exact than a recurrence.
 DELTA_NETS = ("qwen3_next", "qwen3_5_text")
@@ -71,6 +71,10 @@ def test_bfloat16_stays_close_to_float32(checkpoint, prompt):
         ("deepseek_v2", {"norm_topk_prob": True}, ["norm_topk_prob=True", "False"]),
         ("deepseek_v3", {"scoring_func": "softmax"}, ["scoring_func='softmax'", "sigmoid"]),
         ("deepseek_v3", {"moe_layer_freq": 2}, ["moe_layer_freq=2", "1"]),
+        ("granitemoehybrid", {"hidden_act": "gelu"}, ["hidden_act='gelu'", "silu", "model_impl=transformers"]),
+        ("granitemoehybrid", {"position_embedding_type": "alibi"}, ["'alibi'", "rope, nope or null"]),
+        ("granitemoehybrid", {"mamba_n_groups": 3}, ["mamba_n_heads, mamba_n_groups=8, 3", "multiple"]),
+        ("granitemoehybrid", {"num_experts_per_tok": 0}, ["0 of 4 experts"]),
     ],
 )  # fmt: skip
 def test_what_a_native_model_does_not_know_is_refused(name, changes, words, tmp_path):
@@ -107,3 +111,31 @@ def test_layers_that_only_draft_are_left_out(tmp_path, prompt):
         load_model(worker_config(path))
     save_file(tensors, file)
     assert torch.equal(found, ModelHarness(load_model(worker_config(path))).run(0, prompt))
+
+
+def test_granite_4_is_read_as_published_and_as_transformers_keeps_it(tmp_path, prompt):
+    path = make_checkpoint(tmp_path, "granitemoehybrid")
+    expected = ModelHarness(load_model(worker_config(path))).run(0, prompt)
+    kinds = ["mamba", "attention", "mamba"]
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    published = {
+        "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
+        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+    }
+    for names in (published, {new: old for old, new in published.items()}):
+        tensors = {_renamed(name, names): tensor for name, tensor in tensors.items()}
+        save_file(tensors, file)
+        changed_config(path, layer_types=kinds)
+        assert torch.equal(ModelHarness(load_model(worker_config(path))).run(0, prompt), expected)
+    config = json.loads((path / "config.json").read_text())
+    del config["layer_types"]
+    (path / "config.json").write_text(json.dumps({**config, "layers_block_type": kinds}))
+    assert torch.equal(ModelHarness(load_model(worker_config(path))).run(0, prompt), expected)
+
+
+def _renamed(name, names):
+    for old, new in names.items():
+        name = name.replace(old, new)
+    return name

@@ -42,6 +42,12 @@ class Routing:
     top_groups: int = 1
     scale: float = 1.0
 
+    def fits(self, num_experts: int) -> bool:
+        """Whether a kernel can choose so; it refuses a step otherwise, and with it all requests."""
+        if not 1 <= self.top_groups <= self.num_groups or num_experts % self.num_groups:
+            return False
+        return num_experts // self.num_groups * self.top_groups >= self.top_k
+
 
 class Gate(ReplicatedLinear):
     """Scores of experts. Its weight is never quantised: it is small, and an error sends a token elsewhere."""
@@ -95,6 +101,12 @@ class Experts(nn.Module):
             raise ModelError(
                 f"config.json: {routing.top_k} of {num_experts} experts for a token: must be 1 to all, and all "
                 f"at most {MOST_EXPERTS:,}. Take the config.json that belongs to the weights."
+            )
+        if not routing.fits(num_experts):
+            raise ModelError(
+                f"config.json: {routing.top_k} experts for a token from {routing.top_groups} of {routing.num_groups} "
+                f"groups of {num_experts} experts: groups must have one size, and those that are chosen at least so "
+                "many experts. Take the config.json that belongs to the weights."
             )
         self.group = current_group()
         self.routing = routing

@@ -31,8 +31,8 @@ class MultiRotaryEmbedding(RotaryEmbedding):
                 f"config.json: mrope_section={sections!r} must be three numbers that add up to {num_frequencies}, half "
                 "of a head. Take the config.json that belongs to the weights."
             )
-        axes = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
-        rotary.register_buffer("frequency_axes", axes, persistent=False)
+        axes = torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(sections, device="cpu"))
+        rotary.register_buffer("frequency_axes", axes.to(torch.get_default_device()), persistent=False)
         return rotary
 
     def forward(self, positions: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> None:

@@ -101,11 +101,6 @@ def experts_or_dense(
     """The first layers are dense, the others have experts. `bias` is that of dense layers and of shared experts."""
     if index < config.first_k_dense_replace:
         return LlamaMLP(config, bias=bias)
-    if routing.num_groups < 1 or config.n_routed_experts % routing.num_groups:
-        raise ModelError(
-            f"config.json: n_routed_experts={config.n_routed_experts} is no multiple of n_group={routing.num_groups}. "
-            "Take the config.json that belongs to the weights."
-        )
     shared: LlamaMLP | None = None
     if config.n_shared_experts:
         inner_size = config.moe_intermediate_size * config.n_shared_experts

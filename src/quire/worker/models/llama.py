@@ -34,12 +34,14 @@ class LlamaAttention(nn.Module):
         self,
         config: Any,
         name: str,
-        rotary: RotaryEmbedding,
+        rotary: nn.Module,
         *,
         qkv_bias: bool,
         output_bias: bool,
         sliding_window: int = 0,
+        scale: float | None = None,
     ) -> None:
+        """`scale`: of queries times keys, where it is not 1 / sqrt(head_dim)."""
         super().__init__()
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.rotary = rotary
@@ -53,7 +55,7 @@ class LlamaAttention(nn.Module):
             self.qkv_proj.num_heads,
             self.qkv_proj.num_kv_heads,
             self.head_dim,
-            self.head_dim**-0.5,
+            self.head_dim**-0.5 if scale is None else scale,
             name=f"{name}.attn",
             sliding_window=sliding_window,
         )

@@ -82,7 +82,7 @@ class Mamba2Mixer(nn.Module):
         self.norm = GatedGroupNorm(inner, sizes.num_groups, sizes.eps)
         self.out_proj = ReplicatedLinear(inner, sizes.hidden_size, bias=sizes.bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         sizes = self.sizes
         gate, mixed, dt_TH = self.in_proj(hidden).split(self.parts, dim=-1)
         x, b, c = self.conv1d(mixed).split(self.channels, dim=-1)
@@ -113,9 +113,9 @@ class Mamba2Block(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mixer = Mamba2Mixer(sizes, f"model.layers.{index}.mixer")
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         # the sum over layers may be float32 where the model's type is a shorter one
-        return hidden + self.mixer(self.norm(hidden.to(self.norm.weight.dtype)))
+        return hidden + self.mixer(positions, self.norm(hidden.to(self.norm.weight.dtype)))
 
 
 class Mamba2Model(nn.Module):
@@ -132,18 +132,27 @@ class Mamba2Model(nn.Module):
         if self.sums_in_float32:
             hidden = hidden.float()
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(positions, hidden)
         return self.norm_f(hidden.to(dtype))
 
 
 def complete_time_step_limit(config: Any) -> None:
     """JSON has no infinity: Transformers writes one as a word."""
     limit = config.time_step_limit
-    config.time_step_limit = (
-        (0.0, math.inf)
-        if limit is None
-        else [float(value["__float__"] if isinstance(value, dict) else value) for value in limit]
-    )
+    if limit is None:
+        config.time_step_limit = (0.0, math.inf)
+        return
+    try:
+        least, most = (float(value["__float__"] if isinstance(value, dict) else value) for value in limit)
+        is_range = not isinstance(limit, str) and 0 <= least <= most
+    except (TypeError, ValueError, KeyError, OverflowError):
+        is_range = False
+    if not is_range:
+        raise ModelError(
+            f"config.json: time_step_limit={str(limit)[:40]}: must be two numbers, the least step and the longest, "
+            "because every step is held between them. Take the config.json that belongs to the weights."
+        )
+    config.time_step_limit = [least, most]
 
 
 def check_groups(num_heads: int, num_groups: int, names: str) -> None:

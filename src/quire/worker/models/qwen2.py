@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.errors import ModelError
 from quire.worker.layers import RotaryEmbedding
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
@@ -25,7 +26,13 @@ def complete_windows(config: Any) -> None:
 
 def window_of_layer(config: Any, index: int) -> int:
     """0, or the sliding window of a layer; `layer_types` decides which layers have one."""
-    return config.sliding_window or 0 if config.layer_types[index] == "sliding_attention" else 0
+    kind = config.layer_types[index]
+    if kind not in ("sliding_attention", "full_attention"):
+        raise ModelError(
+            f"config.json: layer_types[{index}]={str(kind)[:40]}: must be sliding_attention or full_attention here. "
+            "Take the config.json that belongs to the weights."
+        )
+    return config.sliding_window or 0 if kind == "sliding_attention" else 0
 
 
 def make_attention(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> LlamaAttention:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quire.errors import ModelError
 from quire.worker.layers import RMSNorm
 from quire.worker.layers.multi_rotary import MultiRotaryEmbedding
+from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaModel
@@ -207,7 +208,19 @@ class Qwen2_5_VLForConditionalGeneration(CausalLM):  # noqa: N801 (as in config.
         prefixes={"model.visual.": "visual.", "model.language_model.": "model.", "language_model.": "model."},
         convert=_renamed,
     )
-    config_defaults = {**Qwen2ForCausalLM.config_defaults, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    config_defaults = {
+        **Qwen2ForCausalLM.config_defaults,
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": Nullable(8),
+        "max_window_layers": 80,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "vision_config": None,
+    }
     complete_config = staticmethod(_complete)
     takes_images = True
 
