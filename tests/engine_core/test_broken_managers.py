@@ -180,10 +180,10 @@ def another_tenant_may_continue(_: Method) -> Method:
 # ---- giving way
 
 
-def preempted_keeps_its_blocks(give_up: Method) -> Method:
+def preempted_keeps_its_blocks(preempt: Method) -> Method:
     def broken(self: Recovery, request: Any, reason: str) -> None:
         tables = [[table.blocks.copy() for table in one.block_tables] for one in request.sequences.values()]
-        give_up(self, request, reason)
+        preempt(self, request, reason)
         for sequence, blocks in zip(request.sequences.values(), tables, strict=True):
             for table, old in zip(sequence.block_tables, blocks, strict=True):
                 table.extend(old)
@@ -363,7 +363,7 @@ BREAKAGES: dict[str, Breakage] = {
         "continued",
         another_tenant_may_continue,
     ),
-    "not freed on preemption": ("who gives way keeps blocks", Recovery, "give_up", preempted_keeps_its_blocks),
+    "not freed on preemption": ("who gives way keeps blocks", Recovery, "preempt", preempted_keeps_its_blocks),
     "not freed at the end": ("who ends keeps blocks", KVCacheManager, "free", nothing),
     "host block reused early": (
         "it is free while a block lies in it",

@@ -233,7 +233,7 @@ def test_who_comes_back_copies_nothing_that_is_written_only_in_the_same_step() -
     core.step()
     forked = core.scheduler.lifecycle.requests[1]
     assert [one.num_computed_tokens for one in forked.sequences.values()] == [12, 11]
-    core.scheduler.admission_control.push_out(forked, "somebody needed its blocks")
+    core.scheduler.admission_control.preempt(forked, "somebody needed its blocks")
     core.core.control("reset_prefix_cache", {})
     # others than those that it had, and that still hold what it needs
     others = core.pool.allocate(3)
@@ -257,7 +257,7 @@ def test_what_a_later_output_copies_is_counted_also_behind_a_window() -> None:
     said = core.tokens[sequence_id_of(1, 0)]
     core.add(2, [40], n=2, max_tokens=3, request={"continues": "s"})
     core.step()
-    core.scheduler.admission_control.push_out(core.scheduler.lifecycle.requests[2], "somebody needed its blocks")
+    core.scheduler.admission_control.preempt(core.scheduler.lifecycle.requests[2], "somebody needed its blocks")
     core.add(3, [*prompt, *said, 41], max_tokens=1, request={"keep": "s", "priority": -1})
     core.run()
     assert {core.ends[sequence_id_of(2, index)].finish_reason for index in range(2)} == {"length"}

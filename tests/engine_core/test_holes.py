@@ -134,14 +134,14 @@ def test_what_began_in_blocks_that_are_still_to_be_written_is_not_kept_as_comput
 
 
 def gives_way_as_a_step_is_decided(core: CoreUnderTest, request_id: int) -> None:
-    opened, admission_control = core.scheduler.admission_control.open, core.scheduler.admission_control
+    opened, admission_control = core.scheduler.admission_control.begin_step, core.scheduler.admission_control
 
     def open_once(step: int, *, has_results_to_come: bool) -> None:
-        admission_control.open = opened  # type: ignore[method-assign]
+        admission_control.begin_step = opened  # type: ignore[method-assign]
         opened(step, has_results_to_come=has_results_to_come)
-        admission_control.push_out(core.scheduler.lifecycle.requests[request_id], "somebody needed its blocks")
+        admission_control.preempt(core.scheduler.lifecycle.requests[request_id], "somebody needed its blocks")
 
-    admission_control.open = open_once  # type: ignore[method-assign]
+    admission_control.begin_step = open_once  # type: ignore[method-assign]
 
 
 def fail_who_is_admitted(core: CoreUnderTest, request_id: int) -> None:
@@ -189,7 +189,7 @@ def test_an_output_that_comes_back_and_waits_holds_no_block_that_is_still_to_be_
         gives_way_as_a_step_is_decided(core, 1)
         core.step()
     else:
-        core.scheduler.admission_control.push_out(core.scheduler.lifecycle.requests[1], "somebody needed its blocks")
+        core.scheduler.admission_control.preempt(core.scheduler.lifecycle.requests[1], "somebody needed its blocks")
     core.core.control("reset_prefix_cache", {})
     fail_who_is_admitted(core, 2)
     core.add(2, tokens[:16], max_tokens=4, request={"priority": -1})
@@ -244,7 +244,7 @@ def test_who_goes_out_again_before_it_was_brought_back_is_computed_again() -> No
     core.add(1, LONG[:10], is_final=False, max_tokens=4, request={"priority": 5})
     core.step()
     stream = core.scheduler.lifecycle.requests[1]
-    core.scheduler.admission_control.push_out(stream, "somebody needed its blocks")
+    core.scheduler.admission_control.preempt(stream, "somebody needed its blocks")
     core.core.control("reset_prefix_cache", {})
     core.add(2, [30] * 5, max_tokens=2)
     while SECOND not in core.ends:
@@ -270,7 +270,7 @@ def test_a_start_that_fails_half_way_leaves_no_names() -> None:
     core.add(1, LONG[:12], n=2, max_tokens=24, temperature=1.0, seed=3)
     for _ in range(4):
         core.step()
-    core.scheduler.admission_control.push_out(core.scheduler.lifecycle.requests[1], "somebody needed its blocks")
+    core.scheduler.admission_control.preempt(core.scheduler.lifecycle.requests[1], "somebody needed its blocks")
     core.core.control("reset_prefix_cache", {})
     core.poison_free_blocks()
     allocate = core.manager.allocate_slots

@@ -103,14 +103,14 @@ def test_an_open_prompt_that_came_back_for_a_piece_may_wait_for_the_next_one() -
     core.add(3, [9] * 120, max_tokens=4)
     assert steps_until_start(core, 3) == 0
     core.core.extend(ExtendRequest(request_id=1, token_ids=[6], is_final=False))
-    (stream,) = core.scheduler.lifecycle.streams.values()
-    while stream.status is not Status.RUNNING or not stream.is_idle:
+    (stream,) = core.scheduler.lifecycle.open_inputs.values()
+    while stream.status is not Status.RUNNING or not stream.waits_for_input:
         core.step()
     core.add(4, [5] * 120, max_tokens=4)
     for _ in range(4):
         core.step()
     assert core.core.statistics()["num_preemptions_total"] == 1
-    assert stream.is_idle
+    assert stream.waits_for_input
     assert stream.status is Status.RUNNING
     assert sequence_id_of(4, 0) not in core.cached
     assert steps_until_start(core, 4) < 40, "in the end it does not wait for those who wait"
@@ -152,7 +152,7 @@ def test_rows_of_open_prompts_and_of_less_important_requests_add_up(num_tokens: 
     core.add(3, [3] * 10, max_tokens=20, request={"priority": 2})
     for _ in range(4):
         core.step()
-    core.scheduler.admission_control.push_out(core.scheduler.lifecycle.requests[3], "asked for")
+    core.scheduler.admission_control.preempt(core.scheduler.lifecycle.requests[3], "asked for")
     core.add(2, [2] * num_tokens, n=2, max_tokens=4, request={"priority": 1})
     core.run()
     assert {end >> 10 for end in core.ends} == {2, 3}
@@ -217,7 +217,7 @@ def test_streams_that_came_back_for_a_piece_do_not_stay_when_nothing_runs() -> N
         for number in range(150):
             core.core.extend(ExtendRequest(request_id=1 + number, token_ids=[3], is_final=False))
         core.run()
-        assert all(stream.is_idle for stream in core.scheduler.lifecycle.streams.values())
+        assert all(stream.waits_for_input for stream in core.scheduler.lifecycle.open_inputs.values())
 
 
 def test_who_loses_its_row_while_it_waits_for_input_goes_on_waiting() -> None:
@@ -226,13 +226,13 @@ def test_who_loses_its_row_while_it_waits_for_input_goes_on_waiting() -> None:
     core.add(1, [1] * 10, is_final=False, max_tokens=4)
     core.run()
     stream = core.scheduler.lifecycle.requests[1]
-    core.scheduler.admission_control.push_out(stream, "asked for")
+    core.scheduler.admission_control.preempt(stream, "asked for")
     core.add(2, [2] * 10, n=2, max_tokens=4)
     core.run()
     assert {end >> 10 for end in core.ends} == {2}
     assert not stream.holds_rows
     assert stream.status is Status.PREEMPTED
-    assert stream.is_idle
+    assert stream.waits_for_input
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
@@ -241,7 +241,7 @@ def test_an_empty_piece_brings_nobody_back(mode: str) -> None:
     core.add(1, list(range(20)), max_tokens=2, is_final=False)
     core.run()
     stream = core.scheduler.lifecycle.requests[1]
-    core.scheduler.admission_control.push_out(stream, "somebody needed its blocks")
+    core.scheduler.admission_control.preempt(stream, "somebody needed its blocks")
     core.core.extend(ExtendRequest(request_id=1, token_ids=[], is_final=False))
     core.run()
     assert stream.parked_with == stream.num_prompt_tokens
@@ -256,7 +256,7 @@ def test_who_has_given_way_lends_its_row_before_who_still_has_blocks() -> None:
         core.add(number, [number] * 20, max_tokens=2, is_final=False)
     core.run()
     early, late = (core.scheduler.lifecycle.requests[number] for number in (1, 2))
-    core.scheduler.admission_control.push_out(early, "somebody needed its blocks")
+    core.scheduler.admission_control.preempt(early, "somebody needed its blocks")
     core.add(3, [5] * 8, max_tokens=2)
     core.step()
     assert (early.holds_rows, late.holds_rows, late.status) == (False, True, Status.RUNNING)
@@ -271,7 +271,7 @@ def test_a_step_looks_for_lenders_a_few_times_however_many_wait(policy: str, mon
     for number in range(100, 104):
         core.add(number, [1, 2, 3], max_tokens=100)
     core.step()
-    assert not any(stream.holds_rows for stream in core.scheduler.lifecycle.streams.values())
+    assert not any(stream.holds_rows for stream in core.scheduler.lifecycle.open_inputs.values())
     for number in range(60):
         core.core.extend(ExtendRequest(request_id=number, token_ids=[5] * 6, is_final=False))
     looked_at: list[Request] = []

@@ -108,7 +108,7 @@ def test_nobody_gives_way_in_vain() -> None:
     core.add(2, [2] * 8, max_tokens=60, request={"priority": 2})
     for _ in range(35):
         core.step()
-    core.scheduler.admission_control.push_out(core.scheduler.lifecycle.requests[1], "asked for")
+    core.scheduler.admission_control.preempt(core.scheduler.lifecycle.requests[1], "asked for")
     for _ in range(3):
         core.step()
     core.add(3, [3] * 80, max_tokens=4, request={"priority": 0})

@@ -98,9 +98,9 @@ def test_it_gives_way_also_while_somebody_more_important_waits_for_the_rows_of_i
     for _ in range(4):
         core.step()
     turn = core.scheduler.lifecycle.requests[2]
-    assert turn.is_idle
+    assert turn.waits_for_input
     assert turn.holds_rows
-    core.scheduler.admission_control.push_out(turn, "somebody needed its blocks")
+    core.scheduler.admission_control.preempt(turn, "somebody needed its blocks")
     core.core.extend(ExtendRequest(request_id=2, token_ids=[9] * 86, is_final=True))
     core.add(3, [5] * 8, n=2, max_tokens=3, request={"priority": -1})
     core.run()

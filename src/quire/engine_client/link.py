@@ -1,7 +1,8 @@
-"""The link between a client and a core: messages one way, messages the other. Two kinds keep this protocol.
+"""The link between a client and a core: messages one way, messages the other. Three kinds keep this protocol.
 
-in_thread    the core has a thread of this process; LLM's, unless engine_process=True
-socket_link  the core has a process, reached over a socket; AsyncLLM's, unless engine_process=False
+in_thread      the core has a thread of this process; LLM's, unless engine_process=True
+socket_link    the core has a process, reached over a socket; AsyncLLM's, unless engine_process=False
+attached_link  the core has a process that somebody else has started, and shares
 
 The first message that comes is EngineReady, or EngineFailed if the core could not be built. Whatever kills the core
 later is an EngineFailed too, made by the link itself if the core had no time to send one; nothing comes after it.

@@ -1,6 +1,6 @@
 """What stands between a core and whoever runs it: messages go in, the core steps, messages come out.
 
-Used by the core's process, by the thread of a core and by the link in this process, so that all three behave alike.
+Used by the core's process and by the thread of a core, so that both behave alike.
 Owns the answers that were not yet taken. It must not know where messages come from or go to.
 """
 

@@ -184,7 +184,7 @@ def _running(request: Request) -> dict[str, Any]:
         "num_computed_tokens": max((one.num_computed_tokens for one in sequences), default=0),
         "num_blocks": sum(len(table) for one in sequences for table in one.block_tables),
         "priority": request.priority,
-        "is_idle": request.is_idle,
+        "is_idle": request.waits_for_input,
     }
 
 

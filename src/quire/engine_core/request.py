@@ -198,7 +198,7 @@ class Request:
         return any(sequence.host_tables for sequence in self.sequences.values())
 
     @property
-    def is_idle(self) -> bool:
+    def waits_for_input(self) -> bool:
         """Everything that has come of its input is computed, or was before it gave way; and more is to come."""
         return not self.is_final and (
             self.parked_with == self.num_prompt_tokens

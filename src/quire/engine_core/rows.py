@@ -65,8 +65,8 @@ class Rows:
         return len(self._free)
 
     @property
-    def greatest_priority(self) -> int:
-        """Of those that have a row: the number of the least important."""
+    def least_important(self) -> int:
+        """Of those that have a row: its priority, which is the greatest number."""
         return int(self.priority[self.sequence_id >= 0].max(initial=-(1 << 62)))
 
     def take(self, sequence_id: int, priority: int, tenant: int, tokens: Tokens) -> int:

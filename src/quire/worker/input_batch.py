@@ -1,7 +1,7 @@
 """The inputs of one step, gathered out of the row table with array operations: no loop over sequences (4.6.2).
 
 Owns nothing that outlives the step. Sequences of the batch stand in the order of SchedulerOutput.rows, their new
-tokens one after the other. Called by ModelRunner.
+tokens one after the other. Called by StepComputation.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class AdmissionControl:
     ) -> None:
         self._manager = manager
         self._estimates = manager.estimates
-        self._streams = lifecycle.streams
+        self._open_inputs = lifecycle.open_inputs
         self._rows = rows
         self._policy = policy
         self._recovery = recovery
@@ -60,7 +60,7 @@ class AdmissionControl:
         self._num_arrivals_then = 0
         self._has_results_to_come = False
 
-    def open(self, step: int, *, has_results_to_come: bool) -> None:
+    def begin_step(self, step: int, *, has_results_to_come: bool) -> None:
         """A step is about to be decided; nothing has been granted yet.
 
         Who must make way does so now: later, others may count on what was granted to it.
@@ -108,9 +108,9 @@ class AdmissionControl:
             return False
         if self._frees_of_its_session(stuck):
             return True
-        idle = [one for one in self._running.requests if one.is_idle]
+        idle = [one for one in self._running.requests if one.waits_for_input]
         for one in idle:
-            self.push_out(one, f"it waits for input, and request {stuck.request_id} for room")
+            self.preempt(one, f"it waits for input, and request {stuck.request_id} for room")
         reason = self._reason_to_give_up(stuck) if not idle else None
         if reason is not None:
             self._lifecycle.end_request(stuck, "error", reason)
@@ -126,14 +126,14 @@ class AdmissionControl:
     def _ends_stays(self) -> bool:
         """While no step is decided, nobody's time passes."""
         self._lenders = None
-        staying = [one for one in self._streams.values() if one.stays_until > self._step]
+        staying = [one for one in self._open_inputs.values() if one.stays_until > self._step]
         for one in staying:
             one.stays_until = 0
         return bool(staying)
 
     def _frees_of_its_session(self, stuck: Request) -> bool:
         """Nobody else can give any blocks: those that it continues do, and it computes their tokens again."""
-        is_alone = all(one.is_idle for one in self._running.requests)
+        is_alone = all(one.waits_for_input for one in self._running.requests)
         return is_alone and self._manager.give_up_blocks_of(stuck.message.continues)
 
     def _reason_to_give_up(self, stuck: Request) -> str | None:
@@ -179,9 +179,7 @@ class AdmissionControl:
     def _may_displace(self) -> bool:
         """Somebody less important than a request that does not run has a row."""
         most_important = self._queues.most_important
-        return (
-            self._policy.is_preemptive and most_important is not None and self._rows.greatest_priority > most_important
-        )
+        return self._policy.is_preemptive and most_important is not None and self._rows.least_important > most_important
 
     # ------------------------------------------------------------------------------------------ is there room
 
@@ -201,7 +199,7 @@ class AdmissionControl:
         input: more of its prompt; rows or memory: it was turned away; order: others go first; turn: for the next step.
         """
         before = self._turned_away
-        if request.is_idle or not request.num_prompt_tokens:
+        if request.waits_for_input or not request.num_prompt_tokens:
             return "input", 0, 0
         if request.status is Status.PREEMPTED or request is before:
             lacks = self.lacks(request)
@@ -226,7 +224,7 @@ class AdmissionControl:
         before = self._turned_away
         # nothing new starts before what gave way has gone on
         first = before if not going_on and before is not None and self._queues.is_waiting(before) else None
-        first = first or next((one for one in self._queues.in_line() if not one.is_idle), None)
+        first = first or next((one for one in self._queues.in_line() if not one.waits_for_input), None)
         what = self.why_waits(first)[0] if first is not None else "turn"
         return {what: len(self._queues) - num_input, "input": num_input}
 
@@ -272,25 +270,25 @@ class AdmissionControl:
 
     # ------------------------------------------------------------------------------------------ making way
 
-    def push_out(self, request: Request, reason: str) -> None:
+    def preempt(self, request: Request, reason: str) -> None:
         """It gives up all its blocks, by recomputation or into swap space, and waits to go on."""
         request.preempted_at = self._step
         request.stays_until = 0
         self._lenders = None
-        request.parked_with = request.num_prompt_tokens if request.is_idle else -1
-        self._recovery.give_up(request, reason)
+        request.parked_with = request.num_prompt_tokens if request.waits_for_input else -1
+        self._recovery.preempt(request, reason)
         self._recorder.preempted(request.request_id, reason, is_swapped=request.is_swapped)
         self._running.leave(request)
         self._queues.add_preempted(request)
 
     def _lends(self, request: Request) -> bool:
         """It only waits for input, and so stands in nobody's way: not in a row, and not with blocks."""
-        return request.is_idle and request.holds_rows and self._step >= request.stays_until
+        return request.waits_for_input and request.holds_rows and self._step >= request.stays_until
 
     def _row_lenders(self) -> list[Request]:
         """Looked for once where many ask: whoever changes them forgets them."""
         if self._lenders is None:
-            self._lenders = [one for one in self._streams.values() if self._lends(one)]
+            self._lenders = [one for one in self._open_inputs.values() if self._lends(one)]
         return self._lenders
 
     def _block_lenders(self) -> list[Request]:
@@ -308,7 +306,7 @@ class AdmissionControl:
                 return False
             victim = self._policy.victim(lenders)
             lenders.remove(victim)
-            self.push_out(victim, f"it waits for input, and request {head.request_id} for blocks")
+            self.preempt(victim, f"it waits for input, and request {head.request_id} for blocks")
         return True
 
     def _borrow_rows(self, head: Request) -> None:
@@ -316,7 +314,7 @@ class AdmissionControl:
             # who has given way already loses nothing but its place
             victim = self._policy.victim([one for one in lenders if one.status is not Status.RUNNING] or lenders)
             if victim.status is Status.RUNNING:
-                self.push_out(victim, f"it waits for input, and request {head.request_id} for a row")
+                self.preempt(victim, f"it waits for input, and request {head.request_id} for a row")
             self._displace(victim)
 
     def _make_way(self, head: Request) -> None:
@@ -328,7 +326,7 @@ class AdmissionControl:
         while not self._has_blocks_after_all(head) and lesser:
             victim = self._policy.victim(lesser)
             lesser.remove(victim)
-            self.push_out(victim, reason)
+            self.preempt(victim, reason)
         self._free_rows(head, lesser, reason)
 
     def _gives_way_to(self, other: Request, head: Request) -> bool:
@@ -363,13 +361,13 @@ class AdmissionControl:
             if not out:
                 victim = self._policy.victim(lesser)
                 lesser.remove(victim)
-                self.push_out(victim, reason)
+                self.preempt(victim, reason)
                 out = [victim]
             self._displace(self._policy.victim(out))
 
     def _displace(self, victim: Request) -> None:
         self._lenders = None
-        self._recovery.give_up_swapped(victim)
+        self._recovery.forget_swapped(victim)
         self._lifecycle.displace(victim)
 
 

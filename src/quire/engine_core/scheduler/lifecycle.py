@@ -52,8 +52,8 @@ class Lifecycle:
         in_flight: StepsInFlight,
     ) -> None:
         self.requests: dict[int, Request] = {}
-        # those whose input is still open
-        self.streams: dict[int, Request] = {}
+        # those of whose prompts more may come
+        self.open_inputs: dict[int, Request] = {}
         self.queues = WaitingQueues()
         self._shares = self.queues.shares
         self.running = Running(rows)
@@ -102,7 +102,7 @@ class Lifecycle:
         self.requests[request.request_id] = request
         self._methods[request.request_id] = method
         if not request.is_final:
-            self.streams[request.request_id] = request
+            self.open_inputs[request.request_id] = request
         self.queues.add(request)
         if not self._refuse(request, can.reason_of_kind(request) or can.reason_of_memory(request)):
             self.recorder.arrived(request.request_id, request.num_prompt_tokens, request.num_sequences)
@@ -123,7 +123,7 @@ class Lifecycle:
         request.num_prompt_tokens += len(token_ids)
         request.is_final = is_final
         if is_final:
-            del self.streams[request_id]
+            del self.open_inputs[request_id]
         if self._refuse(request, self._admission.reason_of_kind(request)):
             return
         (sequence,) = request.sequences.values()
@@ -380,7 +380,7 @@ class Lifecycle:
         self.queues.end(request)
         request.become(Status.ENDED)
         del self.requests[request.request_id], self._methods[request.request_id]
-        self.streams.pop(request.request_id, None)
+        self.open_inputs.pop(request.request_id, None)
 
     def _reserve(self, request: Request, num_rows: int) -> None:
         """Rows that are set aside for forks of requests that have rows."""

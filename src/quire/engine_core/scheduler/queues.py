@@ -112,11 +112,11 @@ class WaitingQueues:
 
         One that only waits for input needs nothing until it comes, and stands in nobody's way.
         """
-        return min((request.priority for request in self._preempted.values() if not request.is_idle), default=None)
+        return min((request.priority for request in self.preempted()), default=None)
 
     def preempted(self) -> list[Request]:
         """Those that could go on."""
-        return [request for request in self._preempted.values() if not request.is_idle]
+        return [request for request in self._preempted.values() if not request.waits_for_input]
 
     def in_line(self) -> Iterator[Request]:
         """All of them, those that gave way first, each by arrival. The policy has its own order."""

@@ -46,7 +46,7 @@ class Recovery:
 
     @staticmethod
     def may_be_victim(request: Request) -> bool:
-        """A resumed request first gets on by a block, unless it waits for input: else two could evict each other."""
+        """A resumed one first gets on by a block, unless its input is still open: else two could evict each other."""
         return request.longest >= request.protected_until or not request.is_final
 
     def num_reserved_blocks(self, starting: Request, running: list[Request], step_tokens: int) -> int:
@@ -72,7 +72,7 @@ class Recovery:
 
     # ------------------------------------------------------------------------------------------ giving way
 
-    def give_up(self, request: Request, reason: str) -> None:
+    def preempt(self, request: Request, reason: str) -> None:
         """All blocks of all its sequences leave, to swap space or for good (all or nothing)."""
         # Promised blocks will not be filled, and a sibling may count on them.
         is_whole = not self._cache.has_promises(request)
@@ -93,7 +93,7 @@ class Recovery:
             # 4.4.3: num_computed_tokens becomes 0, the total stays
             self._rows.set_back(sequence.row, 0)
 
-    def give_up_swapped(self, request: Request) -> None:
+    def forget_swapped(self, request: Request) -> None:
         """One that was swapped out loses its rows, and with them what is in swap space."""
         for sequence in request.sequences.values():
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_sure_tokens)

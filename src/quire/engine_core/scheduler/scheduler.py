@@ -4,6 +4,8 @@ A step grants a sequence 0 < n <= num_total_tokens - num_computed_tokens; everyt
 of these two numbers. It asks the KV cache manager for blocks and the policy for an order and a victim, leaves the life
 of requests to Lifecycle, who may start to AdmissionControl, and what comes back to Results. Called by EngineCore
 alone; never touches a clock, a socket or a tensor.
+
+Numbers in parentheses, here and everywhere, are sections of the thesis "vLLM" (2025); its algorithms go by number, too.
 """
 
 from __future__ import annotations
@@ -124,8 +126,8 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ one step
 
     def schedule(self) -> SchedulerOutput | None:
-        """Decides anew while nothing was granted, but what was meant for somebody who failed is there for others, or
-        somebody who waits has more room: each time fewer are in the way, or stay."""
+        """Repeats while nothing was granted and either a request ended or room was made for a stuck one. That comes to
+        an end: each round has fewer requests, or fewer that hold what a stuck one could have."""
         while True:
             num_requests = len(self.lifecycle.requests)
             rows = self._grant()
@@ -137,10 +139,11 @@ class Scheduler:
     def _grant(self) -> IntArray:
         """The budget goes to those who run and those who wait, in the policy's order. The rows that got some."""
         self._granted[:] = 0
-        self.admission_control.open(self._num_steps, has_results_to_come=bool(self._in_flight))
+        self.admission_control.begin_step(self._num_steps, has_results_to_come=bool(self._in_flight))
         while self._grant_running() and not self._granted.any():
             pass  # the budget was meant for somebody who gave way; every round there is one less
-        if not self._gave_way or not self._granted.any():
+        # if somebody gave way for a block in the last round, others got tokens in it, and nobody starts
+        if not self._gave_way:
             self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
         return np.flatnonzero(self._granted)
 
@@ -228,7 +231,7 @@ class Scheduler:
         is_behind = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
         promised = _promised_to_earliest(is_behind, wanted, self.policy.progress_share, self.max_num_batched_tokens)
         budget = self.max_num_batched_tokens - self._set_aside(wanted, keys, int(promised.sum()))
-        return _share_out(wanted, keys, budget, promised)
+        return _by_keys(wanted, keys, budget, promised)
 
     def _set_aside(self, wanted: IntArray, keys: IntArray, num_promised: int) -> int:
         """Budget for waiting requests that go before some of those that run."""
@@ -243,7 +246,8 @@ class Scheduler:
         return taken
 
     def _take_turns(self, rows: IntArray) -> None:
-        """What one is granted that has to wait for a sibling goes to that sibling."""
+        """A sequence that holds nothing yet begins behind what its sibling computes first: until then that sibling gets
+        its tokens, too. The last ones come first, so that tokens are handed on to the front."""
         for sequence in reversed(self.running.sequences_at(rows)):
             num_tokens = int(self._granted[sequence.row])
             if sequence.is_begun or not num_tokens:
@@ -254,16 +258,16 @@ class Scheduler:
 
     def _make_room(self, sequence: TokenSequence) -> None:
         """Blocks for a running sequence; if there are none, others give way until there are, or it gives way itself."""
-        while not self._tried_for_blocks(sequence):
+        while not self._tried_to_take_blocks(sequence):
             victim = self._victim()
             self._preempt(victim, f"request {sequence.request.request_id} needs a block and none is free")
             if victim is sequence.request:
                 return
 
-    def _tried_for_blocks(self, sequence: TokenSequence) -> bool:
+    def _tried_to_take_blocks(self, sequence: TokenSequence) -> bool:
         """Whether no room need be made: it has its blocks, or its request has failed and needs none any more."""
         try:
-            return self._has_blocks(sequence)
+            return self._take_blocks(sequence)
         except Exception as error:
             self._fail(sequence.request, error)
             return True
@@ -274,7 +278,7 @@ class Scheduler:
         self._granted[[sequence.row for sequence in request.sequences.values() if sequence.row >= 0]] = 0
         self.lifecycle.fail(request.request_id, f"it could not be scheduled ({type(error).__name__}).")
 
-    def _has_blocks(self, sequence: TokenSequence) -> bool:
+    def _take_blocks(self, sequence: TokenSequence) -> bool:
         if sequence.is_begun:
             return self.manager.allocate_slots(sequence, int(self._granted[sequence.row]))
         # What its siblings were granted before it, it need not compute again.
@@ -312,7 +316,7 @@ class Scheduler:
         """The policy's choice among those that may give way; who only waits for input goes first."""
         running = self.running.requests
         candidates = [request for request in running if self.recovery.may_be_victim(request)]
-        idle = [request for request in candidates if request.is_idle]
+        idle = [request for request in candidates if request.waits_for_input]
         if not candidates:
             # Admission set aside what resumed requests need, so this is not expected; progress matters more.
             self.recovery.num_broken_protections += 1
@@ -323,7 +327,7 @@ class Scheduler:
         self._gave_way = True
         for sequence in request.sequences.values():
             self._granted[sequence.row] = 0
-        self.admission_control.push_out(request, reason)
+        self.admission_control.preempt(request, reason)
 
     # ------------------------------------------------------------------------------------------ admission
 
@@ -362,7 +366,7 @@ class Scheduler:
             # one that begins is limited when it is known where
             num_tokens = self._most(sequence, budget) if sequence.is_begun else remaining
             self._granted[sequence.row] = num_tokens
-            if num_tokens and not self._has_blocks(sequence):
+            if num_tokens and not self._take_blocks(sequence):
                 # Not expected: the estimate was too small. It ends this request, not the engine.
                 self._granted[[one.row for one in request.sequences.values() if one.row >= 0]] = 0
                 self.lifecycle.fail(request.request_id, "KV cache: more blocks are needed than were expected.")
@@ -445,7 +449,7 @@ def _promised_to_earliest(is_behind: npt.NDArray[np.bool_], wanted: IntArray, sh
     return promised
 
 
-def _share_out(wanted: IntArray, keys: IntArray, budget: int, promised: IntArray) -> IntArray:
+def _by_keys(wanted: IntArray, keys: IntArray, budget: int, promised: IntArray) -> IntArray:
     """Each gets what those with smaller keys leave; of equal keys the earlier entry goes first."""
     order = np.argsort(keys, kind="stable")
     missing = (wanted - promised)[order]

@@ -27,7 +27,7 @@ WRITE_DEADLINE_SECONDS = 60.0
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # What a server may offer in `scope["extensions"]`: its "write" sends a piece of a body past everything that stands
 # between it and the endpoint, once the body has begun, or answers False; its "give_up" ends the connection with all
-# that still waits in it.
+# that still waits in it. transport/http_protocol.py sets it, and nearly every token goes that way.
 OUTLET = "quire.outlet"
 Outlet = Callable[[bytes], bool]
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -1,8 +1,9 @@
 """What stands around every endpoint: the request's id, limits, who it comes from, readiness, and the last catch for
 exceptions.
 
-Plain ASGI, because it stands in the path of every streamed event. Decisions are taken on `scope["path"]`, the path that
-routing uses too; a path that is rebuilt from the Host header can be forged.
+Plain ASGI, because the first event of every stream passes it, and all that go to slow clients; the others take the
+outlet of event_stream.py. Decisions are taken on `scope["path"]`, the path that routing uses too; a path that is
+rebuilt from the Host header can be forged.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _UNREADY = _ALWAYS | {"/v1/admin/log_level"}
 
 
 class Gate:
-    """The outermost layer of the application."""
+    """Stands around the router; only headers for browsers (CORS) and traces stand outside it."""
 
     def __init__(self, app: App, state: ServerState, door: Door, allowed_origins: Sequence[str] = ()) -> None:
         self._app = app

@@ -107,7 +107,9 @@ class DecisionChecks:
         newcomers = [one for one in admitted if one.arrival not in self._started]
         for newcomer in newcomers if preempted else ():
             overtaken = [
-                number for number, one in preempted.items() if one.priority <= newcomer.priority and not one.is_idle
+                number
+                for number, one in preempted.items()
+                if one.priority <= newcomer.priority and not one.waits_for_input
             ]
             assert not overtaken, f"request {newcomer.request_id} starts while {overtaken} are preempted"
         self._check_order(newcomers)

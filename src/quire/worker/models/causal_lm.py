@@ -1,4 +1,4 @@
-"""What every decoder with a language-model head has: a backbone, a head, and the two calls of the model runner."""
+"""What every decoder with a language-model head has: a backbone, a head, and the two calls that a step makes."""
 
 from __future__ import annotations
 

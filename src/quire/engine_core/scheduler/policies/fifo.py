@@ -13,7 +13,7 @@ from quire.engine_core.scheduler.queues import WaitingQueues
 
 
 class Fifo:
-    """Arrival order. Among requests of the greatest priority, the earliest is never preempted, so nobody starves."""
+    """Arrival order. Among the most important requests the earliest is never preempted, so nobody starves."""
 
     is_preemptive = False
     progress_share = 0.0
