@@ -228,6 +228,22 @@ ELSEWHERE = {
     ("BatchRequest", "metadata"): "interfaces/server/test_batches.py::test_fields_are_checked",
     ("BatchRequest", "output_expires_after"): "interfaces/server/test_batches.py::test_fields_are_checked",
     ("SessionRequest", "cache_salt"): "conformance/test_every_field.py::test_the_salt_of_a_session",
+    (
+        "LoadAdapterRequest",
+        "lora_name",
+    ): "interfaces/server/test_adapters.py::test_an_adapter_is_loaded_listed_used_and_unloaded",
+    (
+        "LoadAdapterRequest",
+        "lora_path",
+    ): "interfaces/server/test_adapters.py::test_an_adapter_is_loaded_listed_used_and_unloaded",
+    (
+        "LoadAdapterRequest",
+        "load_inplace",
+    ): "interfaces/server/test_adapters.py::test_an_adapter_is_loaded_listed_used_and_unloaded",
+    (
+        "UnloadAdapterRequest",
+        "lora_name",
+    ): "interfaces/server/test_adapters.py::test_an_adapter_is_loaded_listed_used_and_unloaded",
     ("RewindRequest", "num_turns"): "interfaces/server/test_sessions.py::test_rewinding",
     ("RewindRequest", "num_tokens"): "interfaces/server/test_sessions.py::test_a_text_is_rewound_to_any_token",
 }
