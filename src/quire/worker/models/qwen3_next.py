@@ -19,19 +19,18 @@ from quire.errors import ModelError
 from quire.worker.attention import Attention
 from quire.worker.layers import (
     CausalConv,
-    Experts,
     GatedDeltaRule,
     MergedColumnParallelLinear,
     ReplicatedLinear,
     RMSNorm,
     RotaryEmbedding,
-    Routing,
     RowParallelLinear,
     activation,
 )
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
-from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads
+from quire.worker.models.llama import LlamaModel, complete_kv_heads
+from quire.worker.models.qwen2_moe import make_mlp
 
 
 class Qwen3NextAttention(nn.Module):
@@ -114,20 +113,6 @@ def make_mixer(config: Any, index: int, name: str, rotary: RotaryEmbedding) -> n
     if config.layer_types[index] == "full_attention":
         return Qwen3NextAttention(config, name, rotary)
     return GatedDeltaNet(config, name)
-
-
-def make_mlp(config: Any, index: int) -> nn.Module:
-    if index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step or not config.num_experts:
-        return LlamaMLP(config, bias=False)
-    return Experts(
-        config.hidden_size,
-        config.moe_intermediate_size,
-        config.num_experts,
-        Routing(config.num_experts_per_tok, is_normalised=config.norm_topk_prob),
-        config.hidden_act,
-        shared=LlamaMLP(config, bias=False, inner_size=config.shared_expert_intermediate_size),
-        has_shared_gate=True,
-    )
 
 
 def make_norm(config: Any) -> RMSNorm:
