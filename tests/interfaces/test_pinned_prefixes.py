@@ -105,7 +105,7 @@ def test_a_request_has_one_salt():
         ([], "new", "^token_ids: it has no tokens"),
         ([-1], "new", r"^token_ids\[0\]=-1"),
         ([[{"role": "user"}]], "new", "prompt"),
-        ({"token_ids": [1]}, "new", "'token_ids' is not supported, only prompt, prompt_token_ids and cache_salt are"),
+        ({"token_ids": [1]}, "new", "'token_ids' is not supported, only prompt, prompt_token_ids, cache_salt"),
         (5, "new", '{"prompt_token_ids": \\[ids\\]}'),
         ({"prompt": PREFIX, "cache_salt": "x"}, "new", "cache_salt='x': it belongs to the prefix"),
     ],
