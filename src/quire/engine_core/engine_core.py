@@ -43,7 +43,11 @@ class EngineCore:
         self._depth = depth
         self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants
-        self._adapters = adapters or EngineAdapters(executor.control, 0)
+        adapters = adapters or EngineAdapters(executor.control, 0)
+        # each is called when a step's results are known: requests may have let go of what it keeps
+        self._followers: tuple[Callable[[], None], ...] = (
+            lambda: adapters.drop_unused(scheduler.lifecycle.adapters_in_use()),
+        )
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
         self._on_step: Callable[[SchedulerOutput], None] = _tell_nobody
@@ -59,7 +63,7 @@ class EngineCore:
             "pin_kept": scheduler.pin,
             "check_invariants": self._checked,
             **Observation(scheduler).operations(),
-            **self._adapters.operations(),
+            **adapters.operations(),
         }
 
     # ------------------------------------------------------------------------------------------ messages in
@@ -116,7 +120,8 @@ class EngineCore:
             self._is_idle = not self._in_flight
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
-        self._adapters.drop_unused(self.scheduler.lifecycle.adapters_in_use())
+        for follow in self._followers:
+            follow()
         if self._check_invariants or self.scheduler.take_doubt():
             self._checked()
         return outputs

@@ -134,12 +134,12 @@ class BatchBuilder:
             logits_indices_N=logits_indices_N,
             attention=attention,
             states=self._states.build(rows_S, num_tokens_S, starts),
-            adapter_slots_T=self._adapter_slots(row_T),
+            adapter_slots_T=self._adapter_slots(rows_S, row_T),
         )
 
-    def _adapter_slots(self, row_T: IntArray) -> Tensor | None:
-        slots_T = self._table.adapter_slots[row_T]
-        return to_device([slots_T], self._device)[0] if (slots_T >= 0).any() else None
+    def _adapter_slots(self, rows_S: IntArray, row_T: IntArray) -> Tensor | None:
+        slots = self._table.adapter_slots
+        return to_device([slots[row_T]], self._device)[0] if (slots[rows_S] >= 0).any() else None
 
     def _block_arrays(
         self, rows_S: IntArray, query_starts_S1: Any, row_T: IntArray, position_T: IntArray, max_seq_len: int

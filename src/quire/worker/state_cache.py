@@ -21,7 +21,7 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -156,11 +156,8 @@ class NoStates:
         return NO_STATE_BATCH
 
 
-@dataclass(frozen=True)
 class NoStateBatch:
     """Nothing to put back."""
-
-    nothing: tuple[()] = field(default=())
 
     def undo(self) -> None:
         pass
