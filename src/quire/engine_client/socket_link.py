@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from quire.engine_client.child_process import ChildProcess
+from quire.engine_core.child_process import ChildProcess
 from quire.engine_client.engine_process import WatchedProcess
 from quire.engine_client.incoming import Incoming
 from quire.errors import EngineDeadError, EngineError

@@ -24,7 +24,7 @@ from fastapi import FastAPI
 
 from quire.config import EngineConfig
 from quire.engine_client.attached_link import endpoint_in
-from quire.engine_client.child_process import ChildProcess
+from quire.engine_core.child_process import ChildProcess
 from quire.engine_client.socket_link import fresh_folder
 from quire.engine_core.launch_document import encode_document
 from quire.errors import QuireError
