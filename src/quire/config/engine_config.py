@@ -9,7 +9,6 @@ from typing import Any
 from quire.config.model_facts import ModelFacts
 from quire.config.speculation import SpeculationConfig
 
-
 # A sum over the inputs of a weight has so many parts where its bits must not depend on the number of workers.
 SLICES_OF_A_SUM = 8
 

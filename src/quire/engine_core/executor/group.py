@@ -25,7 +25,6 @@ import msgspec
 
 from quire import errors
 from quire.config import WorkerConfig
-from quire.engine_core.child_process import ChildProcess
 from quire.engine_core.executor.executor import PendingStep
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.executor.rank_channel import (
@@ -40,14 +39,15 @@ from quire.engine_core.executor.rank_channel import (
     encode_step,
 )
 from quire.engine_core.executor.shared_memory import SharedMeeting
-from quire.engine_core.launch_document import encode_document
 from quire.errors import EngineError, QuireError
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.processes.child_process import ChildProcess
+from quire.processes.documents import encode_document
 
 # How long a rank may be behind the others, which have done the same work by then.
 LONGEST_LAG = 2.0
 _LOOK_SECONDS = 0.25
-# a call that every rank answers may load a model or measure it
+# a call may load a model or measure it; a rank that ends meanwhile is noticed at once
 _LOADING_SECONDS = 3600.0
 _PROGRAM = "quire.engine_core.executor.rank_process"
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Reply:
 
 
 class RankWatch:
-    """Looks whether all ranks are there and keep up. Once one is lost, nobody waits for it inside the model any more."""
+    """Looks whether all ranks are there and keep up. Once one is lost, nobody waits for it any more."""
 
     def __init__(self, ranks: list[Rank], meeting: SharedMeeting) -> None:
         self._ranks = ranks
@@ -191,8 +191,11 @@ class GroupExecutor:
         return own
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        arguments = [groups, num_blocks, num_host_blocks]
-        self._everywhere("initialize_cache", arguments, lambda: self._own.initialize_cache(*arguments))
+        self._everywhere(
+            "initialize_cache",
+            [groups, num_blocks, num_host_blocks],
+            lambda: self._own.initialize_cache(groups, num_blocks, num_host_blocks),
+        )
 
     def execute(self, output: SchedulerOutput) -> PendingStep:
         message = encode_step(output)
@@ -238,7 +241,7 @@ class GroupExecutor:
             raise self._gone(rank) from error
 
     def joined(self, own: Callable[[], T]) -> T:
-        """What rank 0 does. If it fails nobody may wait for it, and if another one is lost what it did means nothing."""
+        """What rank 0 does. If it fails nobody may wait for it; if another one is lost what it did means nothing."""
         try:
             value = own()
         except BaseException as error:

@@ -1,7 +1,7 @@
 """What crosses between the core and a rank: a step or a call, and what became of it, as MessagePack. No pickle.
 
-    core -> rank    ["step", SchedulerOutput]     ["call", name, arguments]
-    rank -> core    ["step", digest]              ["call", value]            ["error", kind, text]
+core -> rank    ["step", SchedulerOutput]     ["call", name, arguments]
+rank -> core    ["step", digest]              ["call", value]            ["error", kind, text]
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ import logging
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-import torch
 
 from quire.config import WorkerConfig
 from quire.engine_core.executor.rank_channel import (
@@ -29,14 +28,16 @@ from quire.engine_core.executor.rank_channel import (
     with_arrays,
 )
 from quire.engine_core.executor.shared_memory import SharedMeeting
-from quire.engine_core.launch_document import read_document
-from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.errors import QuireError
 from quire.failpoints import failpoint
 from quire.observability.background_log import BackgroundHandler
 from quire.observability.logging import LINE_FORMAT, TIME_FORMAT
-from quire.worker.layers.tensor_parallel import TensorParallelGroup
-from quire.worker.worker import Worker
+from quire.processes.documents import read_document
+from quire.processes.parent_watch import die_with_parent, watch_parent
+
+if TYPE_CHECKING:
+    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+    from quire.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class RankDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def group_of(config: WorkerConfig, meeting: SharedMeeting) -> TensorParallelGroup:
     """The ranks that meet there, as one of them sees them."""
+    import torch
+
+    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+
     memory = torch.frombuffer(meeting.memory, dtype=torch.uint8)
     return TensorParallelGroup.around(
         memory, config.rank, config.tensor_parallel_size, has_equal_bits=config.rank_invariant
@@ -75,8 +80,9 @@ def serve(worker: Worker, channel: Channel, meeting: SharedMeeting) -> None:
 def _answer(worker: Worker, message: RankMessage, meeting: SharedMeeting) -> RankMessage:
     try:
         if isinstance(message, RunStep):
-            failpoint("rank_step")
-            return StepDone(digest_of(worker.execute(with_arrays(message.decision))))
+            is_corrupt = failpoint("rank_step")
+            digest = digest_of(worker.execute(with_arrays(message.decision)))
+            return StepDone(digest[::-1] if is_corrupt else digest)
         assert isinstance(message, Call)
         return CallDone(_call(worker, message.name, message.arguments))
     except QuireError as error:
@@ -105,6 +111,8 @@ def main() -> NoReturn:
     channel = Channel(document.channel)
     meeting = SharedMeeting(document.memory_bytes, document.memory)
     meeting.close_descriptor()
+    from quire.worker.worker import Worker
+
     serve(Worker(document.config, group=group_of(document.config, meeting)), channel, meeting)
     log.flush()
     os._exit(0)

@@ -28,8 +28,10 @@ def multiply(
     num_slices: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias, with the packed weight where there is one; `num_rows` is that of the weight. `num_slices`: of
-    the inputs, each summed up by itself. `dtype`: of the result, if it is not that of x."""
+    """x @ weight.T + bias, with the packed weight where there is one; `num_rows` is that of the weight.
+
+    `num_slices`: of the inputs, each summed up by itself. `dtype`: of the result, if it is not that of x.
+    """
     if packed is None:
         return F.linear(x, weight, bias) if dtype is None else F.linear(x, weight, bias).to(dtype)
     if num_slices == 1 and dtype is None:

@@ -68,11 +68,9 @@ class Job:
 class BesideSteps:
     """Jobs by row, a thread, and what a step may still spend itself."""
 
-    def __init__(
-        self, num_rows: int, clock: Callable[[], float] = time.perf_counter, *, is_alone: bool = True
-    ) -> None:
-        """Not `is_alone`: other workers have the same rows and must find the same late ones, so no time decides. All work
-        is done where it is asked for."""
+    def __init__(self, num_rows: int, clock: Callable[[], float] = time.perf_counter, *, is_alone: bool = True) -> None:
+        """Not `is_alone`: other workers have the same rows and must find the same ones late, so no time decides, and
+        all work is done where it is asked for."""
         self._is_alone = is_alone
         self._num_rows = num_rows
         self._clock = clock

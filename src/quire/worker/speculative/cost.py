@@ -31,8 +31,10 @@ _ENOUGH_SECONDS = 0.1
 def measure_costs(
     model: nn.Module, proposer: Proposer, platform: Platform, most_tokens: int, agree: Agree = float
 ) -> dict[str, float]:
-    """Costs of a decode step of the model, logits and choice included, and of a pass of the proposer. `agree`: how ranks
-    that compute together make one time of theirs."""
+    """Costs of a decode step of the model, logits and choice included, and of a pass of the proposer.
+
+    `agree`: how ranks that compute together make one time of theirs.
+    """
 
     def run_model(num_tokens: int) -> Tensor:
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=platform.device)

@@ -13,10 +13,8 @@ HEAD_BYTES = 8192
 _LINE = 64
 
 
-def all_reduce(
-    x: Tensor, bias: Tensor | None, meeting: Tensor, rank: int, size: int, dtype: torch.dtype
-) -> Tensor:
-    """The sum of what every rank brings, plus `bias`, in float32 and rounded once. All ranks call it with the same shape.
+def all_reduce(x: Tensor, bias: Tensor | None, meeting: Tensor, rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    """The sum of what every rank brings, plus `bias`, in float32 and rounded once; all bring the same shape.
 
     Returns with any content once `meeting` says that it is aborted: who shares it looks at that.
     """

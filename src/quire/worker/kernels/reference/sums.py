@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def tree_sum(parts: list[Tensor]) -> Tensor:
-    """Of parts 0 and 1, of 2 and 3, then of these two sums, and so on; whoever has a whole branch gets its very bits."""
+    """Of parts 0 and 1, of 2 and 3, then of these two sums, and so on; whoever has a branch gets its very bits."""
     stack: list[Tensor] = []
     for number, part in enumerate(parts):
         total = part
