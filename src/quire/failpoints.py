@@ -38,6 +38,7 @@ POINTS: dict[str, tuple[str, str]] = {
     ),
     "before_execute": ("engine_core/engine_core.py", "a decided step is about to go to the worker"),
     "in_forward": ("worker/step_computation.py", "the model is about to compute a batch; sees the batch's token ids"),
+    "rank_step": ("engine_core/executor/rank_process.py", "a further rank is about to compute a step"),
     "before_sample": ("worker/step_computation.py", "a batch was computed; sees all token ids of its rows"),
     "nan_row": ("worker/sampler/sampler.py", "a row's logits are there; sees all token ids of the row"),
     "in_grammar_compile": ("structured_output/grammar.py", "a grammar is about to be compiled"),
@@ -49,7 +50,7 @@ POINTS: dict[str, tuple[str, str]] = {
     "end_exit": ("engine_core/process.py", "the core's process is about to exit"),
 }
 # Points whose caller can do the wrong thing by itself, if `failpoint` answers True.
-CAN_CORRUPT = ("nan_row",)
+CAN_CORRUPT = ("nan_row", "rank_step")
 
 ACTIONS = ("raise", "hang", "exit", "kill9", "slow", "corrupt", "oom")
 EXIT_STATUS = 13

@@ -10,14 +10,16 @@ import numpy as np
 from quire.messages import Message, ToClient, ToCore
 
 
-def _encode_other(value: Any) -> Any:
+def encode_array(value: Any) -> Any:
+    """What MessagePack has no type for, as it asks for it."""
     if isinstance(value, np.ndarray):
         columns = value.shape[0] if value.ndim == 2 else 0
         return (columns, np.ascontiguousarray(value, dtype=np.int64).tobytes())
     raise TypeError(f"{type(value).__name__} does not cross a socket")
 
 
-def _decode_other(kind: type, value: Any) -> Any:
+def decode_array(kind: type, value: Any) -> Any:
+    """The way back."""
     if kind is np.ndarray:
         columns, data = value
         flat = np.frombuffer(data, dtype=np.int64)
@@ -25,9 +27,9 @@ def _decode_other(kind: type, value: Any) -> Any:
     raise TypeError(f"{kind.__name__} does not cross a socket")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-_to_core = msgspec.msgpack.Decoder(ToCore, dec_hook=_decode_other)
-_to_client = msgspec.msgpack.Decoder(ToClient, dec_hook=_decode_other)
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
+_to_core = msgspec.msgpack.Decoder(ToCore, dec_hook=decode_array)
+_to_client = msgspec.msgpack.Decoder(ToClient, dec_hook=decode_array)
 
 
 def encode(message: Message) -> bytes:

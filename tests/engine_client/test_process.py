@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tests.support.blocking_client import BlockingClient
 
 from quire.engine_client import AsyncEngineClient
-from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.incoming import Incoming
 from quire.engine_client.socket_link import SocketLink, fresh_folder
 from quire.engine_core.launch_document import LaunchDocument
@@ -31,6 +30,7 @@ from quire.messages import (
     EngineRequest,
     split_sequence_id,
 )
+from quire.processes.child_process import ChildProcess
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_llm import fake_config, fake_link
 
@@ -98,7 +98,7 @@ def test_a_link_that_is_forgotten_ends_its_core(tmp_path, monkeypatch):
 
 
 def test_a_core_that_dies_before_it_reads_is_closed_in_order(monkeypatch):
-    monkeypatch.setattr("quire.engine_client.child_process._BOOTSTRAP", "raise SystemExit(5)")
+    monkeypatch.setattr("quire.processes.child_process._BOOTSTRAP", "raise SystemExit(5)")
     child = ChildProcess(b"x" * 1_000_000, [])  # more than a pipe holds
     child._keeper.join()
     assert child.how_it_ended() == "exit status 5"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from quire.engine_client import AsyncEngineClient
-from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.socket_link import SocketLink
 from quire.engine_core.pulse import NO_PAGE, Pulse, PulsePage, PulseWriter
 from quire.errors import EngineDeadError
 from quire.messages import EngineRequest, SchedulerOutput
+from quire.processes.child_process import ChildProcess
 from quire.sampling_params import SamplingParams
 from quire.testing.fake_llm import fake_link
 
@@ -201,7 +201,7 @@ def is_there(pid: int) -> bool:
 def test_what_the_process_has_started_ends_with_it(tmp_path, monkeypatch):
     # it starts one that would outlive it, and ends
     monkeypatch.setattr(
-        "quire.engine_client.child_process._BOOTSTRAP",
+        "quire.processes.child_process._BOOTSTRAP",
         "import subprocess; child = subprocess.Popen(['sleep', '600']);"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))",
     )

@@ -42,6 +42,7 @@ ROOMS = {
     "modeling": ("quire.modeling",),
     "testing": ("quire.testing",),
     "observability": ("quire.observability",),
+    "processes": ("quire.processes",),
     "messages": (
         "quire.messages",
         "quire.state_layout",
@@ -84,6 +85,7 @@ FLOORS = (
     ("structured_output",),  # the front checks a grammar, the worker follows it
     ("messages",),
     ("config",),
+    ("processes",),
     ("ground",),
 )
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.config.model_facts import ModelFacts
 from quire.config.speculation import SpeculationConfig
+
+# A sum over the inputs of a weight has so many parts where its bits must not depend on the number of workers.
+SLICES_OF_A_SUM = 8
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,19 @@ class WorkerConfig:
     speculation: SpeculationConfig | None = None
     # where KV comes from and goes to beside the cache; None: nowhere
     kv_connector: KVConnectorConfig | None = None
+    # ranks that share each layer, which of them this is, and whether bits must not depend on how many there are
+    tensor_parallel_size: int = 1
+    rank: int = 0
+    rank_invariant: bool = False
     # slots for adapters, and the greatest rank that one of them may have; 0: no adapters
     max_loras: int = 0
     max_lora_rank: int = 0
+
+    def of_rank(self, rank: int) -> WorkerConfig:
+        """The same for another rank, on processors of its own."""
+        threads = self.num_threads
+        mine = None if self.processors is None else self.processors[rank * threads : (rank + 1) * threads]
+        return replace(self, rank=rank, processors=mine or None)
 
     @property
     def model_as_run(self) -> str:

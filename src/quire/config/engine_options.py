@@ -194,6 +194,14 @@ class EngineOptions:
         None, "threads for computing on a CPU; by default as many cores as this process may use",
         section="execution", least=1,
     )  # fmt: skip
+    tensor_parallel_size: int = option(
+        1, "workers that share each layer of the model, a process each (docs/distributed.md); num_threads is that of "
+        "one", section="execution", least=1, greatest=64,
+    )  # fmt: skip
+    rank_invariant: bool = option(
+        False, "the same bits with 1, 2, 4 and 8 workers that share each layer; products that are summed over them "
+        "take longer", section="execution",
+    )  # fmt: skip
     compile: bool = option(False, "compile the model with torch.compile, attention left opaque", section="execution")
     enforce_eager: bool = option(
         False, "run the model operator by operator instead of recording its forward pass", section="execution"

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerConfig
+from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.lora import resolve_lora_modules, resolve_max_cpu_loras
 from quire.config.model_facts import ModelFacts
@@ -57,6 +57,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     connector = _kv_connector(options)
     lora_modules = resolve_lora_modules(options)
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
+    _check_ranks(options, device)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     _check_tenant_cache_share(options)
@@ -79,10 +80,12 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         gpu_memory_utilization=options.gpu_memory_utilization,
         attention_backend=options.attention_backend,
         num_threads=threads,
-        processors=processors().pinned(threads),
+        processors=processors().pinned(threads * options.tensor_parallel_size),
         compile=options.compile,
         enforce_eager=options.enforce_eager,
         seed=options.seed,
+        tensor_parallel_size=options.tensor_parallel_size,
+        rank_invariant=options.rank_invariant,
         swap_directory=options.swap_directory,
         speculation=speculation,
         kv_connector=connector,
@@ -189,6 +192,7 @@ def _max_model_len(options: EngineOptions, facts: ModelFacts) -> tuple[int, tupl
 
 
 def _num_threads(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[object, str]]:
+    """Of a worker."""
     if options.num_threads is not None:
         return options.num_threads, (options.num_threads, "as asked")
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -198,7 +202,11 @@ def _num_threads(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[
         # A step takes less time than two threads need to find each other on a busy machine.
         return 1, (1, f"the weights are small ({facts.num_weight_bytes / 2**20:.0f} MiB)")
     found = processors()
-    return found.num_threads, (found.num_threads, found.reason)
+    size = options.tensor_parallel_size
+    if size == 1:
+        return found.num_threads, (found.num_threads, found.reason)
+    threads = max(1, found.num_threads // size)
+    return threads, (threads, f"{found.reason}, shared by {size} workers")
 
 
 def _swap_space(options: EngineOptions) -> tuple[int | None, tuple[object, str]]:
@@ -229,6 +237,31 @@ def _kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
     if options.kv_connector_args is not None:
         raise OptionError("kv_connector_args: whose arguments they are is said by kv_connector. Give both, or none.")
     return None
+
+
+def _check_ranks(options: EngineOptions, device: str) -> None:
+    """What several workers cannot share yet."""
+    size = options.tensor_parallel_size
+    if options.rank_invariant and SLICES_OF_A_SUM % size:
+        raise OptionError(
+            f"rank_invariant: a sum has {SLICES_OF_A_SUM} parts, which {size} workers cannot share evenly. Choose a "
+            "tensor_parallel_size of 1, 2, 4 or 8, or leave rank_invariant out."
+        )
+    if size == 1:
+        return
+    refused = {
+        f"device={device}": device != "cpu",
+        "enable_lora": options.enable_lora,
+        "kv_connector": options.kv_connector is not None,
+        "compile": options.compile,
+        "model_impl=transformers": options.model_impl == "transformers",
+    }
+    for what, is_asked in refused.items():
+        if is_asked:
+            raise OptionError(
+                f"tensor_parallel_size={size}: workers that share a model cannot do this with {what} yet. Leave one of "
+                "them out (docs/distributed.md)."
+            )
 
 
 def _check_swap_directory(options: EngineOptions) -> None:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.engine_process import WatchedProcess
 from quire.engine_client.incoming import Incoming
 from quire.errors import EngineDeadError, EngineError
 from quire.message_encoding import encode
 from quire.messages import EngineFailed, ToClient, ToCore
+from quire.processes.child_process import ChildProcess
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Set
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, WorkerConfig
 from quire.engine_core.adapters import EngineAdapters
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.executor import Executor
+from quire.engine_core.executor.group import GroupExecutor
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan, plan_cache
@@ -41,7 +42,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     policy = _policy(config)  # a wrong name is found before anything is loaded
     failpoint("start_load")
     with phases.measure("load model"):
-        executor = InProcessExecutor(config.worker)
+        executor = _executor(config.worker)
     failpoint("start_measure")
     with phases.measure("measure memory"):
         measured = executor.measure_capacity()
@@ -84,6 +85,10 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     )
     core.ready.seconds_per_token = measured.seconds_per_token
     return core
+
+
+def _executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
+    return InProcessExecutor(config) if config.tensor_parallel_size == 1 else GroupExecutor(config)
 
 
 def make_scheduler(

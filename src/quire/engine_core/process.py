@@ -20,7 +20,6 @@ import zmq
 from quire.engine_core.driver import CoreDriver, failure_at_start
 from quire.engine_core.further_clients import FurtherClients
 from quire.engine_core.launch_document import LaunchDocument
-from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.engine_core.pulse import PulseWriter
 from quire.engine_core.unread_frames import answer_to_no_message
 from quire.failpoints import failpoint
@@ -28,6 +27,7 @@ from quire.message_encoding import decode_to_core, encode
 from quire.messages import AbortRequests, EngineFailed, EngineOutputs, Message, ToClient, split_sequence_id
 from quire.observability.background_log import BackgroundHandler
 from quire.observability.logging import LINE_FORMAT, TIME_FORMAT
+from quire.processes.parent_watch import die_with_parent, watch_parent
 
 # Time for the last message to reach a parent that is there.
 _LINGER_MILLISECONDS = 1000

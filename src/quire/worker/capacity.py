@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -40,6 +40,13 @@ _TIMED_SECONDS = 0.05
 _TIMED_TOKENS = 256
 _LONG_SECONDS = 0.5
 _MOST_RUNS = 8
+
+
+Agree: TypeAlias = Callable[[float], float]
+
+
+def _alone(number: float) -> float:
+    return number
 
 
 class MeasuredModel(Protocol):
@@ -74,8 +81,11 @@ def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
 
 
 @torch.inference_mode()
-def measure_largest_step(model: MeasuredModel, platform: Platform, config: WorkerConfig) -> StepCost:
-    """Memory that the largest step needs above what is in use now, and the time of its tokens."""
+def measure_largest_step(
+    model: MeasuredModel, platform: Platform, config: WorkerConfig, agree: Agree = _alone
+) -> StepCost:
+    """Memory that the largest step needs above what is in use now, and the time of its tokens. `agree`: how ranks that
+    compute together make one time of theirs, so that all go on alike."""
 
     def run_model(num_tokens: int) -> Tensor:
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=platform.device)
@@ -94,7 +104,9 @@ def measure_largest_step(model: MeasuredModel, platform: Platform, config: Worke
     hidden: list[Tensor] = []
     start = time.perf_counter()
     tokens, tokens_bytes = _peak(lambda size: hidden.append(run_model(size)), most_tokens, platform)
-    seconds = _seconds_per_token(run_model, tokens, time.perf_counter() - start, most_tokens, platform)
+    first_seconds = agree(time.perf_counter() - start)
+    clock = _StepClock(run_model, platform, agree)
+    seconds = _seconds_per_token(clock, tokens, first_seconds, most_tokens)
     vocab_sizes: list[int] = []
     rows, rows_bytes = _peak(lambda size: vocab_sizes.append(make_logits(size)), most_rows, platform)
     rows_bytes += _slice_bytes(vocab_sizes[0], most_rows, platform)
@@ -107,7 +119,7 @@ def measure_largest_step(model: MeasuredModel, platform: Platform, config: Worke
         f"{most_tokens} tokens, {most_rows} sampling; measured with {tokens} and {rows}{scaled}",
         seconds,
         hidden_bytes,
-        _seconds_per_step(run_model, platform),
+        _seconds_per_step(clock),
     )
 
 
@@ -135,30 +147,36 @@ def capacity(
     )
 
 
-def _seconds_per_token(
-    run_model: Callable[[int], object], num_tokens: int, first_seconds: float, most: int, platform: Platform
-) -> float:
+@dataclass(frozen=True)
+class _StepClock:
+    """How long steps take."""
+
+    run_model: Callable[[int], object]
+    platform: Platform
+    agree: Agree
+
+    def seconds_of(self, num_tokens: int) -> float:
+        start = time.perf_counter()
+        self.run_model(num_tokens)
+        self.platform.synchronize()
+        return self.agree(time.perf_counter() - start)
+
+
+def _seconds_per_token(clock: _StepClock, num_tokens: int, first_seconds: float, most: int) -> float:
     """The step once more, because the first one includes warm-up."""
-    if not _runs_in_full(platform):
+    if not _runs_in_full(clock.platform):
         if first_seconds > _LONG_SECONDS:
             return first_seconds / num_tokens
         num_tokens = min(most, _TIMED_TOKENS, num_tokens * max(1, int(_TIMED_SECONDS / first_seconds)))
-    return _seconds_of(run_model, num_tokens, platform) / num_tokens
+    return clock.seconds_of(num_tokens) / num_tokens
 
 
-def _seconds_per_step(run_model: Callable[[int], object], platform: Platform) -> float:
+def _seconds_per_step(clock: _StepClock) -> float:
     """The least of some runs, because other work on the machine makes any of them longer; of a slow model, fewer."""
     seconds: list[float] = []
     while len(seconds) < _MOST_RUNS and sum(seconds) < _TIMED_SECONDS:
-        seconds.append(_seconds_of(run_model, 1, platform))
+        seconds.append(clock.seconds_of(1))
     return min(seconds)
-
-
-def _seconds_of(run_model: Callable[[int], object], num_tokens: int, platform: Platform) -> float:
-    start = time.perf_counter()
-    run_model(num_tokens)
-    platform.synchronize()
-    return time.perf_counter() - start
 
 
 def _slice_bytes(vocab_size: int, most_rows: int, platform: Platform) -> int:

@@ -47,6 +47,11 @@ def load_model(config: WorkerConfig) -> nn.Module:
     if model_class is None:
         from quire.worker.models.transformers_fallback import load_through_transformers
 
+        if current_group().size > 1:
+            raise ModelError(
+                f"tensor_parallel_size={current_group().size}: model_type={facts.model_type} runs through the "
+                "Transformers library, whose layers cannot be shared. Use tensor_parallel_size=1."
+            )
         _refuse_quantized(facts, f"the Transformers library under Quire's attention (model_type={facts.model_type})")
         model = load_through_transformers(config, dtype, platform.device)
     else:

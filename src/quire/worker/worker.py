@@ -31,6 +31,7 @@ from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
 from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
+from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
@@ -54,8 +55,16 @@ _PATIENCE_SECONDS_OF_A_DEVICE = 30.0
 class Worker:
     """`model_loader` is a seam for tests: it makes the model out of the configuration."""
 
-    def __init__(self, config: WorkerConfig, *, model_loader: Callable[[WorkerConfig], nn.Module] = load_model) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        model_loader: Callable[[WorkerConfig], nn.Module] = load_model,
+        group: TensorParallelGroup | None = None,
+    ) -> None:
+        """`group`: with whom it shares each layer."""
         self._config = config
+        self._group = group or TensorParallelGroup.around(None, 0, 1, has_equal_bits=config.rank_invariant)
         self._model_loader = model_loader
         self._platform = current_platform(config.device)
         self._host_memory = host_memory(config.device, config.swap_directory)
@@ -81,14 +90,16 @@ class Worker:
 
     def load(self) -> None:
         self._platform.set_threads(self._config.num_threads, self._config.processors)
-        self._model = self._model_loader(self._config)
+        with tensor_parallel(self._group):
+            self._model = self._model_loader(self._config)
         self._adapters = self._open_adapters(self._model)
+        # a draft is whole on every rank: it is small, and all draft the same
         self._proposer = make_proposer(self._config, self._model)
 
     def measure_capacity(self) -> WorkerCapacity:
         model = self._loaded_model()
         step = with_draft(
-            measure_largest_step(model, self._platform, self._config),
+            measure_largest_step(model, self._platform, self._config, self._group.agree),
             self._proposer.largest_step(self._platform, self._config),
         )
         memory = self._platform.memory()
@@ -131,7 +142,7 @@ class Worker:
         blocks_per_row = -(-config.max_model_len // config.block_size)
         table.open_groups(len(groups), blocks_per_row, num_blocks, windows, states.num_blocks if states else 0)
         backend = next((layer.backend for layer in layers.values()), None)
-        sampler = Sampler(table, model.compute_logits, self._grammars)
+        sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._group.size == 1)
         state_tables = StateTables(table, states, device) if states else NoStates()
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
@@ -208,9 +219,10 @@ class Worker:
         return adapters
 
     def _patience(self) -> Patience:
-        """Endless where a step may stop to compile."""
+        """Endless where a step may stop to compile, and where ranks would have to lose it together."""
         seconds = _PATIENCE_SECONDS if self._platform.name == "cpu" else _PATIENCE_SECONDS_OF_A_DEVICE
-        return Patience(math.inf if self._config.compile else seconds, self._seconds_per_token)
+        is_endless = self._config.compile or self._group.size > 1
+        return Patience(math.inf if is_endless else seconds, self._seconds_per_token)
 
     def _measure_swap(self) -> float:
         """Seconds per block and direction; 0.0 without swap space."""
@@ -220,7 +232,7 @@ class Worker:
         """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
         model = self._loaded_model()
         most_tokens = min(self._config.max_num_batched_tokens, self._config.max_model_len)
-        costs = measure_costs(model, self._proposer, self._platform, most_tokens)
+        costs = measure_costs(model, self._proposer, self._platform, most_tokens, self._group.agree)
         forget_expert_tokens(model)
         return costs
 

@@ -52,8 +52,12 @@ def test_row_parallel_ranks_sum_up_and_add_the_bias_once(size):
     weight, bias, x = tensors((OUT, IN), (OUT,), (5, IN))
     parts = []
     for rank in range(size):
-        # The last rank's reduction adds what the ranks before it have handed in.
-        with tensor_parallel(TensorParallelGroup(rank, size, lambda y: sum(parts, start=y))):
+
+        def reduce(part, bias, dtype):
+            # the last rank's adds what the ranks before it have handed in
+            return sum(parts, start=part) + bias
+
+        with tensor_parallel(TensorParallelGroup(rank, size, reduce)):
             layer = RowParallelLinear(IN, OUT)
         load_weight(layer.weight, weight)
         load_weight(layer.bias, bias)

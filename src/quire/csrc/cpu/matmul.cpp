@@ -209,6 +209,6 @@ void multiply(const MatmulArgs& args, const Tiles& tiles, int64_t begin, int64_t
 
 extern const MatmulKernels matmul_kernels;
 constexpr MatmulKernels matmul_kernels = {TILE_ROWS, MULTIPLIES_BFLOAT16, prepared_row_bytes,
-                                          scratch_bytes, prepare, multiply, nullptr, nullptr};
+                                          scratch_bytes, prepare, multiply, finish, nullptr, nullptr};
 
 }  // namespace quire::QUIRE_ISA

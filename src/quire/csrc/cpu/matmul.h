@@ -56,6 +56,8 @@ struct PackedView {
   float scale_unit;  // 2 to the header's exponent
   int64_t words, group_words, group_head_bytes, group_bytes, panel_head_bytes, panel_bytes;
   char* data;
+  const char* heads;    // of the panels: `data`, unless this is a slice
+  int64_t slice_bytes;  // from where a panel begins in `data` to the end of its words
 
   bool is_quantized() const { return format >= WeightFormat::int8; }
   bool has_4_bits() const { return format >= WeightFormat::int4; }
@@ -63,6 +65,10 @@ struct PackedView {
 
 // The view of a header that was checked; `data` is what follows the header, or null.
 PackedView view_of(const PackedHeader& header, char* data);
+// The inputs [first, first + count) of a weight, which are whole words and groups of it.
+PackedView slice_of(const PackedView& weight, int64_t first, int64_t count);
+// Null, or why a weight cannot be cut into so many equal slices.
+const char* fault_of_slices(const PackedView& weight, int64_t num_slices);
 
 enum class Arithmetic { float32, bfloat16, int8 };
 
@@ -70,7 +76,7 @@ enum class Arithmetic { float32, bfloat16, int8 };
 struct MatmulArgs {
   PackedView weight;
   Arithmetic arithmetic;
-  DType dtype, bias_dtype;  // of x and out; of bias
+  DType dtype, bias_dtype, out_dtype;  // of x, of bias, of out
   const void* x;
   const void* bias;  // or null
   void* out;
@@ -103,6 +109,8 @@ struct MatmulKernels {
   // Rows of tiles [begin, end), columns of panels [first_panel, last_panel).
   void (*multiply)(const MatmulArgs&, const Tiles&, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel,
                    const char* prepared, char* scratch);
+  // Rows [first, first + rows) of a panel's columns from their sums: bias, rounding.
+  void (*finish)(const MatmulArgs&, int64_t panel, const float* sums, int64_t first, int64_t rows);
   // Null, or whether there is such a product here: `otherwise` has those that are not.
   bool (*suits)(const MatmulArgs&);
   const MatmulKernels* otherwise;

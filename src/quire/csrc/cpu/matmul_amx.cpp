@@ -185,7 +185,7 @@ class Block {
   void multiply(int64_t panel) {
     begin_finish(args_, panel, &finish_);
     const char* data = w_.data + panel * w_.panel_bytes;
-    keep_tail(data + w_.panel_bytes);
+    keep_tail(data + w_.slice_bytes);
     if (args_.arithmetic == Arithmetic::bfloat16) return add_floats(data);
     if (w_.has_zeros) return add_integers<Scaling::scales_and_zeros>(data);
     w_.group_head_bytes > 0 ? add_integers<Scaling::scales>(data) : add_integers<Scaling::none>(data);
@@ -286,7 +286,7 @@ void multiply(const MatmulArgs& args, const Tiles& tiles, int64_t begin, int64_t
 
 }  // namespace
 
-constexpr MatmulKernels matmul_kernels = {MOST_ROWS, true, prepared_row_bytes, scratch_bytes, prepare, multiply,
+constexpr MatmulKernels matmul_kernels = {MOST_ROWS, true, prepared_row_bytes, scratch_bytes, prepare, multiply, finish,
                                           suits, &avx512_bf16::matmul_kernels};
 
 #endif

@@ -22,7 +22,7 @@ static void begin_finish(const MatmulArgs& args, int64_t panel, Finish* finish) 
   finish->column = panel * PANEL_COLUMNS;
   finish->num_columns = min64(PANEL_COLUMNS, w.rows - finish->column);
   for (int c = 0; c < PANEL_COLUMNS; ++c) finish->scale[c] = w.scale_unit, finish->bias[c] = 0;
-  if (w.panel_head_bytes > 0) memcpy(finish->scale, w.data + panel * w.panel_bytes, sizeof(finish->scale));
+  if (w.panel_head_bytes > 0) memcpy(finish->scale, w.heads + panel * w.panel_bytes, sizeof(finish->scale));
   if (args.bias == nullptr) return;
   switch (args.bias_dtype) {
     case DType::float32: return widen_bias<float>(args.bias, finish->column, finish->num_columns, finish->bias);
@@ -59,7 +59,7 @@ static void write_rows(const MatmulArgs& args, const Finish& finish, const float
 // The lines that `finish_rows` will write, while the sums are formed: rows of a result lie far apart, often at the same
 // place of a page, so that a cache holds few of them at a time.
 QUIRE_INLINE void fetch_rows(const MatmulArgs& args, const Finish& finish, int64_t first, int64_t rows) {
-  const int64_t size = args.dtype == DType::float32 ? 4 : 2;
+  const int64_t size = args.out_dtype == DType::float32 ? 4 : 2;
   for (int64_t r = 0; r < rows; ++r) {
     const char* out = static_cast<const char*>(args.out) + (args.out_offset(first + r) + finish.column) * size;
     for (int64_t i = 0; i < PANEL_COLUMNS * size; i += 64) __builtin_prefetch(out + i, 1);
@@ -67,11 +67,17 @@ QUIRE_INLINE void fetch_rows(const MatmulArgs& args, const Finish& finish, int64
 }
 
 static void finish_rows(const MatmulArgs& args, const Finish& finish, const float* sums, int64_t first, int64_t rows) {
-  switch (args.dtype) {
+  switch (args.out_dtype) {
     case DType::float32: return write_rows<float>(args, finish, sums, first, rows);
     case DType::bfloat16: return write_rows<bf16>(args, finish, sums, first, rows);
     case DType::float16: return write_rows<fp16>(args, finish, sums, first, rows);
   }
+}
+
+static void finish(const MatmulArgs& args, int64_t panel, const float* sums, int64_t first, int64_t rows) {
+  Finish finish;
+  begin_finish(args, panel, &finish);
+  finish_rows(args, finish, sums, first, rows);
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -203,6 +203,32 @@ PackedView view_of(const PackedHeader& header, char* data) {
   view.group_bytes = view.group_head_bytes + view.group_words * view.word_bytes;
   view.panel_bytes = view.panel_head_bytes + view.num_groups * view.group_bytes;
   view.data = data;
+  view.heads = data;
+  view.slice_bytes = view.panel_bytes;
+  return view;
+}
+
+const char* fault_of_slices(const PackedView& weight, int64_t num_slices) {
+  if (num_slices < 1 || weight.columns % num_slices != 0) return "the inputs of a weight cannot be cut into equal slices";
+  const int64_t columns = weight.columns / num_slices;
+  if (columns % weight.values_per_word != 0) return "a slice of a weight would end within a word";
+  if (weight.group_head_bytes > 0 && columns % weight.group != 0) return "a slice of a weight would end within a group";
+  return nullptr;
+}
+
+PackedView slice_of(const PackedView& weight, int64_t first, int64_t count) {
+  PackedView view = weight;
+  view.columns = count;
+  view.words = count / weight.values_per_word;
+  if (weight.group_head_bytes > 0) {
+    view.num_groups = count / weight.group;
+    view.data = weight.data + first / weight.group * weight.group_bytes;
+    view.slice_bytes = view.num_groups * weight.group_bytes;
+    return view;
+  }
+  view.group = count, view.group_words = view.words;
+  view.data = weight.data + first / weight.values_per_word * weight.word_bytes;
+  view.slice_bytes = weight.panel_head_bytes + view.words * weight.word_bytes;
   return view;
 }
 

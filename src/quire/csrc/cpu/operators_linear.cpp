@@ -240,6 +240,103 @@ class LinearStep final : public Step {
   int64_t row_bytes_;
 };
 
+// A product whose sums are formed slice by slice of the inputs, in float32, and added up in a tree: of slices 0 and 1, of
+// 2 and 3, then of these two sums, and so on. Ranks that have some of the slices each form parts of the same tree.
+class SlicedStep final : public Step {
+ public:
+  SlicedStep(const MatmulArgs& whole, int64_t num_slices, int64_t rows_per_token)
+      : whole_(whole), rows_per_token_(rows_per_token) {
+    const int64_t columns = whole.weight.columns / num_slices, size = whole.dtype == DType::float32 ? 4 : 2;
+    for (int64_t s = 0; s < num_slices; ++s) {
+      MatmulArgs args = whole;
+      args.weight = slice_of(whole.weight, s * columns, columns);
+      args.x = static_cast<const char*>(whole.x) + s * columns * size;
+      args.bias = nullptr, args.out_dtype = DType::float32, args.out_stride = PANEL_COLUMNS;
+      slices_.push_back(args);
+    }
+    // what the sums are turned into has no scales any more
+    whole_.weight.panel_head_bytes = 0, whole_.weight.scale_unit = 1;
+    kernels_ = kernels_for(slices_[0]);
+    row_bytes_ = max64(4, round_up(kernels_->prepared_row_bytes(slices_[0]), 4));
+  }
+
+  int64_t work(const Extent& extent) const override {
+    return extent.tokens * rows_per_token_ * whole_.weight.rows * whole_.weight.columns;
+  }
+
+  void run(const Extent& extent, Crew& crew) const override {
+    const int64_t rows = extent.tokens * rows_per_token_;
+    if (rows == 0) return crew.barrier();
+    const int64_t all_bytes = row_bytes_ * num_slices();
+    const int64_t at_once = max64(PREPARED_AT_ONCE / all_bytes, 4 * kernels_->tile_rows);
+    const int64_t parts = (rows + at_once - 1) / at_once;
+    char* prepared = static_cast<char*>(crew.shared_scratch((rows / parts + 1) * all_bytes + 64 * num_slices()));
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t first = rows * part / parts;
+      multiply(first, rows * (part + 1) / parts - first, prepared, crew);
+    }
+  }
+
+ private:
+  static constexpr int LEVELS = 7;  // of the tree, for up to 64 slices
+
+  int64_t num_slices() const { return static_cast<int64_t>(slices_.size()); }
+
+  void multiply(int64_t first, int64_t rows, char* prepared, Crew& crew) const {
+    const Tiles tiles(rows, kernels_->tile_rows);
+    const int64_t tile_bytes = kernels_->tile_rows * row_bytes_, slice_bytes = round_up(rows * row_bytes_, 64);
+    const int64_t blocks = min64(tiles.count, (tiles.count * tile_bytes * num_slices() + BLOCK_BYTES - 1) / BLOCK_BYTES);
+    const int64_t block_rows = (tiles.count / blocks + 1) * kernels_->tile_rows;
+    const int64_t level_bytes = block_rows * PANEL_COLUMNS * 4;
+    char* scratch = static_cast<char*>(
+        thread_scratch(LEVELS * level_bytes + max64(tile_bytes, kernels_->scratch_bytes(block_rows))));
+    char* of_kernels = scratch + LEVELS * level_bytes;
+    crew.for_each(tiles.count * num_slices(), 1, [&](int64_t begin, int64_t end) {
+      for (; begin < end; ++begin) {
+        const int64_t s = begin / tiles.count, tile = begin % tiles.count;
+        kernels_->prepare(from_row(slices_[s], first), tiles, tile, tile + 1, prepared + s * slice_bytes, of_kernels);
+      }
+    });
+    const int64_t panels = whole_.weight.num_panels, count = blocks * panels;
+    const int64_t grain = max64(1, min64(16, count / (16 * crew.size)));
+    crew.for_each(count, grain, [&](int64_t begin, int64_t end) {
+      for (; begin < end; ++begin) {
+        const int64_t block = begin / panels, panel = begin % panels;
+        const int64_t from = tiles.count * block / blocks, to = tiles.count * (block + 1) / blocks;
+        const int64_t row = tiles.first_row(from), num_rows = tiles.first_row(to) - row;
+        int depth = 0;
+        for (int64_t s = 0; s < num_slices(); ++s) {
+          MatmulArgs args = slices_[s];
+          args.out = level(scratch, level_bytes, depth++) - row * PANEL_COLUMNS - panel * PANEL_COLUMNS;
+          kernels_->multiply(args, tiles, from, to, panel, panel + 1, prepared + s * slice_bytes, of_kernels);
+          for (int64_t pairs = s; pairs & 1; pairs >>= 1) --depth, add_level(scratch, level_bytes, depth, num_rows);
+        }
+        while (depth > 1) --depth, add_level(scratch, level_bytes, depth, num_rows);
+        kernels_->finish(from_row(whole_, first), panel, level(scratch, level_bytes, 0), row, num_rows);
+      }
+    });
+  }
+
+  static float* level(char* scratch, int64_t bytes, int depth) { return reinterpret_cast<float*>(scratch + depth * bytes); }
+  static void add_level(char* scratch, int64_t bytes, int depth, int64_t rows) {
+    float* to = level(scratch, bytes, depth - 1);
+    const float* from = level(scratch, bytes, depth);
+    for (int64_t i = 0; i < rows * PANEL_COLUMNS; ++i) to[i] += from[i];
+  }
+
+  static MatmulArgs from_row(MatmulArgs args, int64_t row) {
+    args.x = static_cast<const char*>(args.x) + row * args.x_stride * (args.dtype == DType::float32 ? 4 : 2);
+    args.out = static_cast<char*>(args.out) + row * args.out_stride * (args.out_dtype == DType::float32 ? 4 : 2);
+    return args;
+  }
+
+  MatmulArgs whole_;
+  std::vector<MatmulArgs> slices_;
+  int64_t rows_per_token_;
+  const MatmulKernels* kernels_;
+  int64_t row_bytes_;
+};
+
 // Rows of x by pairs of a token and one of its experts: each is multiplied with the weight of its expert. The pairs of
 // an expert stand together, in the order of tokens, and a run is some of them.
 class GroupedStep final : public Step {
@@ -401,7 +498,9 @@ void take_bias(const Tensor& bias, int64_t num_rows, MatmulArgs& args) {
   args.bias = bias.const_data_ptr(), args.bias_dtype = dtype_of(bias);
 }
 
-Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias, int64_t num_rows) {
+// Without slices each sum is one chain over all inputs.
+Tensor product(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, int64_t num_rows,
+               int64_t num_slices, ScalarType dtype) {
   STD_TORCH_CHECK(input.is_cpu() && input.dim() >= 1, "x must be on the CPU, with at least one dimension");
   STD_TORCH_CHECK(are_rows(input) || !is_recording(), "x: strides are not supported");
   const Tensor x = are_rows(input) ? input : torch::stable::contiguous(input);
@@ -412,21 +511,36 @@ Tensor packed_linear_op(const Tensor& input, const Tensor& packed, std::optional
   STD_TORCH_CHECK(num_rows == args.weight.rows, "the weight has ", args.weight.rows, " rows, not ", num_rows);
   std::vector<int64_t> sizes = sizes_of(x);
   sizes.back() = num_rows;
-  Tensor out = empty(sizes, x);
+  Tensor out = empty(sizes, dtype);
   int64_t rows = 1;
   for (size_t d = 0; d + 1 < sizes.size(); ++d) {
     rows *= sizes[d];
     if (sizes[d] != 1) args.x_stride = x.stride(static_cast<int64_t>(d));
   }
-  args.dtype = dtype_of(x);
+  args.dtype = dtype_of(x), args.out_dtype = dtype_of(out);
   args.arithmetic = arithmetic_of(args.weight, args.dtype);
   args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr(), args.out_stride = num_rows;
   if (bias.has_value()) take_bias(*bias, num_rows, args);
   const int64_t tokens = sizes.size() == 1 ? 1 : sizes[0];
-  if (rows > 0 || is_recording()) {
-    perform(std::make_unique<LinearStep>(args, tokens > 0 ? rows / tokens : 1), {tokens, 0});
+  const int64_t rows_per_token = tokens > 0 ? rows / tokens : 1;
+  if (rows == 0 && !is_recording()) return out;
+  if (num_slices == 0) {
+    perform(std::make_unique<LinearStep>(args, rows_per_token), {tokens, 0});
+  } else {
+    perform(std::make_unique<SlicedStep>(args, num_slices, rows_per_token), {tokens, 0});
   }
   return out;
+}
+
+Tensor packed_linear_op(const Tensor& x, const Tensor& packed, std::optional<Tensor> bias, int64_t num_rows) {
+  return product(x, packed, bias, num_rows, 0, x.scalar_type());
+}
+
+Tensor sliced_linear_op(const Tensor& x, const Tensor& packed, std::optional<Tensor> bias, int64_t num_rows,
+                        int64_t num_slices, ScalarType dtype) {
+  const char* fault = num_slices > 64 ? "a weight has up to 64 slices" : fault_of_slices(view_of(packed), num_slices);
+  STD_TORCH_CHECK(fault == nullptr, fault);
+  return product(x, packed, bias, num_rows, num_slices == 1 ? 0 : num_slices, dtype);
 }
 
 Tensor grouped_linear_op(const Tensor& x, std::optional<Tensor> ids, const std::vector<Tensor>& packed,
@@ -460,7 +574,7 @@ Tensor grouped_linear_op(const Tensor& x, std::optional<Tensor> ids, const std::
     STD_TORCH_CHECK(own.format == first.format && own.group == first.group && own.has_zeros == first.has_zeros &&
                         own.is_weight_only == first.is_weight_only,
                     "the experts of a layer must be packed alike");
-    args.dtype = dtype_of(x);
+    args.dtype = args.out_dtype = dtype_of(x);
     args.arithmetic = arithmetic_of(own, args.dtype);
     args.x = x.const_data_ptr(), args.out = out.mutable_data_ptr();
     args.x_stride = x_stride, args.out_stride = num_rows;
@@ -557,6 +671,7 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("pack_weight", TORCH_BOX(&pack_weight_op));
   library.impl("pack_quantized", TORCH_BOX(&pack_quantized_op));
   library.impl("packed_linear", TORCH_BOX(&packed_linear_op));
+  library.impl("sliced_linear", TORCH_BOX(&sliced_linear_op));
   library.impl("grouped_linear", TORCH_BOX(&grouped_linear_op));
   library.impl("packed_rows", TORCH_BOX(&packed_rows_op));
   library.impl("unpack_weight", TORCH_BOX(&unpack_weight_op));

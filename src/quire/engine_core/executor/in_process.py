@@ -6,11 +6,14 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import WorkerConfig
 from quire.engine_core.executor.executor import PendingStep
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+
+if TYPE_CHECKING:
+    from quire.worker.layers.tensor_parallel import TensorParallelGroup
 
 
 class InProcessExecutor:
@@ -20,12 +23,13 @@ class InProcessExecutor:
     worker, in the order in which it was asked, and a step that waits in its queue begins the moment the last one ends.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, group: TensorParallelGroup | None = None) -> None:
+        """`group`: workers in other processes, with whom this one shares each layer."""
         # imported here: the core itself knows no torch
         from quire.worker.worker import Worker
 
         self._thread: _WorkerThread | None = None
-        self.worker = Worker(config)
+        self.worker = Worker(config, group=group)
         self.worker.load()
 
     def run_ahead(self) -> None:

@@ -31,7 +31,15 @@ from quire.worker.kernels.fused import (
     rotary_embedding,
     silu_and_mul,
 )
-from quire.worker.kernels.linear import pack_quantized, pack_weight, packed_linear, packed_rows, unpack_weight
+from quire.worker.kernels.linear import (
+    pack_quantized,
+    pack_weight,
+    packed_linear,
+    packed_rows,
+    sliced_linear,
+    unpack_weight,
+)
+from quire.worker.kernels.ranks import all_reduce, meeting_bytes
 from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
 from quire.worker.kernels.sampling import (
     apply_bitmask,
@@ -47,6 +55,7 @@ __all__ = [
     "add",
     "add_adapters",
     "add_rms_norm",
+    "all_reduce",
     "apply_bitmask",
     "best_tokens",
     "causal_conv",
@@ -59,6 +68,7 @@ __all__ = [
     "join",
     "layer_norm",
     "look_up",
+    "meeting_bytes",
     "move_blocks",
     "multiply",
     "pack_quantized",
@@ -71,6 +81,7 @@ __all__ = [
     "rotary_embedding",
     "route_tokens",
     "silu_and_mul",
+    "sliced_linear",
     "ssd_scan",
     "token_logprobs",
     "unpack_weight",

@@ -46,6 +46,16 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None = None, num_row
     return operators.packed_linear(x, packed, bias, num_rows)
 
 
+def sliced_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, num_rows: int, *, num_slices: int, dtype: torch.dtype
+) -> Tensor:
+    """x W^T + bias, rounded to `dtype`, where the sums over so many slices of the inputs are added in a fixed tree.
+
+    Ranks that own slices 0 to 3 and 4 to 7 of a weight sum them up with the same bits as one that owns all.
+    """
+    return operators.sliced_linear(x, packed, bias, num_rows, num_slices, dtype)
+
+
 def packed_rows(packed: Tensor, ids_T: Tensor, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
     """Rows of the weight [T, K], dequantised: what an embedding tied to a packed head reads."""
     if num_columns is None:

@@ -38,6 +38,9 @@ _SCHEMAS = {
     "pack_quantized": "(Tensor values, Tensor scales, Tensor? offsets, int bits, bool weight_only) -> Tensor",
     "unpack_weight": "(Tensor packed) -> Tensor",
     "packed_linear": "(Tensor x, Tensor packed, Tensor? bias, SymInt num_rows) -> Tensor",
+    "sliced_linear": "(Tensor x, Tensor packed, Tensor? bias, SymInt num_rows, int num_slices, ScalarType dtype) "
+    "-> Tensor",
+    "all_reduce": "(Tensor x, Tensor? bias, Tensor(a!) meeting, int rank, int size, ScalarType dtype) -> Tensor",
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
@@ -96,6 +99,10 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "activate": lambda x, kind: _contiguous_like(x),
     "layer_norm": lambda x, weight, bias, eps: _contiguous_like(x),
     "packed_linear": lambda x, packed, bias, num_rows: x.new_empty((*x.shape[:-1], num_rows)),
+    "sliced_linear": lambda x, packed, bias, num_rows, num_slices, dtype: x.new_empty(
+        (*x.shape[:-1], num_rows), dtype=dtype
+    ),
+    "all_reduce": lambda x, bias, meeting, rank, size, dtype: torch.empty_like(x, dtype=dtype),
     "packed_rows": lambda packed, ids, dtype, num_columns: ids.new_empty((ids.shape[0], num_columns), dtype=dtype),
     "route_tokens": lambda logits, bias, top_k, *_: (
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
@@ -159,6 +166,8 @@ pack_weight = torch.ops.quire.pack_weight.default
 pack_quantized = torch.ops.quire.pack_quantized.default
 unpack_weight = torch.ops.quire.unpack_weight.default
 packed_linear = torch.ops.quire.packed_linear.default
+sliced_linear = torch.ops.quire.sliced_linear.default
+all_reduce = torch.ops.quire.all_reduce.default
 packed_rows = torch.ops.quire.packed_rows.default
 route_tokens = torch.ops.quire.route_tokens.default
 grouped_linear = torch.ops.quire.grouped_linear.default

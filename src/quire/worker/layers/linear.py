@@ -157,8 +157,10 @@ class RowParallelLinear(ReplicatedLinear):
         return whole, tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.group.size == 1:
-            return super().forward(x)
-        total: Tensor = self.group.all_reduce(multiply(x, self.weight, self.packed, None, self.out_features))
-        # once, not once a rank
-        return total if self.bias is None else torch.add(total, self.bias)
+        group = self.group
+        if group.size == 1:
+            product = multiply(x, self.weight, self.packed, self.bias, self.out_features, group.num_slices)
+            return self.adapters.add(product, x)
+        # the bias once, not once a rank
+        part = multiply(x, self.weight, self.packed, None, self.out_features, group.num_slices, torch.float32)
+        return group.all_reduce(part, self.bias, x.dtype)

@@ -19,11 +19,24 @@ from quire.worker.layers.quantization import QuantizedWeight
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def multiply(x: Tensor, weight: Tensor, packed: Tensor | None, bias: Tensor | None, num_rows: int) -> Tensor:
-    """x @ weight.T + bias, with the packed weight where there is one; `num_rows` is that of the weight."""
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    packed: Tensor | None,
+    bias: Tensor | None,
+    num_rows: int,
+    num_slices: int = 1,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """x @ weight.T + bias, with the packed weight where there is one; `num_rows` is that of the weight.
+
+    `num_slices`: of the inputs, each summed up by itself. `dtype`: of the result, if it is not that of x.
+    """
     if packed is None:
-        return F.linear(x, weight, bias)
-    return kernels.packed_linear(x, packed, bias, num_rows)
+        return F.linear(x, weight, bias) if dtype is None else F.linear(x, weight, bias).to(dtype)
+    if num_slices == 1 and dtype is None:
+        return kernels.packed_linear(x, packed, bias, num_rows)
+    return kernels.sliced_linear(x, packed, bias, num_rows, num_slices=num_slices, dtype=dtype or x.dtype)
 
 
 def pack(weight: Tensor) -> Tensor | None:

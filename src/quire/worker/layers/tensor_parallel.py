@@ -6,17 +6,26 @@ of 1 and nothing is reduced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from quire.config.engine_config import SLICES_OF_A_SUM
 from quire.errors import ModelError
+from quire.worker import kernels
 
 
-def _nothing_to_reduce(x: Tensor) -> Tensor:
+class AllReduce(Protocol):
+    def __call__(self, x: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The sum over the ranks in float32, plus `bias`, rounded to `dtype` or that of x."""
+
+
+def _nothing_to_reduce(x: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     return x
 
 
@@ -26,7 +35,30 @@ class TensorParallelGroup:
 
     rank: int = 0
     size: int = 1
-    all_reduce: Callable[[Tensor], Tensor] = _nothing_to_reduce
+    all_reduce: AllReduce = _nothing_to_reduce
+    # of a weight whose products are summed over the ranks: in so many slices each rank adds up its own
+    num_slices: int = 1
+
+    @classmethod
+    def around(
+        cls, meeting: Tensor | None, rank: int, size: int, *, has_equal_bits: bool = False
+    ) -> TensorParallelGroup:
+        """Ranks that meet in memory which they share; alone nobody does. `has_equal_bits`: whatever the size."""
+        num_slices = SLICES_OF_A_SUM // size if has_equal_bits else 1
+        if meeting is None:
+            return cls(num_slices=num_slices)
+        shared = meeting
+
+        def all_reduce(x: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+            return kernels.all_reduce(x, bias, shared, rank, size, dtype or x.dtype)
+
+        return cls(rank, size, all_reduce, num_slices)
+
+    def agree(self, number: float) -> float:
+        """Rank 0's: what only time tells is decided once. All ranks call it at the same place."""
+        if self.size == 1:
+            return number
+        return float(self.all_reduce(torch.tensor([number if self.rank == 0 else 0.0])))
 
     def share_of(self, total: int, what: str) -> int:
         """How many of `total` this rank owns."""

@@ -47,6 +47,8 @@ class Qwen3NextAttention(nn.Module):
         self.o_proj = RowParallelLinear(num_heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, is_zero_centred=True)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, is_zero_centred=True)
+        # of this rank
+        num_heads, num_kv_heads = self.qkv_proj.sizes[0] // (2 * self.head_dim), self.qkv_proj.sizes[1] // self.head_dim
         self.attn = Attention(num_heads, num_kv_heads, self.head_dim, self.head_dim**-0.5, name=f"{name}.attn")
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:

@@ -68,7 +68,10 @@ class Job:
 class BesideSteps:
     """Jobs by row, a thread, and what a step may still spend itself."""
 
-    def __init__(self, num_rows: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, num_rows: int, clock: Callable[[], float] = time.perf_counter, *, is_alone: bool = True) -> None:
+        """Not `is_alone`: other workers have the same rows and must find the same ones late, so no time decides, and
+        all work is done where it is asked for."""
+        self._is_alone = is_alone
         self._num_rows = num_rows
         self._clock = clock
         self._jobs: dict[int, Job] = {}
@@ -109,7 +112,7 @@ class BesideSteps:
 
     def can_afford(self, seconds: float) -> bool:
         """Whether the step itself may do work that takes so long."""
-        return seconds <= self._left
+        return not self._is_alone or seconds <= self._left
 
     def spend(self, seconds: float) -> None:
         self._left -= seconds
@@ -119,6 +122,10 @@ class BesideSteps:
     def start(self, job: Job) -> None:
         """The row is late until it is done."""
         self.late.add(job.row)
+        if not self._is_alone:
+            self._jobs[job.row] = job
+            _finish(job)
+            return
         with self._lock:
             self._jobs[job.row] = job
             self._queue.append(job)
@@ -190,13 +197,7 @@ class BesideSteps:
             job = min(self._queue, key=lambda queued: queued.account.seconds)
             self._queue.remove(job)
             job.began_at = self._clock()
-        began = time.thread_time()
-        try:
-            job.result = job.work()
-        except BaseException as error:  # a panic of a library is no Exception; whoever takes the job raises it
-            job.error = error
-        job.account.seconds += time.thread_time() - began
-        job.is_done = True
+        _finish(job)
         self._news.set()
 
     def _fail_endless(self) -> None:
@@ -212,6 +213,16 @@ class BesideSteps:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-beside", initializer=_give_way)
             for _ in self._queue:
                 self._thread.submit(self._run_next)
+
+
+def _finish(job: Job) -> None:
+    began = time.thread_time()
+    try:
+        job.result = job.work()
+    except BaseException as error:  # a panic of a library is no Exception; whoever takes the job raises it
+        job.error = error
+    job.account.seconds += time.thread_time() - began
+    job.is_done = True
 
 
 def _give_way() -> None:

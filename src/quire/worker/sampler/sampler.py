@@ -46,14 +46,20 @@ class Sampler(StepMember):
     """Samples for the rows of a batch whose last token was computed."""
 
     def __init__(
-        self, table: RowTable, compute_logits: Callable[[Tensor], Tensor], grammars: Grammars | None = None
+        self,
+        table: RowTable,
+        compute_logits: Callable[[Tensor], Tensor],
+        grammars: Grammars | None = None,
+        *,
+        is_alone: bool = True,
     ) -> None:
+        """`is_alone`: no other worker samples the same tokens, so time may decide in which step."""
         self._table = table
         self._compute_logits = compute_logits
         self.settings = RowSettings(table.num_rows)
         # of this step: why a processor left a row with nothing, where it knows
         self._reasons: dict[int, str] = {}
-        self.beside = BesideSteps(table.num_rows)
+        self.beside = BesideSteps(table.num_rows, is_alone=is_alone)
         self._processors = built_in_processors(table, grammars, self.beside, self._reasons)
         self._readers: tuple[StepReader, ...] = (PromptLogprobs(table, compute_logits), Pooling(table))
         self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors, *self._readers)

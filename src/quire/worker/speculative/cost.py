@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from quire.worker.capacity import Agree
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.platforms import Platform
 from quire.worker.sampler.choose import best_tokens
@@ -27,8 +28,13 @@ _ENOUGH_SECONDS = 0.1
 
 
 @torch.inference_mode()
-def measure_costs(model: nn.Module, proposer: Proposer, platform: Platform, most_tokens: int) -> dict[str, float]:
-    """Costs of a decode step of the model, logits and choice included, and of a pass of the proposer."""
+def measure_costs(
+    model: nn.Module, proposer: Proposer, platform: Platform, most_tokens: int, agree: Agree = float
+) -> dict[str, float]:
+    """Costs of a decode step of the model, logits and choice included, and of a pass of the proposer.
+
+    `agree`: how ranks that compute together make one time of theirs.
+    """
 
     def run_model(num_tokens: int) -> Tensor:
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=platform.device)
@@ -36,8 +42,8 @@ def measure_costs(model: nn.Module, proposer: Proposer, platform: Platform, most
             hidden_TE = model(tokens, torch.arange(num_tokens, device=platform.device))
         return best_tokens(model.compute_logits(hidden_TE).float())
 
-    per_step, per_token = _line(run_model, most_tokens, platform)
-    per_draft_step, per_draft_token = _line(proposer.run_pass, most_tokens, platform)
+    per_step, per_token = _line(run_model, most_tokens, platform, agree)
+    per_draft_step, per_draft_token = _line(proposer.run_pass, most_tokens, platform, agree)
     return {
         "seconds_per_step": per_step + _HOST_STEP,
         "seconds_per_token": per_token,
@@ -47,17 +53,17 @@ def measure_costs(model: nn.Module, proposer: Proposer, platform: Platform, most
     }
 
 
-def _line(run: Callable[[int], object], most_tokens: int, platform: Platform) -> tuple[float, float]:
+def _line(run: Callable[[int], object], most_tokens: int, platform: Platform, agree: Agree) -> tuple[float, float]:
     """(per step, per token), neither below 0."""
     many = min(_MANY_TOKENS, most_tokens)
-    one = _seconds(lambda: run(1), platform)
+    one = _seconds(lambda: run(1), platform, agree)
     if many < 2:
         return one, 0.0
-    per_token = max(0.0, (_seconds(lambda: run(many), platform) - one) / (many - 1))
+    per_token = max(0.0, (_seconds(lambda: run(many), platform, agree) - one) / (many - 1))
     return max(0.0, one - per_token), per_token
 
 
-def _seconds(run: Callable[[], object], platform: Platform) -> float:
+def _seconds(run: Callable[[], object], platform: Platform, agree: Agree) -> float:
     run()  # warms up
     seconds: list[float] = []
     while len(seconds) < _NUM_RUNS and sum(seconds) < _ENOUGH_SECONDS:
@@ -65,5 +71,5 @@ def _seconds(run: Callable[[], object], platform: Platform) -> float:
         start = time.perf_counter()
         run()
         platform.synchronize()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(agree(time.perf_counter() - start))
     return min(seconds)

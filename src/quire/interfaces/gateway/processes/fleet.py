@@ -24,9 +24,7 @@ from fastapi import FastAPI
 
 from quire.config import EngineConfig
 from quire.engine_client.attached_link import endpoint_in
-from quire.engine_client.child_process import ChildProcess
 from quire.engine_client.socket_link import fresh_folder
-from quire.engine_core.launch_document import encode_document
 from quire.errors import QuireError
 from quire.interfaces.gateway.access.doors import doors_of
 from quire.interfaces.gateway.processes.channel import Answers, Channel, ChannelClosedError, ChannelError
@@ -39,6 +37,8 @@ from quire.interfaces.gateway.processes.sibling_answers import answers_of
 from quire.interfaces.server.options import ServerOptions
 from quire.messages import MOST_CLIENTS
 from quire.observability.metrics import ServerMetrics
+from quire.processes.child_process import ChildProcess
+from quire.processes.documents import encode_document
 
 logger = logging.getLogger("quire.server")
 

@@ -18,8 +18,6 @@ from typing import Any, NoReturn
 
 from quire.engine_client import AsyncEngineClient
 from quire.engine_client.attached_link import AttachedLink
-from quire.engine_core.launch_document import read_document
-from quire.engine_core.parent_watch import die_with_parent, watch_parent
 from quire.errors import EngineDeadError, QuireError
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.app import http_server
@@ -31,6 +29,8 @@ from quire.interfaces.gateway.processes.sibling_answers import answers_of, count
 from quire.interfaces.server.life.process import end_each, loop_factory, set_aside
 from quire.interfaces.server.process_role import ProcessRole
 from quire.observability.logging import configure_logging, flush_log
+from quire.processes.documents import read_document
+from quire.processes.parent_watch import die_with_parent, watch_parent
 from quire.renderer import Renderer
 
 logger = logging.getLogger("quire.server")

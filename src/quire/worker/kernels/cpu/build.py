@@ -58,6 +58,7 @@ COMMON = (
     "operators_adapters.cpp",
     "operators_attention.cpp",
     "operators_linear.cpp",
+    "operators_ranks.cpp",
     "operators_recurrent.cpp",
     "operators_rows.cpp",
     "operators_sampling.cpp",

@@ -7,6 +7,7 @@ from quire.worker.kernels.reference.activate import activate
 from quire.worker.kernels.reference.add import add
 from quire.worker.kernels.reference.add_adapters import add_adapters
 from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
+from quire.worker.kernels.reference.all_reduce import all_reduce
 from quire.worker.kernels.reference.apply_bitmask import apply_bitmask
 from quire.worker.kernels.reference.best_tokens import best_tokens
 from quire.worker.kernels.reference.causal_conv import causal_conv
@@ -32,6 +33,7 @@ from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
 from quire.worker.kernels.reference.route_tokens import route_tokens
 from quire.worker.kernels.reference.silu_and_mul import silu_and_mul
+from quire.worker.kernels.reference.sliced_linear import sliced_linear
 from quire.worker.kernels.reference.ssd_scan import ssd_scan
 from quire.worker.kernels.reference.token_logprobs import token_logprobs
 from quire.worker.kernels.reference.unpack_weight import unpack_weight
@@ -43,6 +45,7 @@ __all__ = [
     "add",
     "add_adapters",
     "add_rms_norm",
+    "all_reduce",
     "apply_bitmask",
     "best_tokens",
     "causal_conv",
@@ -68,6 +71,7 @@ __all__ = [
     "rotary_embedding",
     "route_tokens",
     "silu_and_mul",
+    "sliced_linear",
     "ssd_scan",
     "token_logprobs",
     "unpack_weight",

@@ -1,0 +1,137 @@
+"""Workers that share a model: what a sum over two of them takes, and what a step does beside one worker's.
+
+    python benchmarks/ranks.py [--rounds 5] [--output-length 64]
+
+1. Two processes add 2,048 numbers of each, over and over: the time of one sum, as both see it, and beside it a sum over
+   gloo (torch.distributed) by the same two.
+2. Random weights in the shape of Qwen3-0.6B in bfloat16, turn about, each in a process of its own: one worker with two
+   threads, two workers with one thread each, and both with `rank_invariant`. One stream, and 24 requests at once.
+
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.engine_core.executor.shared_memory import SharedMeeting
+from quire.testing.tiny_checkpoints import shape_0_6b_config, write_tokenizer
+from quire.worker import kernels
+
+NUM_FLOATS, NUM_SUMS = 2048, 4000
+ENGINES = {
+    "one worker": ("--num-threads", "2"),
+    "two workers": ("--num-threads", "1", "--tensor-parallel-size", "2"),
+    "one worker, invariant": ("--num-threads", "2", "--rank-invariant"),
+    "two workers, invariant": ("--num-threads", "1", "--tensor-parallel-size", "2", "--rank-invariant"),
+}
+LOADS = {"one stream": ("1", "2"), "24 requests": ("24", "24")}
+
+
+def sum_up(rank: int, descriptor: int, num_bytes: int, port: int) -> None:
+    """What each of the two processes does: microseconds of a sum in shared memory, and of one by gloo."""
+    torch.set_num_threads(1)
+    memory = torch.frombuffer(SharedMeeting(num_bytes, descriptor).memory, dtype=torch.uint8)
+    x = torch.randn(NUM_FLOATS)
+    shared = timed(lambda: kernels.all_reduce(x, None, memory, rank, 2, torch.float32), NUM_SUMS)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    gloo = timed(lambda: torch.distributed.all_reduce(x), NUM_SUMS // 10)
+    torch.distributed.destroy_process_group()
+    print(json.dumps({"shared memory": shared, "gloo": gloo}))
+
+
+def timed(call: Any, count: int) -> float:
+    for _ in range(count // 10):
+        call()
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(seconds)
+
+
+def measure_sums() -> dict[str, float]:
+    num_bytes = kernels.meeting_bytes(2)
+    meeting = SharedMeeting(num_bytes)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert meeting.descriptor is not None
+    children = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--sum", str(rank), str(meeting.descriptor), str(num_bytes), str(port)],
+            pass_fds=(meeting.descriptor,),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    found = [json.loads(child.communicate(timeout=300)[0].splitlines()[-1]) for child in children]
+    meeting.close_descriptor()
+    return {way: max(one[way] for one in found) for way in found[0]}
+
+
+def bench(folder: Path, *options: str) -> float:
+    """Milliseconds a token, as `quire bench` measures it in a process of its own."""
+    command = [
+        sys.executable, "-m", "quire", "bench", "--model", str(folder), "--load-format", "dummy", "--dtype", "bfloat16",
+        "--max-model-len", "1024", "--kv-cache-memory-bytes", str(2**29), "--input-length", "32", "--json", *options,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return float(json.loads(done.stdout.splitlines()[-1])["inter_token_latency_ms"]["p50"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output-length", type=int, default=64)
+    parser.add_argument("--sum", type=int, nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sum:
+        return sum_up(*options.sum)
+    sums = [measure_sums() for _ in range(options.rounds)]
+    result: dict[str, Any] = {"microseconds of a sum": {way: [one[way] for one in sums] for way in sums[0]}}
+    for way, times in result["microseconds of a sum"].items():
+        print(
+            f"sum of {NUM_FLOATS}, {way:14} {statistics.median(times):8.1f} us ({min(times):.1f} to {max(times):.1f})"
+        )
+    times: dict[str, dict[str, list[float]]] = {load: {engine: [] for engine in ENGINES} for load in LOADS}
+    with tempfile.TemporaryDirectory() as name:
+        folder = shape_0_6b_config(Path(name))
+        write_tokenizer(folder)
+        for _ in range(options.rounds):
+            for load, (at_once, count) in LOADS.items():
+                for engine, more in ENGINES.items():
+                    sizes = ("--concurrency", at_once, "--num-requests", count)
+                    times[load][engine].append(
+                        bench(folder, *sizes, "--output-length", str(options.output_length), *more)
+                    )
+    result["milliseconds of a step"] = times
+    for load, of_load in times.items():
+        for engine, found in of_load.items():
+            ratios = [own / base for own, base in zip(found, of_load["one worker"], strict=True)]
+            print(
+                f"{load:12} {engine:24} {statistics.median(found):8.2f} ms, {statistics.median(ratios):.2f} of one "
+                f"worker ({min(ratios):.2f} to {max(ratios):.2f})"
+            )
+    print(json.dumps(result))
+    return None
+
+
+if __name__ == "__main__":
+    main()

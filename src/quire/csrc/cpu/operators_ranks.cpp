@@ -1,0 +1,208 @@
+// Sums over the ranks of a machine, by memory that they share.
+//
+//   [aborted]  [arrived, sleepers] x 64        a cache line each
+//   [rank 0][rank 1]...  [rank 0][rank 1]...   places for what each rank brings, twice
+//
+// A rank writes what it brings to its place, says that it has arrived, and waits until all have. A place is written again
+// two sums later: whoever does so has seen that all ranks arrived at the sum between, so nobody reads it any more. Every
+// rank adds the same numbers in the same order.
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "operators.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+constexpr int64_t MOST_RANKS = 64, LINE = 64, HEAD_BYTES = 8192;
+// A rank that waits spins about this long: the others are rarely more than some microseconds behind. Then it sleeps, and
+// looks now and then whether the others are still there.
+constexpr int SPINS_BEFORE_SLEEP = 3000;
+constexpr long LONGEST_SLEEP = 50'000'000;  // ns
+
+struct alignas(LINE) Arrival {
+  std::atomic<uint32_t> count, sleepers;
+};
+static_assert(sizeof(Arrival) == LINE);
+
+class Meeting {
+ public:
+  Meeting(char* memory, int64_t bytes, int rank, int size)
+      : memory_(memory), rank_(rank), size_(size), capacity_((bytes - HEAD_BYTES) / (2 * size) / LINE * LINE) {}
+
+  int size() const { return size_; }
+  int64_t capacity() const { return capacity_; }
+  uint32_t own_count() const { return arrival(rank_).count.load(std::memory_order_relaxed); }
+  float* own_place(uint32_t count) const { return place(count, rank_); }
+  float* place(uint32_t count, int rank) const {
+    return reinterpret_cast<float*>(memory_ + HEAD_BYTES + ((count & 1) * size_ + rank) * capacity_);
+  }
+
+  void arrive(uint32_t count) const {
+    Arrival& own = arrival(rank_);
+    own.count.store(count);
+    if (own.sleepers.load() > 0) futex(own, FUTEX_WAKE, INT32_MAX, nullptr);
+  }
+
+  // Until all have arrived, or nobody will.
+  void wait_for_all(uint32_t count) const {
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_) wait_for(arrival(rank), count);
+    }
+  }
+
+ private:
+  Arrival& arrival(int rank) const { return *reinterpret_cast<Arrival*>(memory_ + (1 + rank) * LINE); }
+  bool is_aborted() const { return reinterpret_cast<std::atomic<uint32_t>*>(memory_)->load(std::memory_order_relaxed) != 0; }
+
+  void wait_for(Arrival& other, uint32_t count) const {
+    const auto has_arrived = [&](uint32_t seen) { return static_cast<int32_t>(seen - count) >= 0; };
+    for (int spins = 0; spins < SPINS_BEFORE_SLEEP; ++spins) {
+      if (has_arrived(other.count.load(std::memory_order_acquire))) return;
+#if defined(__x86_64__)
+      _mm_pause();
+#endif
+    }
+    other.sleepers.fetch_add(1);
+    for (uint32_t seen; !has_arrived(seen = other.count.load()) && !is_aborted();) {
+      const timespec longest{0, LONGEST_SLEEP};
+      futex(other, FUTEX_WAIT, seen, &longest);
+    }
+    other.sleepers.fetch_sub(1);
+  }
+
+  static void futex(Arrival& arrival, int operation, uint32_t value, const timespec* longest) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&arrival.count), operation, value, longest, nullptr, 0);
+  }
+
+  char* memory_;
+  int rank_, size_;
+  int64_t capacity_;
+};
+
+// Elements whose sums are formed at once: a level of the tree each stays in the first-level cache.
+constexpr int64_t TOGETHER = 256;
+constexpr int LEVELS = 7;  // of the tree over MOST_RANKS
+
+template <class T> void widen(const void* from, int64_t first, int64_t n, float* to) {
+  const T* values = static_cast<const T*>(from) + first;
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(values[i]);
+}
+template <class T> void narrow(const float* from, int64_t n, void* to, int64_t first) {
+  T* values = static_cast<T*>(to) + first;
+  for (int64_t i = 0; i < n; ++i) values[i] = static_cast<T>(from[i]);
+}
+void widen(DType dtype, const void* from, int64_t first, int64_t n, float* to) {
+  switch (dtype) {
+    case DType::float32: return widen<float>(from, first, n, to);
+    case DType::bfloat16: return widen<torch::headeronly::BFloat16>(from, first, n, to);
+    case DType::float16: return widen<torch::headeronly::Half>(from, first, n, to);
+  }
+}
+void narrow(DType dtype, const float* from, int64_t n, void* to, int64_t first) {
+  switch (dtype) {
+    case DType::float32: return narrow<float>(from, n, to, first);
+    case DType::bfloat16: return narrow<torch::headeronly::BFloat16>(from, n, to, first);
+    case DType::float16: return narrow<torch::headeronly::Half>(from, n, to, first);
+  }
+}
+void add_onto(const float* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] += from[i];
+}
+
+class AllReduceStep final : public Step {
+ public:
+  AllReduceStep(const Meeting& meeting, const Tensor& x, const std::optional<Tensor>& bias, const Tensor& out,
+                int64_t elements_of_a_token)
+      : meeting_(meeting), x_(x.const_data_ptr()), out_(out.mutable_data_ptr()), x_dtype_(dtype_of(x)),
+        out_dtype_(dtype_of(out)), elements_of_a_token_(elements_of_a_token) {
+    if (!bias.has_value()) return;
+    bias_.resize(bias->size(0));
+    widen(dtype_of(*bias), bias->const_data_ptr(), 0, bias->size(0), bias_.data());
+  }
+
+  int64_t work(const Extent& extent) const override { return extent.tokens * elements_of_a_token_; }
+
+  void run(const Extent& extent, Crew& crew) const override {
+    const int64_t count = extent.tokens * elements_of_a_token_, most = meeting_.capacity() / 4;
+    uint32_t meeting = meeting_.own_count();
+    for (int64_t begin = 0; begin < count; begin += most, ++meeting) {
+      const int64_t n = min64(most, count - begin);
+      const int64_t first = n * crew.rank / crew.size, last = n * (crew.rank + 1) / crew.size;
+      widen(x_dtype_, x_, begin + first, last - first, meeting_.own_place(meeting) + first);
+      crew.barrier();
+      if (crew.rank == 0) meeting_.arrive(meeting + 1);
+      meeting_.wait_for_all(meeting + 1);
+      for (int64_t i = first; i < last; i += TOGETHER) sum_up(meeting, i, min64(TOGETHER, last - i), begin + i);
+    }
+    crew.barrier();
+  }
+
+ private:
+  // Of ranks 0 and 1, of 2 and 3, then of these two sums, and so on: the same tree, whatever part of it a rank has
+  // summed up before. Elements [first, first + n) of the places, which are those from `element` on of the result.
+  void sum_up(uint32_t meeting, int64_t first, int64_t n, int64_t element) const {
+    float sums[LEVELS][TOGETHER];
+    int depth = 0;
+    for (int rank = 0; rank < meeting_.size(); ++rank) {
+      std::memcpy(sums[depth++], meeting_.place(meeting, rank) + first, n * sizeof(float));
+      for (int pairs = rank; pairs & 1; pairs >>= 1) --depth, add_onto(sums[depth], n, sums[depth - 1]);
+    }
+    for (; depth > 1; --depth) add_onto(sums[depth - 1], n, sums[depth - 2]);
+    const int64_t width = static_cast<int64_t>(bias_.size());
+    for (int64_t i = 0, length; width > 0 && i < n; i += length) {
+      const int64_t column = (element + i) % width;
+      length = min64(width - column, n - i);
+      add_onto(bias_.data() + column, length, sums[0] + i);
+    }
+    narrow(out_dtype_, sums[0], n, out_, element);
+  }
+
+  Meeting meeting_;
+  const void* x_;
+  void* out_;
+  DType x_dtype_, out_dtype_;
+  int64_t elements_of_a_token_;
+  std::vector<float> bias_;
+};
+
+Tensor all_reduce_op(const Tensor& x, std::optional<Tensor> bias, const Tensor& meeting, int64_t rank, int64_t size,
+                     ScalarType dtype) {
+  STD_TORCH_CHECK(x.is_cpu() && x.dim() >= 1 && x.is_contiguous(), "x must be contiguous on the CPU");
+  STD_TORCH_CHECK(0 <= rank && rank < size && size <= MOST_RANKS, "rank ", rank, " of ", size, ": must be one of up to ",
+                  MOST_RANKS);
+  STD_TORCH_CHECK(meeting.is_cpu() && meeting.dim() == 1 && meeting.is_contiguous() &&
+                      meeting.scalar_type() == ScalarType::Byte &&
+                      meeting.size(0) >= HEAD_BYTES + 2 * size * LINE,
+                  "the meeting must be a vector of bytes that all ranks share, with a place for each");
+  STD_TORCH_CHECK(!bias.has_value() || (bias->is_cpu() && bias->dim() == 1 && bias->is_contiguous() &&
+                                        bias->size(0) == x.size(x.dim() - 1)),
+                  "bias must be a contiguous vector on the CPU, a value for each column of x");
+  Tensor out = empty(sizes_of(x), dtype);
+  const int64_t tokens = x.dim() == 1 ? 1 : x.size(0);
+  const int64_t elements = x.numel();
+  if (elements == 0 && !is_recording()) return out;
+  const Meeting place(static_cast<char*>(meeting.mutable_data_ptr()), meeting.size(0), static_cast<int>(rank),
+                      static_cast<int>(size));
+  perform(std::make_unique<AllReduceStep>(place, x, bias, out, tokens > 0 ? elements / tokens : 0), {tokens, 0});
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
+  if (kernels() == nullptr) return;  // a processor without AVX2 keeps the reference
+  library.impl("all_reduce", TORCH_BOX(&all_reduce_op));
+}
+
+}  // namespace quire

@@ -1,0 +1,297 @@
+"""Several workers that share each layer of a model (4.3.1): rank 0 in this process, a process for each of the others.
+
+    core ---- decision (one message, encoded once) ----> rank 1, 2 ...          each computes its heads and columns,
+      |                                                    |                    and they add up by shared memory
+      +-- rank 0 (in-process executor) <-- sums --> -------+                    (kernels/ranks.py)
+      +<----- digest of what was sampled ------------------+
+
+Every rank draws the same tokens, so none is sent: a digest shows that they agree. A rank that ends, stands still or
+differs ends the engine with an error that names it; whoever started the engine starts it again.
+
+Owns the processes, their channels and the shared memory. Must never decide anything about a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire import errors
+from quire.config import WorkerConfig
+from quire.engine_core.executor.executor import PendingStep
+from quire.engine_core.executor.in_process import InProcessExecutor
+from quire.engine_core.executor.rank_channel import (
+    Call,
+    CallDone,
+    Failed,
+    RankMessage,
+    StepDone,
+    channel_pair,
+    digest_of,
+    encode_message,
+    encode_step,
+)
+from quire.engine_core.executor.shared_memory import SharedMeeting
+from quire.errors import EngineError, QuireError
+from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.processes.child_process import ChildProcess
+from quire.processes.documents import encode_document
+
+# How long a rank may be behind the others, which have done the same work by then.
+LONGEST_LAG = 2.0
+_LOOK_SECONDS = 0.25
+# a call may load a model or measure it; a rank that ends meanwhile is noticed at once
+_LOADING_SECONDS = 3600.0
+_PROGRAM = "quire.engine_core.executor.rank_process"
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+M = TypeVar("M", bound=RankMessage)
+
+
+class Rank:
+    """A worker in a process of its own, as the core sees it. It answers in the order in which it is asked."""
+
+    def __init__(self, config: WorkerConfig, meeting: SharedMeeting) -> None:
+        # imported here: the core itself knows no torch
+        from quire.engine_core.executor.rank_process import RankDocument
+
+        assert meeting.descriptor is not None
+        self.number = config.rank
+        self._open: deque[Reply] = deque()
+        self._channel, theirs = channel_pair()
+        document = RankDocument(
+            config=config,
+            channel=theirs,
+            memory=meeting.descriptor,
+            memory_bytes=meeting.num_bytes,
+            log_level=logging.getLogger("quire").getEffectiveLevel(),
+        )
+        try:
+            self.process = ChildProcess(encode_document(document), [], (theirs, meeting.descriptor), program=_PROGRAM)
+        finally:
+            os.close(theirs)
+
+    def ask(self, message: bytes) -> Reply:
+        reply = Reply(self)
+        self._open.append(reply)
+        self._channel.send(message)
+        return reply
+
+    def wait_for(self, reply: Reply, seconds: float) -> RankMessage | None:
+        """None: it did not come in time."""
+        while reply.message is None:
+            message = self._channel.receive(seconds)
+            if message is None:
+                return None
+            self._open.popleft().message = message
+        return reply.message
+
+    def end(self) -> None:
+        self._channel.close()
+        self.process.close()
+
+
+class Reply:
+    """What a rank will say."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.message: RankMessage | None = None
+
+
+class RankWatch:
+    """Looks whether all ranks are there and keep up. Once one is lost, nobody waits for it any more."""
+
+    def __init__(self, ranks: list[Rank], meeting: SharedMeeting) -> None:
+        self._ranks = ranks
+        self._meeting = meeting
+        self._lost: str | None = None
+        self._ending = threading.Event()
+        # looks at which a rank had met the others less often than one of them
+        self._num_behind = [0] * (1 + len(ranks))
+        self._thread = threading.Thread(target=self._look, name="quire-rank-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> str | None:
+        """Which rank, and how."""
+        return self._lost
+
+    def lose(self, what: str) -> None:
+        if self._lost is None and not self._ending.is_set():
+            logger.error("%s", what)
+            self._lost = what
+        self._meeting.abort()
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for rank in self._ranks:
+                selector.register(rank.process.end_descriptor, selectors.EVENT_READ, rank)
+            while not self._ending.is_set() and self._lost is None:
+                for key, _ in selector.select(_LOOK_SECONDS):
+                    ended: Rank = key.data
+                    self.lose(f"rank {ended.number} has ended ({ended.process.how_it_ended()})")
+                self._look_who_is_behind()
+
+    def _look_who_is_behind(self) -> None:
+        """By looks and not by a clock: who was stopped together with this thread is not to blame."""
+        arrivals = self._meeting.arrivals(len(self._num_behind))
+        for number, count in enumerate(arrivals):
+            is_behind = count < max(arrivals)
+            self._num_behind[number] = self._num_behind[number] + 1 if is_behind else 0
+            if self._num_behind[number] > LONGEST_LAG / _LOOK_SECONDS:
+                self.lose(f"rank {number} stands still while the others wait for it")
+
+
+class GroupExecutor:
+    """Runs each step on all ranks."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        from quire.engine_core.executor.rank_process import group_of
+        from quire.worker.kernels import meeting_bytes
+
+        self._size = config.tensor_parallel_size
+        self._meeting = SharedMeeting(meeting_bytes(self._size))
+        self._ranks: list[Rank] = []
+        self._first: InProcessExecutor | None = None
+        try:
+            for number in range(1, self._size):
+                self._ranks.append(Rank(config.of_rank(number), self._meeting))
+            self._meeting.close_descriptor()
+            self._watch = RankWatch(self._ranks, self._meeting)
+            of_first = config.of_rank(0)
+            self._everywhere("load", [], lambda: self._load(of_first, group_of(of_first, self._meeting)))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run_ahead(self) -> None:
+        self._own.run_ahead()
+
+    def measure_capacity(self) -> WorkerCapacity:
+        """That of the least, and where they share a memory, a share of it."""
+        own, others = self._everywhere("measure_capacity", [], self._own.measure_capacity)
+        all_ranks = [own, *(msgspec.convert(other, WorkerCapacity) for other in others)]
+        own.available_bytes = min(one.available_bytes for one in all_ranks) // self._size
+        own.host_bytes = min(one.host_bytes for one in all_ranks) // self._size
+        own.seconds_per_token = max(one.seconds_per_token for one in all_ranks)
+        own.seconds_per_step = max(one.seconds_per_step for one in all_ranks)
+        own.explanation += f" {self._size} ranks share it, each with its part of every layer."
+        return own
+
+    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
+        self._everywhere(
+            "initialize_cache",
+            [groups, num_blocks, num_host_blocks],
+            lambda: self._own.initialize_cache(groups, num_blocks, num_host_blocks),
+        )
+
+    def execute(self, output: SchedulerOutput) -> PendingStep:
+        message = encode_step(output)
+        replies = [self._ask(rank, message) for rank in self._ranks]
+        return _GroupStep(self, self._own.execute(output), replies)
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        """What rank 0 says."""
+        return self._everywhere("control", [name, args], lambda: self._own.control(name, args))[0]
+
+    def shutdown(self) -> None:
+        self._meeting.abort()
+        if hasattr(self, "_watch"):
+            self._watch.close()
+        for rank in self._ranks:
+            rank.end()
+        self._ranks.clear()
+        if self._first is not None:
+            self._first.shutdown()
+            self._first = None
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _own(self) -> InProcessExecutor:
+        assert self._first is not None, "it was shut down"
+        return self._first
+
+    def _load(self, config: WorkerConfig, group: Any) -> None:
+        self._first = InProcessExecutor(config, group)
+
+    def _everywhere(self, name: str, arguments: list[Any], own: Callable[[], T]) -> tuple[T, list[Any]]:
+        """The same call on all ranks at once: inside of it they may wait for each other."""
+        message = encode_message(Call(name, arguments))
+        replies = [self._ask(rank, message) for rank in self._ranks]
+        value = self.joined(own)
+        return value, [self.answer(reply, CallDone, _LOADING_SECONDS).value for reply in replies]
+
+    def _ask(self, rank: Rank, message: bytes) -> Reply:
+        try:
+            return rank.ask(message)
+        except OSError as error:
+            raise self._gone(rank) from error
+
+    def joined(self, own: Callable[[], T]) -> T:
+        """What rank 0 does. If it fails nobody may wait for it; if another one is lost what it did means nothing."""
+        try:
+            value = own()
+        except BaseException as error:
+            self._meeting.abort()
+            if self._watch.lost is not None:
+                raise EngineError(f"{self._watch.lost}.") from error
+            raise
+        if self._meeting.is_aborted and self._watch.lost is not None:
+            raise EngineError(f"{self._watch.lost}.")
+        return value
+
+    def answer(self, reply: Reply, kind: type[M], seconds: float) -> M:
+        """What another rank has said, in so many seconds."""
+        rank = reply.rank
+        try:
+            message = rank.wait_for(reply, seconds)
+        except (EOFError, OSError) as error:
+            raise self._gone(rank) from error
+        if message is None:
+            self._watch.lose(f"rank {rank.number} stands still")
+            raise EngineError(f"{self._watch.lost}.")
+        if isinstance(message, Failed):
+            self._meeting.abort()
+            error_class = getattr(errors, message.kind, EngineError)
+            raise error_class(message.text if message.kind else f"rank {rank.number} failed: {message.text}")
+        assert isinstance(message, kind)
+        return message
+
+    def agree(self, own: bytes, reply: Reply) -> None:
+        """What a rank sampled is what rank 0 did."""
+        if self.answer(reply, StepDone, LONGEST_LAG).digest != own:
+            self._watch.lose(f"rank {reply.rank.number} sampled something else than rank 0")
+            raise EngineError(f"{self._watch.lost}. Neither can be trusted.")
+
+    def _gone(self, rank: Rank) -> QuireError:
+        self._watch.lose(f"rank {rank.number} has gone away")
+        return EngineError(f"{self._watch.lost}.")
+
+
+class _GroupStep:
+    """A step that all ranks were told to run."""
+
+    def __init__(self, group: GroupExecutor, own: PendingStep, replies: list[Reply]) -> None:
+        self._group = group
+        self._own = own
+        self._replies = replies
+
+    def result(self) -> StepOutput:
+        output = self._group.joined(self._own.result)
+        digest = digest_of(output)
+        for reply in self._replies:
+            self._group.agree(digest, reply)
+        return output

@@ -1,0 +1,102 @@
+"""What crosses between the core and a rank: a step or a call, and what became of it, as MessagePack. No pickle.
+
+core -> rank    ["step", SchedulerOutput]     ["call", name, arguments]
+rank -> core    ["step", digest]              ["call", value]            ["error", kind, text]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quire.message_encoding import decode_array, encode_array
+from quire.messages import SchedulerOutput, StepOutput
+
+_DIGEST_BYTES = 8
+
+
+class RankMessage(msgspec.Struct, array_like=True, tag=True):
+    """Root of what crosses."""
+
+
+class RunStep(RankMessage):
+    decision: SchedulerOutput
+
+
+class Call(RankMessage):
+    name: str
+    arguments: list[Any]
+
+
+class StepDone(RankMessage):
+    digest: bytes
+
+
+class CallDone(RankMessage):
+    value: Any
+
+
+class Failed(RankMessage):
+    # of an error of Quire's own, its class; else ""
+    kind: str
+    text: str
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
+_decoder = msgspec.msgpack.Decoder(RunStep | Call | StepDone | CallDone | Failed, dec_hook=decode_array)
+
+
+class Channel:
+    """One end of the way between the core and a rank."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+
+    def send(self, message: bytes) -> None:
+        self._connection.send_bytes(message)
+
+    def receive(self, seconds: float | None = None) -> RankMessage | None:
+        """None: nothing came in time. EOFError: the other end is gone."""
+        if not self._connection.poll(seconds):
+            return None
+        message: RankMessage = _decoder.decode(self._connection.recv_bytes())
+        return message
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def channel_pair() -> tuple[Channel, int]:
+    """An end for the core, and the descriptor of the other one, which a rank inherits."""
+    ours, theirs = socket.socketpair()
+    return Channel(ours.detach()), theirs.detach()
+
+
+def encode_message(message: RankMessage) -> bytes:
+    return _encoder.encode(message)
+
+
+def encode_step(decision: SchedulerOutput) -> bytes:
+    return _encoder.encode(RunStep(decision))
+
+
+def with_arrays(decision: SchedulerOutput) -> SchedulerOutput:
+    """What of a decision has no type of its own, as it was before it crossed."""
+    for name, value in decision.step_data.items():
+        if isinstance(value, list) and len(value) == 2 and isinstance(value[1], bytes):
+            decision.step_data[name] = decode_array(np.ndarray, value)
+    return decision
+
+
+def digest_of(output: StepOutput) -> bytes:
+    """Of everything that decides what comes next: ranks that differ in it have gone apart."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for column in (output.rows, output.token_ids, output.speculated):
+        digest.update(np.ascontiguousarray(column, dtype=np.int64).tobytes())
+    digest.update(repr(sorted(output.failures)).encode())
+    return digest.digest()

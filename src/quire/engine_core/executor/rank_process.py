@@ -1,0 +1,122 @@
+"""The process of a rank: a worker that computes its share of each layer, step by step as the core's own one does.
+
+Started by `GroupExecutor` and never by hand. Owns nothing but its worker. It dies with its parent, whatever the parent
+dies of.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from quire.config import WorkerConfig
+from quire.engine_core.executor.rank_channel import (
+    Call,
+    CallDone,
+    Channel,
+    Failed,
+    RankMessage,
+    RunStep,
+    StepDone,
+    digest_of,
+    encode_message,
+    with_arrays,
+)
+from quire.engine_core.executor.shared_memory import SharedMeeting
+from quire.errors import QuireError
+from quire.failpoints import failpoint
+from quire.observability.background_log import BackgroundHandler
+from quire.observability.logging import LINE_FORMAT, TIME_FORMAT
+from quire.processes.documents import read_document
+from quire.processes.parent_watch import die_with_parent, watch_parent
+
+if TYPE_CHECKING:
+    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+    from quire.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class RankDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a rank is told when it starts."""
+
+    config: WorkerConfig
+    # of the channel to the core, and of the memory in which the ranks meet
+    channel: int
+    memory: int
+    memory_bytes: int
+    log_level: int = logging.WARNING
+
+
+def group_of(config: WorkerConfig, meeting: SharedMeeting) -> TensorParallelGroup:
+    """The ranks that meet there, as one of them sees them."""
+    import torch
+
+    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+
+    memory = torch.frombuffer(meeting.memory, dtype=torch.uint8)
+    return TensorParallelGroup.around(
+        memory, config.rank, config.tensor_parallel_size, has_equal_bits=config.rank_invariant
+    )
+
+
+def serve(worker: Worker, channel: Channel, meeting: SharedMeeting) -> None:
+    """Until the core closes its end."""
+    while True:
+        try:
+            message = channel.receive()
+            assert message is not None
+            answer = _answer(worker, message, meeting)
+            channel.send(encode_message(answer))
+        except (EOFError, OSError):
+            return
+
+
+def _answer(worker: Worker, message: RankMessage, meeting: SharedMeeting) -> RankMessage:
+    try:
+        if isinstance(message, RunStep):
+            is_corrupt = failpoint("rank_step")
+            digest = digest_of(worker.execute(with_arrays(message.decision)))
+            return StepDone(digest[::-1] if is_corrupt else digest)
+        assert isinstance(message, Call)
+        return CallDone(_call(worker, message.name, message.arguments))
+    except QuireError as error:
+        meeting.abort()
+        return Failed(type(error).__name__, str(error))
+    except Exception as error:
+        # the others may be waiting for this rank inside the model
+        meeting.abort()
+        logger.exception("a rank failed")
+        return Failed("", f"{type(error).__name__}: {error}")
+
+
+def _call(worker: Worker, name: str, arguments: list[Any]) -> Any:
+    return msgspec.to_builtins(getattr(worker, name)(*arguments))
+
+
+def main() -> NoReturn:
+    log = BackgroundHandler(sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format=LINE_FORMAT, datefmt=TIME_FORMAT, handlers=[log])
+    document = read_document(sys.stdin.buffer, RankDocument)
+    logging.getLogger("quire").setLevel(document.log_level)
+    watch_parent()
+    die_with_parent()
+    # it ends when the core says so
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(document.channel)
+    meeting = SharedMeeting(document.memory_bytes, document.memory)
+    meeting.close_descriptor()
+    from quire.worker.worker import Worker
+
+    serve(Worker(document.config, group=group_of(document.config, meeting)), channel, meeting)
+    log.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""PROCESSES: how one process of Quire starts, watches and outlives another, or does not."""

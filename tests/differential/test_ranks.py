@@ -1,0 +1,89 @@
+"""Workers that share a model give the tokens of one, and where they are asked to, its bits."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire.messages import EngineRequest
+from quire.sampling_params import SamplingParams
+from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
+from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+
+# in the default run; the others by night
+SAMPLE = ["llama", "qwen3_moe", "deepseek_v3_groups", "lfm2"]
+OTHERS = [
+    "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2",
+    "llama4", "qwen3_next", "qwen3_5_text", "mamba2", "granitemoehybrid",
+]  # fmt: skip
+WAYS = {
+    "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
+    "preempted": {"num_gpu_blocks_override": 40, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
+    "swapped": {"num_gpu_blocks_override": 40, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
+    "ahead": {"async_scheduling": True},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+}
+LENGTHS = (1, 17, 40, 40)
+NUM_TOKENS = 24
+
+
+def prompts():
+    generator = torch.Generator().manual_seed(11)
+    made = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
+    made[3][:32] = made[2][:32]  # a prefix that is found
+    return made
+
+
+def with_two(path, way, **options):
+    core = real_core(path, **{"tensor_parallel_size": 2, "kv_cache_memory_bytes": 16 << 20, **WAYS[way], **options})
+    try:
+        return generate_greedy(core, prompts(), NUM_TOKENS)
+    finally:
+        core.shutdown()
+
+
+def check(tmp_path, family, way):
+    path = make_checkpoint(tmp_path, family)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    for ours, prompt in zip(with_two(path, way), prompts(), strict=True):
+        assert_same_tokens(ours, reference_generate(model, prompt, NUM_TOKENS), f"{family}, {way}")
+
+
+@pytest.mark.parametrize(("family", "way"), list(zip(SAMPLE, WAYS, strict=False)), ids=str)
+def test_tokens_are_those_of_transformers(tmp_path, family, way):
+    check(tmp_path, family, way)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", SAMPLE + OTHERS)
+def test_tokens_of_every_family_in_every_way(tmp_path, family, way):
+    check(tmp_path, family, way)
+
+
+def log_probabilities(path, **options):
+    core = real_core(path, rank_invariant=True, kv_cache_memory_bytes=16 << 20, **options)
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
+    try:
+        for number, prompt in enumerate(prompts()):
+            core.add(EngineRequest(request_id=number, prompt_token_ids=prompt, sampling=sampling))
+        found = []
+        while core.has_work:
+            outputs = core.step()
+            found += [(one.sequence_id, position.token_ids, position.logprobs) for one in outputs.logprobs
+                      for position in one.positions]  # fmt: skip
+        return found
+    finally:
+        core.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama", {"dtype": "bfloat16"}), ("qwen2", {"dtype": "float32"}), ("mistral", {"quantization": "int8"})],
+    ids=str,
+)
+def test_log_probabilities_have_the_same_bits_with_one_rank_and_with_two(tmp_path, family, options):
+    # sizes whose slices are whole words and groups
+    path = make_checkpoint(tmp_path, family)
+    alone = log_probabilities(path, **options)
+    assert alone
+    assert log_probabilities(path, tensor_parallel_size=2, **options) == alone
