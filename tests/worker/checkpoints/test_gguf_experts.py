@@ -1,5 +1,7 @@
 """GGUF files of mixtures of experts and of latent attention: tokens are those of Transformers with the same weights."""
 
+import logging
+
 import pytest
 import torch
 from tests.support.gguf_checkpoints import write_gguf
@@ -215,6 +217,24 @@ def test_a_token_has_its_bits_however_its_prompt_is_cut(scheme, family, written)
     assert torch.equal(torch.cat(pieces), whole)
     beside_others = ModelHarness(model).step({0: PROMPT, 1: [7, 8, 9], 2: PROMPT[:5]})
     assert torch.equal(beside_others[0], whole)
+
+
+def test_a_file_that_says_nothing_of_groups_is_read_without_and_says_so(tmp_path, caplog):
+    name, changes = FAMILIES["deepseek_v2"]
+    source, path = make_checkpoint(tmp_path / "plain", name, **changes), tmp_path / "model.gguf"
+    write_gguf(path, source, "Q8_0")
+    with caplog.at_level(logging.INFO, logger="quire"):
+        expected = logits(path)
+    assert "groups of experts" not in caplog.text
+    write_gguf(
+        path,
+        source,
+        "Q8_0",
+        changes=dict.fromkeys(("deepseek2.expert_group_count", "deepseek2.expert_group_used_count")),
+    )
+    with caplog.at_level(logging.INFO, logger="quire"):
+        assert torch.equal(logits(path), expected)
+    assert "model.gguf says nothing of groups of experts" in caplog.text
 
 
 def test_layers_that_only_draft_are_left_out(tmp_path):

@@ -99,6 +99,14 @@ class GGUFCheckpoint:
     def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
         for tensor in one_by_one(self._used(), self._num_experts):
             yield hf_name(tensor.name), self._in_halves(tensor, self._read(tensor))
+        if (
+            "deepseek2.expert_count" in self._file.metadata
+            and "deepseek2.expert_group_count" not in self._file.metadata
+        ):
+            _logger.info(
+                "%s says nothing of groups of experts (deepseek2.expert_group_count): tokens choose among all",
+                self._file.path.name,
+            )
         if self._dequantized:
             _logger.info(
                 "weights of the types %s were dequantised to %s",
