@@ -8,6 +8,8 @@ Random weights in the shape of Qwen 3 with experts: hidden 2,048, experts of 768
 of as many weights as a token reads here, which shows what experts cost beside the bytes. `share` is what a token's
 weights take at the bandwidth of this machine, measured in the same run, over what a token takes.
 
+`rivals.py --experts 64` runs the same shape beside other engines.
+
 With --requests so many prompts of 128 tokens arrive at once. `prompts` is what their products take at the machine's
 matrix rate over what they take; `steps` the same of a step that gives each of them a token, where the bytes of the
 experts that are asked may take longer than the products. The last line is JSON.
@@ -25,36 +27,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from expert_shape import config_of
+
 from quire.config import ModelFacts
 from quire.interfaces.cli.bench_limits import MachineLimits, ModelCost, measure_limits
 from quire.testing.tiny_checkpoints import write_tokenizer
 
-HIDDEN, INNER, TOP_K, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM = 2048, 768, 8, 32_000, 32, 4, 128
 # of each of many requests
 PROMPT, ANSWER = 128, 24
-
-
-def config_of(num_layers: int, num_experts: int, *, is_dense: bool) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": TOP_K * INNER,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 4096,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-    if is_dense:
-        return {**config, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
-    own = {"num_experts": num_experts, "num_experts_per_tok": TOP_K, "moe_intermediate_size": INNER}
-    return {
-        **config, **own, "norm_topk_prob": True, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"],
-    }  # fmt: skip
 
 
 def bench(folder: Path, *options: str) -> dict[str, Any]:

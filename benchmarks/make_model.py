@@ -1,6 +1,7 @@
 """A checkpoint of the Qwen3-0.6B shape with random weights: what PERFORMANCE's workloads and all rivals are run on.
 
     python benchmarks/make_model.py DIR [--layers 28] [--vocabulary 151936] [--seed 0]
+    python benchmarks/make_model.py DIR --experts 64 [--layers 4]      the shape of expert_shape.py instead
 
 596 million parameters in bfloat16 (standard deviation 0.02, fixed seed), tied embeddings, and a byte-level BPE
 tokenizer of the full vocabulary size, so that every engine that reads Hugging Face folders can load it. Fewer layers
@@ -12,11 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from expert_shape import config_of
 from safetensors.torch import save_file
 
 from quire.testing.tiny_checkpoints import CHAT_TEMPLATE, shape_0_6b_config
@@ -49,9 +51,57 @@ def make_model(path: Path, *, num_layers: int = 28, vocab_size: int = 151_936, s
     return path
 
 
+def make_expert_model(path: Path, *, num_layers: int = 4, num_experts: int = 64, seed: int = 0) -> Path:
+    """The folder of a mixture of experts: a file a layer, so that one of them is in memory at a time."""
+    made = {"num_layers": num_layers, "num_experts": num_experts, "seed": seed}
+    done = path / _DONE
+    if done.exists() and json.loads(done.read_text(encoding="utf-8")) == made:
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    config = config_of(num_layers, num_experts, is_dense=False)
+    first_special = config["vocab_size"] - len(SPECIAL_TOKENS)
+    config |= {"eos_token_id": first_special + 2, "bos_token_id": first_special}
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    files: dict[str, str] = {}
+    for number, (file, shapes) in enumerate(_files_of_experts(config)):
+        tensors = dict(_drawn(shapes, seed + 1_000 * number))
+        save_file(tensors, path / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(tensors, file)
+    index = {"metadata": {}, "weight_map": files}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    _write_tokenizer(path, config["vocab_size"])
+    done.write_text(json.dumps(made), encoding="utf-8")
+    return path
+
+
+Shapes: TypeAlias = Iterable[tuple[str, tuple[int, ...]]]
+
+
+def _files_of_experts(config: dict[str, Any]) -> Iterator[tuple[str, Shapes]]:
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    matrix = (config["vocab_size"], hidden)
+    yield "model-outside.safetensors", [
+        ("model.embed_tokens.weight", matrix), ("model.norm.weight", (hidden,)), ("lm_head.weight", matrix),
+    ]  # fmt: skip
+    for layer in range(config["num_hidden_layers"]):
+        shapes = _attention_shapes(config) | {"mlp.gate": (config["num_experts"], hidden)}
+        for expert in range(config["num_experts"]):
+            shapes |= {
+                f"mlp.experts.{expert}.gate_proj": (inner, hidden),
+                f"mlp.experts.{expert}.up_proj": (inner, hidden),
+                f"mlp.experts.{expert}.down_proj": (hidden, inner),
+            }
+        named = [(f"model.layers.{layer}.{name}.weight", shape) for name, shape in shapes.items()]
+        yield f"model-layer-{layer:03d}.safetensors", named
+
+
 def _weights(config: dict[str, Any], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    return _drawn(_shapes(config), seed)
+
+
+def _drawn(shapes: Shapes, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Matrices are drawn, norms are one. Each tensor has its own seed, so fewer layers are the first ones of more."""
-    for number, (name, shape) in enumerate(_shapes(config)):
+    for number, (name, shape) in enumerate(shapes):
         if len(shape) == 1:
             yield name, torch.ones(shape, dtype=torch.bfloat16)
             continue
@@ -59,24 +109,31 @@ def _weights(config: dict[str, Any], seed: int) -> Iterator[tuple[str, torch.Ten
         yield name, torch.empty(shape, dtype=torch.float32).normal_(0, STD, generator=generator).bfloat16()
 
 
-def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, feed_forward, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+def _attention_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of a layer, with its norms."""
+    hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    return {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+
+
+def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, feed_forward = config["hidden_size"], config["intermediate_size"]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     yield "model.norm.weight", (hidden,)
     for layer in range(config["num_hidden_layers"]):
-        of_layer = {
-            "self_attn.q_proj": (queries, hidden),
-            "self_attn.k_proj": (keys, hidden),
-            "self_attn.v_proj": (keys, hidden),
-            "self_attn.o_proj": (hidden, queries),
-            "self_attn.q_norm": (head,),
-            "self_attn.k_norm": (head,),
+        of_layer = _attention_shapes(config) | {
             "mlp.gate_proj": (feed_forward, hidden),
             "mlp.up_proj": (feed_forward, hidden),
             "mlp.down_proj": (hidden, feed_forward),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
         }
         for name, shape in of_layer.items():
             yield f"model.layers.{layer}.{name}.weight", shape
@@ -112,11 +169,17 @@ def _merges(letters: list[str], count: int) -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, metavar="DIR")
-    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--layers", type=int, help="default: 28, with experts 4")
+    parser.add_argument("--experts", type=int, help="of each layer")
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    path = make_model(options.path, num_layers=options.layers, vocab_size=options.vocabulary, seed=options.seed)
+    if options.experts:
+        num_layers = options.layers or 4
+        path = make_expert_model(options.path, num_layers=num_layers, num_experts=options.experts, seed=options.seed)
+    else:
+        num_layers = options.layers or 28
+        path = make_model(options.path, num_layers=num_layers, vocab_size=options.vocabulary, seed=options.seed)
     size = sum(file.stat().st_size for file in path.iterdir())
     print(f"{path}: {size / 1e9:.2f} GB")
 

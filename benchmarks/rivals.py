@@ -3,6 +3,7 @@
     python benchmarks/rivals.py --install [--build build/rivals]
     python benchmarks/rivals.py --warm     each engine starts once; vLLM compiles at its first start
     python benchmarks/rivals.py --out results.json [--budget 1500] [--requests 24] [--engines quire,llama.cpp ...]
+    python benchmarks/rivals.py --experts 64 [--layers 4] --engines quire,llama.cpp ...     a mixture of experts
     python benchmarks/rivals.py --report results.json      tables again, and a drawing with --svg FILE
     python benchmarks/rivals.py --table results.json [more.json ...]      the goals, for docs/benchmarks.md
 
@@ -24,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from make_model import make_model
+from make_model import make_expert_model, make_model
 from rival_engines import ENGINES, ENVIRONMENTS, AbsentError, Build, Engine, engines_named
 from rival_goals import Files, table
 from rival_report import drawing, report
@@ -51,12 +52,20 @@ def main() -> None:
     os.nice(options.nice)
     # ended from outside, the engines are ended too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    checkpoint = options.model or make_model(options.build / "model")
+    checkpoint = options.model or _made(options)
     engines, build = engines_named(options.engines.split(",")), Build(options.build, checkpoint)
     if options.install:
         _install(build, engines)
         return
     _run(options, build, engines)
+
+
+def _made(options: argparse.Namespace) -> Path:
+    """With experts a name of its own: converted models are kept by it."""
+    if not options.experts:
+        return make_model(options.build / "model")
+    path = options.build / f"model-{options.layers}x{options.experts}"
+    return make_expert_model(path, num_layers=options.layers, num_experts=options.experts)
 
 
 def _install(build: Build, engines: list[Engine]) -> None:
@@ -128,7 +137,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of an earlier run")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of goals")
     parser.add_argument("--build", type=Path, default=Path("build/rivals"), help="folder for environments and models")
-    parser.add_argument("--model", type=Path, help="a Qwen3 checkpoint in bfloat16; made if left out")
+    parser.add_argument(
+        "--model", type=Path, help="a Qwen3 checkpoint in bfloat16, with or without experts; made if left out"
+    )
+    parser.add_argument(
+        "--experts", type=int, help="make a Qwen3 with so many experts a layer (expert_shape.py), of which 8 are asked"
+    )
+    parser.add_argument("--layers", type=int, default=4, help="of a model with experts")
     parser.add_argument("--out", type=Path, default=Path("build/rivals/results.json"))
     parser.add_argument("--svg", type=Path, help="draw the medians")
     parser.add_argument("--engines", default=_DEFAULT_ENGINES, help=f"of {names} (default: {_DEFAULT_ENGINES})")

@@ -1,5 +1,6 @@
 """A Qwen3 checkpoint as GGUF: `python convert_gguf.py CHECKPOINT TARGET bf16|int8|int4`, in llama.cpp's environment.
 
+With experts or without; those of a layer are stacked in one tensor, and routers are float32, as llama.cpp wants them.
 bf16 is written with the gguf package, byte for byte as the checkpoint has it. int8 (Q8_0) and int4 (Q4_0, the embedding
 in Q6_K, as llama.cpp does) are made from that by llama.cpp's own quantiser.
 """
@@ -7,6 +8,7 @@ in Q6_K, as llama.cpp does) are made from that by llama.cpp's own quantiser.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +29,21 @@ _NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
 }
-_OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+_OUTSIDE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def write_bf16(checkpoint: Path, target: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(target, "qwen3")
+    num_experts = config.get("num_experts", 0)
+    # the stacked experts of all layers need not fit into memory
+    writer = gguf.GGUFWriter(target, "qwen3moe" if num_experts else "qwen3", use_temp_file=bool(num_experts))
     writer.add_name(checkpoint.name)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -45,19 +55,35 @@ def write_bf16(checkpoint: Path, target: Path) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     _add_tokenizer(writer, checkpoint, config)
-    for name, shape, words in _tensors(checkpoint / "model.safetensors"):
-        if len(shape) == 1:
-            # norms stay in float32
-            writer.add_tensor(_name_of(name), (words.astype(np.uint32) << 16).view(np.float32))
-            continue
-        data = words.reshape(shape).view(np.uint8)
-        writer.add_tensor(_name_of(name), data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    stacks: dict[str, dict[int, Any]] = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        for name, shape, words in _tensors(file):
+            if match := _EXPERT.fullmatch(name):
+                stack = stacks.setdefault(f"blk.{match[1]}.ffn_{match[3]}_exps.weight", {})
+                stack[int(match[2])] = words.reshape(shape)
+            elif len(shape) == 1 or name.endswith("mlp.gate.weight"):
+                # norms and routers stay in float32
+                floats = (words.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+                writer.add_tensor(_name_of(name), floats)
+            else:
+                _add_bf16(writer, _name_of(name), words.reshape(shape))
+        for name, stack in stacks.items():
+            _add_bf16(writer, name, np.stack([stack[number] for number in range(num_experts)]))
+        stacks.clear()
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_bf16(writer: Any, name: str, words: Any) -> None:
+    writer.add_tensor(name, words.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
 def quantise(source: Path, target: Path, precision: str) -> None:

@@ -21,6 +21,7 @@ from quire.worker.layers import (
     StateSpaceScan,
     VocabEmbedding,
     activation,
+    latent_parts,
     load_weight,
     make_parameter,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "VocabEmbedding",
     "activation",
     "head_of",
+    "latent_parts",
     "load_weight",
     "make_parameter",
 ]

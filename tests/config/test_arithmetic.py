@@ -51,7 +51,7 @@ def test_latent_attention_keeps_576_values_a_token_and_layer() -> None:
     all_heads = 128 * (192 + 128)
     assert all_heads / 576 == pytest.approx(71, rel=0.01)
     attention = 1536 * (7168 + 128 * 192) + 7168 * 576 + 128 * 128 * 7168
-    assert shape.num_float_parameters == 61 * 512 * 128 * 256
+    assert shape.num_key_parameters == shape.num_value_parameters == 61 * 512 * 128 * 128
     assert shape.num_linear_parameters == 61 * (attention + 3 * 7168 * 18432)
     assert ModelShape.of({**DEEPSEEK_V3, "q_lora_rank": None}).num_linear_parameters == 61 * (
         attention - 1536 * (7168 + 128 * 192) + 7168 * 128 * 192 + 3 * 7168 * 18432

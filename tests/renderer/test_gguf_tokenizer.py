@@ -20,6 +20,7 @@ gguf = pytest.importorskip("gguf")
 MORE = [
     "Numbers 123 45678 9, it's don't WE'LL  spaces   \n\n tabs\t x",
     "CamelCase HTTPServer fooBar ÉCOLE straße 한글 test_case",
+    "#include <x> .field 漢字かなカナ2024年 (yes)\n\n",
 ]
 # Composed letters only, because one of the cuts composes first.
 LETTERS = sorted({letter for text in TEXTS + MORE for letter in text})
@@ -30,6 +31,12 @@ PATTERNS = {
     "llama-bpe": CONTRACTIONS
     + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "gpt-2": None,
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
 }
 
 
@@ -84,9 +91,10 @@ def trained(pattern):
     else:
         from tokenizers import Regex
 
-        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        patterns = (pattern,) if isinstance(pattern, str) else pattern
+        splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns]
         own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split, own])
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, own])
     if pattern == PATTERNS["qwen2"]:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()

@@ -15,20 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tests.support.gguf_layouts import ARCHITECTURES, entries, metadata
 from torch import Tensor
 
 Weights = dict[str, Tensor]
-# architecture in GGUF and rows of queries and keys in pairs, by model_type
-_ARCHITECTURES = {"llama": ("llama", True), "mistral": ("llama", True), "qwen2": ("qwen2", False)} | {
-    "qwen3": ("qwen3", False)
-}
-_NAMES = (
-    ("model.embed_tokens.", "token_embd."), ("model.norm.", "output_norm."), ("lm_head.", "output."),
-    ("model.layers.", "blk."), ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"), ("self_attn.o_proj", "attn_output"), ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
-)  # fmt: skip
 # Bytes of a block that hold float16 scales, each with a factor; the other bytes are codes. Where codes are positive and
 # a minimum is taken off, the factor of the minimum leaves weights around zero.
 _SCALES_AT: dict[str, dict[int, float]] = {
@@ -47,42 +37,43 @@ def write_gguf(
     whole_tokenizer: bool = False,
     changes: dict[str, Any] | None = None,
     vectors: dict[str, Any] | None = None,
+    layout: str = "stacked",
 ) -> Weights:
     """`type_of`: the type of each matrix, by its name in GGUF. Vectors are F32, as in every such file.
 
     whole_tokenizer: tokenizer.json as it is, instead of its parts. changes: metadata to set, or to leave out (None).
-    vectors: further tensors.
+    vectors: further tensors. layout: of experts and latent attention (`gguf_layouts.entries`).
     """
     import gguf
 
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    architecture, is_interleaved = _ARCHITECTURES[config["model_type"]]
+    architecture, is_interleaved = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
-    metadata = _metadata(architecture, config) | _tokenizer(source, pre, whole=whole_tokenizer) | (changes or {})
-    for key, value in metadata.items():
+    values = metadata(config, layout) | _tokenizer(source, pre, whole=whole_tokenizer) | (changes or {})
+    for key, value in values.items():
         _add(writer, key, value)
-    weights: Weights = {}
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for name, tensor in load_file(source / "model.safetensors").items():
-        own = _renamed(name)
-        part = own.split(".")[-2]
+    tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
+    for entry in entries(tensors, config, layout):
+        part = entry.name.split(".")[-2]
         size = heads[part] if is_interleaved and part in heads else 0
-        array = _in_pairs(tensor.float(), size).numpy() if size else tensor.float().numpy()
-        if array.ndim == 1:
-            writer.add_tensor(own, array)
+        value = entry.value
+        array = (_in_pairs(value, size) if size else value).numpy()
+        if entry.is_float:
+            writer.add_tensor(entry.name, array)
             continue
-        kind = type_of if isinstance(type_of, str) else type_of(own)
-        data, meaning = _stored(array, kind)
+        kind = type_of if isinstance(type_of, str) else type_of(entry.name)
+        data, meaning = _stored(np.ascontiguousarray(array), kind)
         raw_dtype = None if kind in ("F32", "F16") else gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(own, data, raw_dtype=raw_dtype)
-        weights[name] = _in_halves(torch.from_numpy(meaning), size) if size else torch.from_numpy(meaning)
+        writer.add_tensor(entry.name, data, raw_dtype=raw_dtype)
+        entry.write_back(_in_halves(torch.from_numpy(meaning), size) if size else torch.from_numpy(meaning))
     for name, vector in (vectors or {}).items():
         writer.add_tensor(name, np.asarray(vector, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return weights
+    return {name: tensor for name, tensor in tensors.items() if tensor.ndim > 1}
 
 
 def random_blocks(kind: str, count: int, seed: int = 0) -> Any:
@@ -116,16 +107,10 @@ def _stored(array: Any, kind: str) -> tuple[Any, Any]:
     per_block, _ = gguf.GGML_QUANT_SIZES[qtype]
     if kind in _SCALES_AT:
         num_blocks = array.size // per_block
-        data = random_blocks(kind, num_blocks, seed=num_blocks).reshape(array.shape[0], -1)
+        data = random_blocks(kind, num_blocks, seed=num_blocks).reshape(*array.shape[:-1], -1)
     else:
         data = gguf.quantize(array, qtype)
     return data, gguf.dequantize(data, qtype).reshape(array.shape)
-
-
-def _renamed(name: str) -> str:
-    for old, new in _NAMES:
-        name = name.replace(old, new)
-    return name
 
 
 def _in_pairs(weight: Tensor, heads: int) -> Tensor:
@@ -144,25 +129,6 @@ def _in_halves(weight: Tensor, heads: int) -> Tensor:
         [weight[head * size + 2 * place + half][None]
          for head in range(heads) for half in range(2) for place in range(size // 2)]
     )  # fmt: skip
-
-
-def _metadata(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or {}
-    values = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-    }
-    if config.get("head_dim"):
-        values |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
-    if config["model_type"] == "mistral" and config.get("sliding_window"):
-        values["attention.sliding_window"] = config["sliding_window"]
-    return {f"{architecture}.{key}": value for key, value in values.items()}
 
 
 def _tokenizer(source: Path, pre: str, *, whole: bool) -> dict[str, Any]:

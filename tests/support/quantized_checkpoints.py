@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,16 +189,17 @@ def float4(code: int) -> float:
 
 
 def reference_model(source: Path, weights: Weights) -> Any:
-    """Transformers' model with these weights in the place of its own, in float32."""
+    """Transformers' model with these weights, by their names in the checkpoint, in the place of its own, in float32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    missing, unexpected = model.load_state_dict(
-        {name: tensor.float() for name, tensor in weights.items()}, strict=False
-    )
-    assert not unexpected, unexpected
-    assert len(missing) < len(model.state_dict())
-    return model
+    own = load_file(source / "model.safetensors")
+    assert weights
+    assert weights.keys() <= own.keys()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(source / "config.json", folder)
+        merged = {name: weights.get(name, tensor).float().contiguous() for name, tensor in own.items()}
+        save_file(merged, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def round_by_groups(
@@ -258,7 +260,7 @@ def _write(
     weights: Weights = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if not name.endswith("_proj.weight") or any(part in name for part in skipped):
+        if not name.endswith(("_proj.weight", "_proj_with_mqa.weight")) or any(part in name for part in skipped):
             tensors[name] = tensor
             continue
         stored, weights[name] = store(name, tensor.float())

@@ -172,7 +172,10 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Matrices of a decoder; norms and biases are left out, which is less than a part in a thousand."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
-        return self.num_linear_parameters + self.num_float_parameters + self.num_expert_parameters + embeddings
+        latent = self.num_key_parameters + self.num_value_parameters
+        return (
+            self.num_linear_parameters + self.num_router_parameters + latent + self.num_expert_parameters + embeddings
+        )
 
     @property
     def num_active_parameters(self) -> int:
@@ -184,7 +187,8 @@ class ModelShape:
 
     @property
     def num_linear_parameters(self) -> int:
-        """Of the layers, without what tokens choose from (embedding, head, experts) and what stays floats."""
+        """Of the layers, without what tokens choose from (embedding, head, experts), routers, and what turns latent
+        vectors."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         if self.latent is not None:
             attention = self.latent.num_linear_parameters(self.hidden_size, self.num_heads)
@@ -198,12 +202,20 @@ class ModelShape:
         )
 
     @property
-    def num_float_parameters(self) -> int:
-        """Routers, and what turns latent vectors: they stay floats, whatever the other matrices become."""
-        experts, latent = self.experts, self.latent
-        routers = 0 if experts is None else experts.num_layers * experts.num_experts * self.hidden_size
-        turning = 0 if latent is None else self.num_layers * latent.num_turning_parameters(self.num_heads)
-        return routers + turning
+    def num_router_parameters(self) -> int:
+        """They stay floats, whatever the other matrices become."""
+        experts = self.experts
+        return 0 if experts is None else experts.num_layers * experts.num_experts * self.hidden_size
+
+    @property
+    def num_key_parameters(self) -> int:
+        """What turns queries to latent vectors."""
+        return 0 if self.latent is None else self.num_layers * self.latent.num_key_parameters(self.num_heads)
+
+    @property
+    def num_value_parameters(self) -> int:
+        """What makes values of latent vectors."""
+        return 0 if self.latent is None else self.num_layers * self.latent.num_value_parameters(self.num_heads)
 
     @property
     def num_expert_parameters(self) -> int:

@@ -1,24 +1,19 @@
 """What config.json says elsewhere, from the metadata of a GGUF file.
 
-Owns the table of architectures. What a file says and a model's file here does not know is refused, because a model that
-runs with half of its settings gives wrong text without a word. Called by `model_facts.py`.
+What a file says and a model's file here does not know is refused, because a model that runs with half of its settings
+gives wrong text without a word. Called by `model_facts.py`.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from typing import Any
 
+from quire.config.gguf_architectures import ARCHITECTURES, find_architecture
 from quire.config.gguf_file import GGUFFile, GGUFTensor
+from quire.config.gguf_values import GGUFValues
 from quire.errors import ModelError
 
-# general.architecture -> (model_type, class as in config.json)
-ARCHITECTURES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-}
 # key without the architecture -> key of config.json
 _NUMBERS = {
     "embedding_length": "hidden_size",
@@ -28,19 +23,19 @@ _NUMBERS = {
 }
 # Settings that change what a model computes; a file may only have the value that means "no".
 _REFUSED = {
-    "expert_count": 0,
-    "expert_used_count": 0,
     "logit_scale": 1.0,
     "embedding_scale": 1.0,
     "residual_scale": 1.0,
     "attention.scale": 0.0,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
+    "attention.temperature_scale": 0.0,
     "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0,
     "use_parallel_residual": False,
     "rope.scale_linear": 1.0,
     "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
 }
 _PLAIN_TYPES = {"F32": "float32", "F64": "float32", "BF16": "bfloat16"}
 
@@ -53,17 +48,12 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
             f"{file.path}: general.architecture={architecture!r} is not among {', '.join(ARCHITECTURES)}, which are "
             "read from GGUF. Take the model as safetensors."
         )
-    read = _Reader(file, architecture)
+    read = GGUFValues(file, architecture)
     for key, harmless in _REFUSED.items():
         value = read.optional(key, harmless)
         if value != harmless:
             raise ModelError(f"{file.path}: {read.name(key)}={value} is not supported for GGUF files yet.")
-    model_type, class_name = ARCHITECTURES[architecture]
-    window = read.whole("attention.sliding_window") if read.optional("attention.sliding_window", 0) else None
-    if architecture == "llama" and window is not None:
-        # Mistral's models are Llama's to the writers of GGUF, but for the window.
-        model_type = "mistral"
-        class_name = "MistralForCausalLM"
+    found = find_architecture(architecture, read)
     config: dict[str, Any] = {name: read.whole(key) for key, name in _NUMBERS.items()}
     if config["num_hidden_layers"] > len(file.tensors):
         raise ModelError(
@@ -72,15 +62,15 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         )
     embedding = _matrix(file, "token_embd.weight")
     config |= {
-        "model_type": model_type,
-        "architectures": [class_name],
+        "model_type": found.model_type,
+        "architectures": [found.class_name],
         "vocab_size": embedding.shape[0],
         "num_key_value_heads": read.whole("attention.head_count_kv", config["num_attention_heads"]),
         "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon", 1e-5),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": model_type in ("llama", "qwen3") and "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": False,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        "sliding_window": window,
+        "sliding_window": read.count("attention.sliding_window") or None,
         "use_sliding_window": False,
         "hidden_act": "silu",
         "torch_dtype": _dtype_of(file),
@@ -88,22 +78,20 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     }
     heads = config["num_attention_heads"]
     config["head_dim"] = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
-    if read.whole("attention.value_length", config["head_dim"]) != config["head_dim"]:
-        raise ModelError(f"{file.path}: keys and values of different lengths are not supported for GGUF files yet.")
-    if file.has(read.name("context_length")):
+    if read.has("context_length"):
         config["max_position_embeddings"] = read.whole("context_length")
     config["rope_parameters"] = _rope(file, read, config)
-    return config | _end_tokens(file)
+    return config | found.settings(read, config) | _end_tokens(file)
 
 
 def _dtype_of(file: GGUFFile) -> str:
     """The type of what is not quantised: norms are always float32, so the largest weights decide."""
-    weights = [tensor for tensor in file.tensors.values() if len(tensor.shape) == 2]
+    weights = [tensor for tensor in file.tensors.values() if len(tensor.shape) >= 2]
     largest = max(weights, key=lambda tensor: tensor.num_elements)
     return _PLAIN_TYPES.get(largest.type_name, "float16")
 
 
-def _rope(file: GGUFFile, read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+def _rope(file: GGUFFile, read: GGUFValues, config: dict[str, Any]) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": read.number("rope.freq_base", 10_000.0)}
     rotary_dim = read.whole("rope.dimension_count", config["head_dim"])
     if rotary_dim != config["head_dim"]:
@@ -119,11 +107,13 @@ def _rope(file: GGUFFile, read: _Reader, config: dict[str, Any]) -> dict[str, An
         rope["original_max_position_embeddings"] = read.whole(
             "rope.scaling.original_context_length", config.get("max_position_embeddings", 0)
         )
-        names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+        names = {
+            "yarn_beta_fast": "beta_fast",
+            "yarn_beta_slow": "beta_slow",
+            "yarn_attn_factor": "attention_factor",
+        }
         rope |= {
-            name: read.number(f"rope.scaling.{key}")
-            for key, name in names.items()
-            if file.has(read.name(f"rope.scaling.{key}"))
+            name: read.number(f"rope.scaling.{key}") for key, name in names.items() if read.has(f"rope.scaling.{key}")
         }
     # Llama 3.1 and later: what the rope type "llama3" computes from four settings stands in the file as numbers.
     factors = file.tensors.get("rope_freqs.weight")
@@ -160,36 +150,3 @@ def _matrix(file: GGUFFile, name: str) -> GGUFTensor:
             f"{file.path}: no matrix {name} there. Is it an adapter, a vocabulary alone, or one of several files?"
         )
     return file.tensors[name]
-
-
-class _Reader:
-    """Values of one architecture, checked."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self._file = file
-        self._architecture = architecture
-
-    def name(self, key: str) -> str:
-        return f"{self._architecture}.{key}"
-
-    def optional(self, key: str, default: Any) -> Any:
-        return self._file.metadata.get(self.name(key), default)
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.optional(key, default)
-        # Some writers give a number for each layer.
-        if isinstance(value, list) and len(set(value)) == 1:
-            value = value[0]
-        if value is None:
-            raise ModelError(f"{self._file.path}: no {self.name(key)} there, which this architecture needs.")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            shown = str(value)[:60]
-            raise ModelError(f"{self._file.path}: {self.name(key)}={shown} must be a whole number of at least 1.")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.optional(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0.0 < value < math.inf:
-            raise ModelError(f"{self._file.path}: {self.name(key)}={str(value)[:60]} must be a number above 0.")
-        return float(value)

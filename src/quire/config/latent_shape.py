@@ -44,6 +44,10 @@ class LatentShape:
         query = self.q_lora_rank * (hidden_size + queries) if self.q_lora_rank else hidden_size * queries
         return query + hidden_size * self.kept_values + num_heads * self.v_head_dim * hidden_size
 
-    def num_turning_parameters(self, num_heads: int) -> int:
-        """Of `kv_b_proj`, which stays floats."""
-        return self.kv_lora_rank * num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+    def num_key_parameters(self, num_heads: int) -> int:
+        """Of `kv_b_proj`, what turns queries."""
+        return self.kv_lora_rank * num_heads * self.qk_nope_head_dim
+
+    def num_value_parameters(self, num_heads: int) -> int:
+        """Of `kv_b_proj`, what makes values."""
+        return self.kv_lora_rank * num_heads * self.v_head_dim

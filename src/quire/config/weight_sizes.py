@@ -9,19 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from quire.config.arithmetic import FLOAT_BYTES, ModelShape
-from quire.config.gguf_file import GGUFFile, GGUFTensor
+from quire.config.gguf_file import GGUFFile
+from quire.config.gguf_sizes import Form, gguf_bytes, gguf_embedding_bytes, gguf_expert_bytes, scheme_form
 from quire.config.model_facts import ModelFacts
 from quire.config.quantization import SCHEMES, declared_quantization, format_of
 from quire.errors import OptionError
 
-_SCALE = 2
-_INT4_GROUP = _MXFP4_GROUP = 32
-# bits, group and offsets of what the types of GGUF become; types that are not here become floats
-_GGUF = {
-    "Q4_0": (4, 32, False), "Q4_1": (4, 32, True), "Q4_K": (4, 32, True), "Q5_0": (8, 32, False), "Q5_1": (8, 32, True),
-    "Q5_K": (8, 32, True), "Q8_0": (8, 32, False), "Q6_K": (8, 16, False), "Q3_K": (8, 16, False),
-    "Q2_K": (8, 16, True), "IQ4_NL": (8, 32, False), "IQ4_XS": (8, 32, False), "MXFP4": (4, 32, False),
-}  # fmt: skip
+_MXFP4 = Form(4, 32, are_floats=True)
 
 
 def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> tuple[int, str]:
@@ -32,14 +26,16 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
     if scheme is None and stored is None:
         return shape.weight_bytes(dtype), dtype
     if stored == "gguf":
-        return _of_gguf(GGUFFile.read(facts.path), dtype, scheme), f"GGUF{'' if scheme is None else f' as {scheme}'}"
+        num_bytes = gguf_bytes(GGUFFile.read(facts.path), shape.latent, dtype, scheme)
+        return num_bytes, f"GGUF{'' if scheme is None else f' as {scheme}'}"
     floats = FLOAT_BYTES[dtype]
-    head: float = floats if scheme is None else _scheme(scheme, shape.hidden_size, "head")
+    head: float = floats if scheme is None else _scheme(scheme, shape.hidden_size, is_head=True)
     # Untied, the embedding is looked up and stays as it is.
     embedding = head if shape.has_tied_embeddings else head + floats
     total = (
         shape.num_linear_parameters * _of_linear(facts, shape, dtype, scheme)
-        + shape.num_float_parameters * floats
+        + shape.num_router_parameters * floats
+        + _latent_bytes(facts, shape, dtype, scheme)
         + expert_bytes(facts, shape, dtype, scheme)
         + shape.vocab_size * shape.hidden_size * embedding
     )
@@ -50,20 +46,35 @@ def expert_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
     """Of all matrices, the experts."""
     if shape.experts is None:
         return 0.0
-    if format_of(facts.hf_config) == "mxfp4":
-        return shape.num_expert_parameters * _packed(4, _MXFP4_GROUP, has_offsets=False)
+    stored = format_of(facts.hf_config)
+    if stored == "gguf":
+        return gguf_expert_bytes(GGUFFile.read(facts.path), dtype, scheme)
+    if stored == "mxfp4":
+        return shape.num_expert_parameters * _MXFP4.bytes_of_a_weight(shape.hidden_size)
     linear = _of_linear(facts, shape, dtype, scheme)
-    if scheme is not None and linear == _scheme(scheme, shape.hidden_size, "linear"):
+    if scheme is not None and linear == _scheme(scheme, shape.hidden_size):
         # two of the three matrices of an expert have hidden_size inputs, one has as many as it is wide
-        linear = (2 * linear + _scheme(scheme, shape.experts.inner_size, "linear")) / 3
+        linear = (2 * linear + _scheme(scheme, shape.experts.inner_size)) / 3
     return shape.num_expert_parameters * linear
+
+
+def _latent_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> float:
+    """What turns latent vectors. Codes of keys cannot be turned, so they become floats, which a scheme may round."""
+    if shape.latent is None:
+        return 0.0
+    keys: float = FLOAT_BYTES[dtype]
+    values = _of_linear(facts, shape, dtype, None)
+    if scheme is not None:
+        keys = _scheme(scheme, shape.latent.qk_nope_head_dim)
+        values = min(values, _scheme(scheme, shape.latent.kv_lora_rank))
+    return shape.num_key_parameters * keys + shape.num_value_parameters * values
 
 
 def _of_linear(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> float:
     """Bytes a weight of a linear layer."""
     declared = declared_quantization(facts.hf_config)
     linear: float = FLOAT_BYTES[dtype] if declared is None else _stored(declared, shape, FLOAT_BYTES[dtype])
-    return linear if scheme is None else min(linear, _scheme(scheme, shape.hidden_size, "linear"))
+    return linear if scheme is None else min(linear, _scheme(scheme, shape.hidden_size))
 
 
 def looked_up_bytes(facts: ModelFacts, shape: ModelShape, dtype: str) -> int:
@@ -71,24 +82,12 @@ def looked_up_bytes(facts: ModelFacts, shape: ModelShape, dtype: str) -> int:
     if shape.has_tied_embeddings:
         return 0
     if format_of(facts.hf_config) == "gguf":
-        embedding = GGUFFile.read(facts.path).tensors["token_embd.weight"]
-        return int(embedding.num_elements * _as_kept(embedding, dtype))
+        return int(gguf_embedding_bytes(GGUFFile.read(facts.path), dtype))
     return shape.vocab_size * shape.hidden_size * FLOAT_BYTES[dtype]
 
 
-def _as_kept(tensor: GGUFTensor, dtype: str) -> float:
-    """Bytes a weight of a tensor of a GGUF file."""
-    found = _GGUF.get(tensor.type_name)
-    return float(FLOAT_BYTES[dtype]) if found is None else _packed(found[0], found[1], has_offsets=found[2])
-
-
-def _packed(bits: int, group: int, *, has_offsets: bool) -> float:
-    return bits / 8 + _SCALE * (2 if has_offsets else 1) / group
-
-
-def _scheme(name: str, num_inputs: int, role: str) -> float:
-    is_int4 = name.startswith("int4") and role != "head"
-    return _packed(4, _INT4_GROUP, has_offsets=False) if is_int4 else 1 + 2 * _SCALE / num_inputs
+def _scheme(name: str, num_inputs: int, *, is_head: bool = False) -> float:
+    return scheme_form(name, num_inputs, is_head=is_head).bytes_of_a_weight(num_inputs)
 
 
 def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float:
@@ -110,21 +109,5 @@ def _stored(declared: dict[str, Any], shape: ModelShape, floats: float) -> float
     if is_computed or bits not in (4, 8):
         return floats
     size = group if isinstance(group, int) and group > 0 else shape.hidden_size
-    return _packed(bits, min(size, 128) if bits == 4 else size, has_offsets=not is_symmetric)
-
-
-def _of_gguf(file: GGUFFile, dtype: str, scheme: str | None) -> int:
-    total = 0.0
-    for tensor in file.tensors.values():
-        if len(tensor.shape) != 2:
-            continue
-        found = _GGUF.get(tensor.type_name)
-        name = tensor.name.removesuffix(".weight")
-        size = _as_kept(tensor, dtype)
-        is_looked_up = name == "token_embd" and "output.weight" in file.tensors
-        if scheme is not None and not is_looked_up:
-            most = 8 if name in ("output", "token_embd") or scheme.startswith("int8") else 4
-            if found is None or found[0] > most:
-                size = _packed(4, _INT4_GROUP, has_offsets=False) if most == 4 else 1 + 2 * _SCALE / tensor.shape[1]
-        total += tensor.num_elements * size
-    return int(total)
+    size = min(size, 128) if bits == 4 else size
+    return Form(bits, size, 0 if is_symmetric else None).bytes_of_a_weight(shape.hidden_size)

@@ -46,9 +46,10 @@ def _by_case(digits: str, end: str = "") -> str:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a text is cut into words before BPE. pattern None: GPT-2's own; digits: each digit is a word."""
+    """How a text is cut into words before BPE. patterns: what each leaves whole the next one cuts; none: GPT-2's own.
+    digits: each digit is a word."""
 
-    pattern: str | None = None
+    patterns: tuple[str, ...] = ()
     digits: bool = False
     composes: bool = False
     # a word that is a token as a whole is not merged from its letters
@@ -56,22 +57,35 @@ class _Cut:
     begins_with_bos: bool = False
 
 
-_LLAMA3 = _Cut(_by_letters(r"\p{N}{1,3}"), takes_whole_words=True, begins_with_bos=True)
-_QWEN2 = _Cut(_by_letters(r"\p{N}"), composes=True)
+_LLAMA3 = _Cut((_by_letters(r"\p{N}{1,3}"),), takes_whole_words=True, begins_with_bos=True)
+_QWEN2 = _Cut((_by_letters(r"\p{N}"),), composes=True)
+_ASCII_SIGNS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+# numbers, Chinese and Japanese, and then the rest
+_DEEPSEEK3 = _Cut(
+    (
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        rf"{_ASCII_SIGNS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}",
+    )
+)
 # tokenizer.ggml.pre
 _CUTS = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion"), _Cut()),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone"), _Cut(digits=True)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    "dbrx": _Cut(_by_letters(r"\p{N}{1,3}")),
+    "dbrx": _Cut((_by_letters(r"\p{N}{1,3}"),)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2),
-    "tekken": _Cut(_by_case(r"\p{N}"), takes_whole_words=True, begins_with_bos=True),
-    "gpt-4o": _Cut(_by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")),
+    "tekken": _Cut((_by_case(r"\p{N}"),), takes_whole_words=True, begins_with_bos=True),
+    "gpt-4o": _Cut((_by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"),)),
+    "deepseek-v3": _DEEPSEEK3,
 }
 # Expressions that cut any text in linear time.
-KNOWN_PATTERNS = frozenset(cut.pattern for cut in _CUTS.values() if cut.pattern is not None)
+KNOWN_PATTERNS = frozenset(pattern for cut in _CUTS.values() for pattern in cut.patterns)
 # For files from before the name was written.
-_CUT_OF_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2", "llama": "llama-bpe"}
+_CUT_OF_ARCHITECTURE = {
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2moe", "qwen3moe"), "qwen2"),
+    "llama": "llama-bpe",
+}
 
 
 def read_backend(path: Path) -> Backend | None:
@@ -135,9 +149,8 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Backend:
     if cut.composes:
         backend.normalizer = normalizers.NFC()
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
-    if cut.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(cut.pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.pattern is None))
+    steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not cut.patterns))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend

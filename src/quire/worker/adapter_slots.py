@@ -22,7 +22,7 @@ from quire.messages import SchedulerOutput
 from quire.worker.adapter_files import AdapterTargets, Weights, read_adapter
 from quire.worker.layers.adapters import AdapterStack
 from quire.worker.layers.experts import Expert, Router
-from quire.worker.layers.latent import LatentProjection
+from quire.worker.layers.latent import HeadLinear
 from quire.worker.layers.linear import ReplicatedLinear
 from quire.worker.models.causal_lm import CausalLM
 from quire.worker.row_table import RowTable
@@ -31,7 +31,7 @@ from quire.worker.step_member import StepMember
 
 logger = logging.getLogger(__name__)
 # linear layers that are computed by other operators than theirs
-_WITHOUT_SLOTS = (Router, LatentProjection)
+_WITHOUT_SLOTS = (Router, HeadLinear)
 NOT_LOADED = "its adapter is not loaded any more. Load it again."
 
 

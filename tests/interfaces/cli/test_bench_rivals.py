@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from quire.testing.model_harness import ModelHarness, worker_config
+from quire.worker.model_loader import load_model
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 # An engine whose tokens take `pace` seconds each. It fails, or cannot, where the test says.
 DRIVER = """
@@ -169,6 +172,31 @@ def test_the_model_is_made_once(rivals, tmp_path):
     assert tokenizer.decode(tokenizer("Grüße, you!").input_ids) == "Grüße, you!"
     assert make_model(path, num_layers=1, vocab_size=400) == path
     assert weights.stat().st_mtime_ns == made
+
+
+def test_experts_are_the_same_in_both_files(rivals, tmp_path, monkeypatch):
+    """What Quire reads and what llama.cpp does: logits of both files, by Quire."""
+    pytest.importorskip("gguf")
+    import expert_shape
+    import make_model
+
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "rival_drivers"))
+    import convert_gguf
+
+    small = {"HIDDEN": 64, "INNER": 32, "TOP_K": 2, "VOCABULARY": 400, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 16}
+    for name, value in small.items():
+        monkeypatch.setattr(expert_shape, name, value)
+    monkeypatch.setattr(make_model, "STD", 0.2)
+    path = make_model.make_expert_model(tmp_path / "model", num_layers=2, num_experts=12)
+    convert_gguf.write_bf16(path, tmp_path / "model.gguf")
+
+    def logits(model):
+        return ModelHarness(load_model(worker_config(model))).run(0, list(range(5, 40)))
+
+    assert logits(tmp_path / "model.gguf").equal(logits(path))
+    made = (path / "model-layer-001.safetensors").stat().st_mtime_ns
+    assert make_model.make_expert_model(path, num_layers=2, num_experts=12) == path
+    assert (path / "model-layer-001.safetensors").stat().st_mtime_ns == made
 
 
 def test_the_table_of_goals(bench, rivals, tmp_path):

@@ -10,9 +10,10 @@ from tests.support.gguf_checkpoints import write_gguf
 from quire.config import ModelFacts
 from quire.config.arithmetic import ModelShape
 from quire.config.gguf_file import GGUFFile
-from quire.config.weight_sizes import weight_bytes
+from quire.config.weight_sizes import expert_bytes, weight_bytes
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_limits import ModelCost
+from quire.interfaces.cli.plan import Weights
 from quire.interfaces.cli.program import main
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -75,6 +76,25 @@ def test_of_a_gguf_file(kind, scheme, source, tmp_path):
     check(tmp_path / "model.gguf", scheme)
 
 
+def k_m(name):
+    """As files called Q4_K_M: parts of a layer differ."""
+    return "Q6_K" if any(part in name for part in ("attn_v", "ffn_down", "output.weight", "token_embd")) else "Q4_K"
+
+
+def mixed(name):
+    """Floats and codes in one layer, and codes whose zeros differ."""
+    kinds = {"attn_k.weight": "BF16", "ffn_gate.weight": "Q4_0", "attn_output.weight": "Q4_0"}
+    return kinds.get(name.split(".", 2)[-1], "Q8_0")
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("type_of", [k_m, mixed])
+def test_of_a_gguf_file_in_which_layers_are_made_of_several_types(type_of, scheme, source, tmp_path):
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "model.gguf", source, type_of)
+    check(tmp_path / "model.gguf", scheme)
+
+
 @pytest.mark.parametrize("kind", ["BF16", "Q4_0"])
 def test_what_a_step_reads_of_a_gguf_file_is_all_but_an_untied_embedding(kind, source, tmp_path):
     pytest.importorskip("gguf")
@@ -113,9 +133,73 @@ def sparse(request, tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **sizes)
 
 
+# what turns latent vectors is a large part
+WIDE_LATENT = {"kv_lora_rank": 256, "qk_nope_head_dim": 128, "v_head_dim": 128, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module", params=["mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v2"])
+def sparse_gguf(request, tmp_path_factory):
+    pytest.importorskip("gguf")
+    sizes = {**SIZES, "intermediate_size": 256, **EXPERTS[request.param]}
+    sizes |= {"moe_intermediate_size": 256, "q_lora_rank": 256} if "moe_intermediate_size" in sizes else {}
+    sizes |= {"mlp_only_layers": []} if request.param == "qwen2_moe" else {}
+    sizes |= WIDE_LATENT if request.param == "deepseek_v2" else {}
+    if request.param == "gpt_oss":
+        sizes["layer_types"] = ["sliding_attention", "full_attention"]
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **sizes)
+
+
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
 def test_of_experts(scheme, sparse):
     check(sparse, scheme)
+
+
+def k_m_of_experts(name):
+    """Some rows are shorter than blocks of 256."""
+    return "Q8_0" if "attn_k_b" in name or "attn_output" in name else k_m(name)
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("type_of", ["Q8_0", "Q4_0", k_m_of_experts], ids=["Q8_0", "Q4_0", "Q4_K_M"])
+def test_of_experts_in_a_gguf_file(type_of, scheme, sparse_gguf, tmp_path):
+    write_gguf(tmp_path / "model.gguf", sparse_gguf, type_of)
+    check(tmp_path / "model.gguf", scheme)
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_of_latent_attention_in_one_tensor_of_a_gguf_file(scheme, tmp_path):
+    pytest.importorskip("gguf")
+    sizes = {**SIZES, "intermediate_size": 256, **EXPERTS["deepseek_v2"], **WIDE_LATENT}
+    source = make_checkpoint(tmp_path / "plain", "deepseek_v2", **sizes)
+    write_gguf(tmp_path / "model.gguf", source, "Q8_0", layout="whole kv_b")
+    check(tmp_path / "model.gguf", scheme)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_what_a_step_reads_of_experts_in_a_gguf_file(kind, tmp_path):
+    """Of the experts, those that a token asks."""
+    pytest.importorskip("gguf")
+    sizes = {**SIZES, **EXPERTS["qwen3_moe"]}
+    source, path = make_checkpoint(tmp_path / "plain", "qwen3_moe", **sizes), tmp_path / "model.gguf"
+    write_gguf(path, source, kind)
+    facts = ModelFacts.read(path)
+    shape = ModelShape.of(facts.hf_config)
+    bytes_of_a_weight = {"Q8_0": 1.0625, "Q4_0": 0.5625}[kind]
+    assert expert_bytes(facts, shape, "bfloat16", None) == shape.num_expert_parameters * bytes_of_a_weight
+    whole, _ = weight_bytes(facts, shape, "bfloat16", None)
+    embedding = SIZES["vocab_size"] * SIZES["hidden_size"] * bytes_of_a_weight
+    idle = shape.num_expert_parameters * bytes_of_a_weight * (1 - 2 / 32)
+    assert ModelCost.of(facts, "bfloat16", None).step_bytes(1) == pytest.approx(whole - embedding - idle)
+    assert Weights.of(facts, shape, "bfloat16", None).bytes_of_a_token == pytest.approx(whole - embedding - idle)
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_of_latent_attention_that_comes_quantised(scheme, tmp_path):
+    """Its keys are turned, which makes them floats; 4-bit codes of the others stay."""
+    sizes = {**SIZES, **EXPERTS["deepseek_v2"], **WIDE_LATENT, "first_k_dense_replace": 0}
+    source = make_checkpoint(tmp_path / "plain", "deepseek_v2", **sizes)
+    writers.write_gptq(tmp_path / "gptq", source, group=128, skipped=("lm_head", "mlp.gate"))
+    check(tmp_path / "gptq", scheme)
 
 
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])

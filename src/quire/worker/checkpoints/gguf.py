@@ -1,9 +1,10 @@
 """The weights of a GGUF file, under the names and in the layout of a Hugging Face checkpoint.
 
-Owns the table of names, and one difference of layout: for `llama`, GGUF has the rows of queries and keys in an order in
-which a rotation takes neighbours, where models here take the two halves of a head. Quantised weights keep their codes;
-types without a reader of their own are computed by the package `gguf`. Must never map the file into memory: its pages
-would count beside the weights made from them.
+Owns the table of names, and the differences of layout. For `llama`, GGUF has the rows of queries and keys in an order
+in which a rotation takes neighbours, where models here take the two halves of a head. The experts of a layer are
+stacked in one tensor, of which each is a range of bytes (`gguf_experts.py`). Quantised weights keep their codes; types
+without a reader of their own are computed by the package `gguf`. Must never map the file into memory: its pages would
+count beside the weights made from them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from quire.config import ModelFacts
+from quire.config.arithmetic import ExpertShape
 from quire.config.gguf_file import TYPES, GGUFFile, GGUFTensor
 from quire.errors import ModelError
 from quire.worker.checkpoints.gguf_blocks import DECODERS
+from quire.worker.checkpoints.gguf_experts import one_by_one
 from quire.worker.layers.quantization import QuantizedWeight, by_rows
 
 _logger = logging.getLogger(__name__)
@@ -39,12 +42,33 @@ _MODULES_OF_LAYER = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    # its two directions, as they are multiplied: layers/latent.py
+    "attn_k_b": "self_attn.kv_b_proj.keys",
+    "attn_v_b": "self_attn.kv_b_proj.values",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+# what has no leaf of its own, or another one
+_OTHER_NAMES = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_EXPERT = re.compile(r"blk\.(\d+)\.(ffn_gate|ffn_up|ffn_down)\.(\d+)\.(weight|bias)")
 # Read with the configuration: the angles of the rotation.
 _NOT_WEIGHTS = {"rope_freqs.weight"}
 
@@ -56,10 +80,16 @@ class GGUFCheckpoint:
         self._file = GGUFFile.read(facts.path)
         self._dtype = dtype
         self._dequantized: set[str] = set()
+        config = facts.hf_config
         self._heads = {
-            "attn_q": int(facts.hf_config["num_attention_heads"]),
-            "attn_k": int(facts.hf_config["num_key_value_heads"]),
+            "attn_q": int(config["num_attention_heads"]),
+            "attn_k": int(config["num_key_value_heads"]),
         }
+        # layers behind the last one only draft
+        first = int(config["num_hidden_layers"])
+        self._not_used = {str(first + index) for index in range(config.get("num_nextn_predict_layers", 0))}
+        shape = ExpertShape.of(config, first)
+        self._num_experts = 0 if shape is None else shape.num_experts
         self._is_interleaved = self._file.metadata.get("general.architecture") == "llama"
 
     @property
@@ -67,15 +97,29 @@ class GGUFCheckpoint:
         return sum(tensor.num_bytes for tensor in self._file.tensors.values())
 
     def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
-        for tensor in self._file.tensors.values():
-            if tensor.name not in _NOT_WEIGHTS:
-                yield hf_name(tensor.name), self._in_halves(tensor, self._read(tensor))
+        for tensor in one_by_one(self._used(), self._num_experts):
+            yield hf_name(tensor.name), self._in_halves(tensor, self._read(tensor))
+        if (
+            "deepseek2.expert_count" in self._file.metadata
+            and "deepseek2.expert_group_count" not in self._file.metadata
+        ):
+            _logger.info(
+                "%s says nothing of groups of experts (deepseek2.expert_group_count): tokens choose among all",
+                self._file.path.name,
+            )
         if self._dequantized:
             _logger.info(
                 "weights of the types %s were dequantised to %s",
                 ", ".join(sorted(self._dequantized)),
                 str(self._dtype).removeprefix("torch."),
             )
+
+    def _used(self) -> list[GGUFTensor]:
+        return [
+            tensor
+            for tensor in self._file.tensors.values()
+            if tensor.name not in _NOT_WEIGHTS and _layer_of(tensor.name) not in self._not_used
+        ]
 
     def _read(self, tensor: GGUFTensor) -> Tensor | QuantizedWeight:
         name = tensor.type_name
@@ -106,11 +150,22 @@ class GGUFCheckpoint:
 
 def hf_name(name: str) -> str:
     """`blk.3.ffn_up.weight` as `model.layers.3.mlp.up_proj.weight`; what is not in the table keeps its name."""
-    match = _LAYER.fullmatch(name)
-    if match and match.group(2) in _MODULES_OF_LAYER:
-        return f"model.layers.{match.group(1)}.{_MODULES_OF_LAYER[match.group(2)]}.{match.group(3)}"
+    if match := _EXPERT.fullmatch(name):
+        layer, kind, expert, leaf = match.groups()
+        projection = _MODULES_OF_LAYER[kind].removeprefix("mlp.")
+        return f"model.layers.{layer}.mlp.experts.{expert}.{projection}.{leaf}"
+    if match := _LAYER.fullmatch(name):
+        layer, kind, leaf = match.groups()
+        if f"{kind}.{leaf}" in _OTHER_NAMES:
+            return f"model.layers.{layer}.{_OTHER_NAMES[f'{kind}.{leaf}']}"
+        return f"model.layers.{layer}.{_MODULES_OF_LAYER[kind]}.{leaf}" if kind in _MODULES_OF_LAYER else name
     module, _, leaf = name.rpartition(".")
     return f"{_MODULES[module]}.{leaf}" if module in _MODULES else name
+
+
+def _layer_of(name: str) -> str | None:
+    """The number of its layer."""
+    return name.split(".")[1] if name.startswith("blk.") else None
 
 
 def _as_bytes(file: BinaryIO, offset: int, num_bytes: int) -> Tensor:

@@ -30,6 +30,8 @@ class Blocks(NamedTuple):
 Decode: TypeAlias = Callable[[Tensor], Blocks]
 # The sixteen numbers that a code of IQ4_NL stands for.
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_ZERO_OF_4_BITS = 8
+_LEAST_SCALE = 2.0**-24  # of float16
 # Twice the numbers of a 4-bit float with two bits of exponent and one of mantissa.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -50,8 +52,12 @@ def _bits_of(packed: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
 
 
 def q4_0(blocks: Tensor) -> Blocks:
+    """A block of zeros has no scale, from which nobody could tell the zero point; it gets one, and its codes say 0."""
     scale = _half(blocks, 0)
-    return Blocks(_low_then_high(blocks[:, 2:]), scale, scale * -8)
+    is_zero = scale == 0
+    codes = _low_then_high(blocks[:, 2:]).masked_fill(is_zero, _ZERO_OF_4_BITS)
+    scale = scale.masked_fill(is_zero, _LEAST_SCALE)
+    return Blocks(codes, scale, scale * -_ZERO_OF_4_BITS)
 
 
 def q4_1(blocks: Tensor) -> Blocks:

@@ -3,7 +3,7 @@
 from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activation
 from quire.worker.layers.embedding import LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
-from quire.worker.layers.latent import LatentProjection
+from quire.worker.layers.latent import LatentProjection, latent_parts
 from quire.worker.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -38,6 +38,7 @@ __all__ = [
     "TensorParallelGroup",
     "VocabEmbedding",
     "activation",
+    "latent_parts",
     "load_weight",
     "make_parameter",
     "tensor_parallel",

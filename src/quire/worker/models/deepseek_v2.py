@@ -18,6 +18,7 @@ from quire.worker.layers import (
     RotaryEmbedding,
     Routing,
     RowParallelLinear,
+    latent_parts,
 )
 from quire.worker.layers.rotary import rope_parameters, yarn_magnitude
 from quire.worker.model_config import Nullable
@@ -153,10 +154,16 @@ def make_mlp(config: Any, index: int) -> nn.Module:
     return experts_or_dense(config, index, routing, bias=config.mlp_bias)
 
 
-LATENT_MAP = CheckpointMap(
-    merged={name: MERGED[name] for name in ("gate_proj", "up_proj")},
-    modules={"shared_experts": "shared_expert"},
-)
+def latent_map(config: Any, ignored_modules: tuple[str, ...] = ()) -> CheckpointMap:
+    return CheckpointMap(
+        merged={name: MERGED[name] for name in ("gate_proj", "up_proj")},
+        modules={"shared_experts": "shared_expert"},
+        ignored_modules=ignored_modules,
+        convert=latent_parts(config.qk_nope_head_dim, config.v_head_dim),
+        converts_quantized=True,
+    )
+
+
 LATENT_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -172,7 +179,6 @@ LATENT_DEFAULTS: dict[str, Any] = {
 
 class DeepseekV2ForCausalLM(CausalLM):
     architectures = ("DeepseekV2ForCausalLM",)
-    checkpoint_map = LATENT_MAP
     config_defaults = {
         **LATENT_DEFAULTS,
         "vocab_size": 102_400,
@@ -197,6 +203,7 @@ class DeepseekV2ForCausalLM(CausalLM):
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = LlamaModel(config, max_model_len, LatentAttention, make_mlp, is_interleaved=True)
         super().__init__(model, head_of(config, model.embed_tokens))
+        self.checkpoint_map = latent_map(config)
 
 
 MODEL = DeepseekV2ForCausalLM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from torch import nn
@@ -12,10 +11,10 @@ from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.deepseek_v2 import (
     LATENT_DEFAULTS,
-    LATENT_MAP,
     LatentAttention,
     complete_latent,
     experts_or_dense,
+    latent_map,
     refuse_other_values,
 )
 from quire.worker.models.llama import LlamaModel
@@ -68,9 +67,7 @@ class DeepseekV3ForCausalLM(CausalLM):
         # Layers behind the last one only draft.
         first = config.num_hidden_layers
         drafting = range(first, first + config.num_nextn_predict_layers)
-        self.checkpoint_map = dataclasses.replace(
-            LATENT_MAP, ignored_modules=tuple(f"model.layers.{index}." for index in drafting)
-        )
+        self.checkpoint_map = latent_map(config, tuple(f"model.layers.{index}." for index in drafting))
 
 
 MODEL = DeepseekV3ForCausalLM
