@@ -43,9 +43,9 @@ class MixedLayer:
     source: int | None = None
 
     @property
-    def kept_values(self) -> int:
-        """Numbers that it keeps of a token."""
-        return 0 if self.source is not None else 2 * self.num_kv_heads * self.head_dim
+    def num_rows(self) -> int:
+        """Keys and values that it keeps of a token."""
+        return 0 if self.source is not None else 2 * self.num_kv_heads
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,12 @@ class MixedShape:
             layer_input_vocab=config["vocab_size_per_layer_input"],
         )
 
-    @property
-    def num_rows(self) -> int:
-        """Keys and values that a token keeps, in all layers: each has a scale of its own where they are codes."""
-        return sum(2 * layer.num_kv_heads for layer in self.layers if layer.source is None)
-
-    def kept_values(self, num_tokens: int = 1) -> int:
-        """Numbers that a sequence of this length keeps, in all layers."""
-        return sum(layer.kept_values * min(layer.window or num_tokens, num_tokens) for layer in self.layers)
+    def kept_bytes(self, num_tokens: int, bytes_per_number: int, bytes_per_row: int) -> int:
+        """Of a sequence of this length; a row is a key or a value of one head."""
+        return sum(
+            layer.num_rows * (layer.head_dim * bytes_per_number + bytes_per_row) * min(layer.window or num_tokens, num_tokens)
+            for layer in self.layers
+        )
 
     @property
     def query_width(self) -> int:

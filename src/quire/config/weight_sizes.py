@@ -42,6 +42,7 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
         + shape.num_float_parameters * floats
         + expert_bytes(facts, shape, dtype, scheme)
         + shape.vocab_size * shape.hidden_size * embedding
+        + shape.num_table_parameters * floats
     )
     return int(total), " as ".join(name for name in (stored, scheme) if name)
 
@@ -67,13 +68,14 @@ def _of_linear(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | N
 
 
 def looked_up_bytes(facts: ModelFacts, shape: ModelShape, dtype: str) -> int:
-    """Of all matrices, the embedding that is not the head as well: a step reads a few rows of it."""
+    """Of all matrices, those of which a step reads a few rows: an embedding that is not the head as well, and tables."""
+    tables = shape.num_table_parameters * FLOAT_BYTES[dtype]
     if shape.has_tied_embeddings:
-        return 0
+        return tables
     if format_of(facts.hf_config) == "gguf":
         embedding = GGUFFile.read(facts.path).tensors["token_embd.weight"]
         return int(embedding.num_elements * _as_kept(embedding, dtype))
-    return shape.vocab_size * shape.hidden_size * FLOAT_BYTES[dtype]
+    return tables + shape.vocab_size * shape.hidden_size * FLOAT_BYTES[dtype]
 
 
 def _as_kept(tensor: GGUFTensor, dtype: str) -> float:

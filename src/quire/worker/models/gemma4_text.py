@@ -59,12 +59,12 @@ def num_parts(shape: MixedShape, index: int) -> int:
     A block of the KV cache has room for all layers without a window, and as many layers with one as keep as much.
     Where that is no whole number (5 layers, of which 2 keep as much as one with a window), pieces fill it.
     """
-    own = [layer for layer in shape.layers if layer.source is None]
-    full = [layer.kept_values for layer in own if not layer.window]
+    full = [layer.num_rows * layer.head_dim for layer in shape.layers if layer.source is None and not layer.window]
     layer = shape.layers[index]
-    if not layer.window or not full or len(set(full)) > 1 or layer.kept_values % full[0]:
+    kept = layer.num_rows * layer.head_dim
+    if not layer.window or not full or len(set(full)) > 1 or kept % full[0]:
         return 1
-    ratio = layer.kept_values // full[0]
+    ratio = kept // full[0]
     return ratio if len(full) % ratio and layer.num_kv_heads % ratio == 0 else 1
 
 
