@@ -79,7 +79,9 @@ class MixedShape:
     def kept_bytes(self, num_tokens: int, bytes_per_number: int, bytes_per_row: int) -> int:
         """Of a sequence of this length; a row is a key or a value of one head."""
         return sum(
-            layer.num_rows * (layer.head_dim * bytes_per_number + bytes_per_row) * min(layer.window or num_tokens, num_tokens)
+            layer.num_rows
+            * (layer.head_dim * bytes_per_number + bytes_per_row)
+            * min(layer.window or num_tokens, num_tokens)
             for layer in self.layers
         )
 
@@ -115,8 +117,8 @@ def _layers(config: dict[str, Any]) -> Iterator[MixedLayer]:
         num_kv_heads, head_dim = _heads(config, index, is_full)
         if config["num_attention_heads"] % num_kv_heads:
             raise ModelError(
-                f"config.json: num_attention_heads={config['num_attention_heads']} is no multiple of the {num_kv_heads} "
-                f"heads of keys that layer {index} has. Take the config.json that belongs to the weights."
+                f"config.json: num_attention_heads={config['num_attention_heads']} is no multiple of the "
+                f"{num_kv_heads} heads of keys that layer {index} has. Take the config.json that belongs to the weights."
             )
         is_wide = index >= num_own and config.get("use_double_wide_mlp", False)
         yield MixedLayer(

@@ -68,7 +68,7 @@ def _of_linear(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | N
 
 
 def looked_up_bytes(facts: ModelFacts, shape: ModelShape, dtype: str) -> int:
-    """Of all matrices, those of which a step reads a few rows: an embedding that is not the head as well, and tables."""
+    """Of all matrices, those of which a step reads a few rows: an embedding that is not the head, and tables."""
     tables = shape.num_table_parameters * FLOAT_BYTES[dtype]
     if shape.has_tied_embeddings:
         return tables

@@ -11,12 +11,12 @@ from quire.config import ModelFacts
 from quire.config.arithmetic import ModelShape
 from quire.config.gguf_file import GGUFFile
 from quire.config.weight_sizes import weight_bytes
+from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_limits import ModelCost
 from quire.interfaces.cli.program import main
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.worker.attention import attention_layers
 from quire.worker.kernels import cpu
 from quire.worker.model_config import read_model_config

@@ -129,9 +129,7 @@ def _cost(by_window: Mapping[Window, list[LayerSpec]], width: int) -> float:
     cuts = {window: _cut(layers, width) for window, layers in by_window.items()}
     whole = [group for window, groups in cuts.items() if not window[0] for group in groups]
     every = [group for groups in cuts.values() for group in groups]
-    empty = max(
-        1 - sum(map(_bytes_per_token, groups)) / (width * len(groups)) for groups in (whole, every) if groups
-    )
+    empty = max(1 - sum(map(_bytes_per_token, groups)) / (width * len(groups)) for groups in (whole, every) if groups)
     return empty + _COST_OF_GROUP * len(every)
 
 

@@ -78,6 +78,7 @@ class Gemma4Attention(nn.Module):
         size, bias = config.hidden_size, config.attention_bias
         self.head_dim = layer.head_dim
         self.rotary = rotary
+        self.pieces: nn.ModuleList
         self.is_reader = source is not None
         parts: tuple[Part, ...] = ("q",) if source else ("q", "k") if layer.has_one_projection else ("q", "k", "v")
         self.qkv_proj = QKVParallelLinear(
@@ -210,8 +211,7 @@ class Gemma4Model(nn.Module):
         self.embed_tokens = VocabEmbedding(config.vocab_size, size)
         self.register_buffer("embed_scale", constant(size**0.5, size), persistent=False)
         self.layers = nn.ModuleList(
-            Gemma4Layer(config, index, attention)
-            for index, attention in enumerate(_attentions(config, max_model_len))
+            Gemma4Layer(config, index, attention) for index, attention in enumerate(_attentions(config, max_model_len))
         )
         self.norm = make_norm(config)
         self.own_inputs = OwnInputs(config, num_layers) if config.hidden_size_per_layer_input else None
@@ -264,7 +264,9 @@ def _rotary_of(config: Any, layer: MixedLayer, max_model_len: int) -> RotaryEmbe
     name = SLIDING if layer.window else FULL
     parameters = config.rope_parameters.get(name)
     if not isinstance(parameters, dict):
-        raise ModelError(f"config.json: rope_parameters has nothing for {name}. Take the one that belongs to the weights.")
+        raise ModelError(
+            f"config.json: rope_parameters has nothing for {name}. Take the one that belongs to the weights."
+        )
     of_kind = SimpleNamespace(
         head_dim=layer.head_dim,
         rope_parameters=parameters,
