@@ -118,7 +118,8 @@ def _layers(config: dict[str, Any]) -> Iterator[MixedLayer]:
         if config["num_attention_heads"] % num_kv_heads:
             raise ModelError(
                 f"config.json: num_attention_heads={config['num_attention_heads']} is no multiple of the "
-                f"{num_kv_heads} heads of keys that layer {index} has. Take the config.json that belongs to the weights."
+                f"{num_kv_heads} heads of keys that layer {index} has. Take the config.json that belongs to the "
+                "weights."
             )
         is_wide = index >= num_own and config.get("use_double_wide_mlp", False)
         yield MixedLayer(
