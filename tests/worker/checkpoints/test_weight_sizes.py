@@ -103,6 +103,10 @@ EXPERTS = {
         "num_local_experts": 32, "intermediate_size": 128, "intermediate_size_mlp": 512, "head_dim": 64,
         "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2,
     },
+    "gemma4_moe": {
+        "num_experts": 32, "moe_intermediate_size": 128, "head_dim": 64, "global_head_dim": 128,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }  # fmt: skip
 
 
@@ -112,6 +116,14 @@ def sparse(request, tmp_path_factory):
     if request.param == "gpt_oss":
         sizes["layer_types"] = ["sliding_attention", "full_attention"]
     return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **sizes)
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_of_inputs_of_each_layer_and_keys_that_layers_share(scheme, tmp_path):
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = {"num_hidden_layers": 4, "layer_types": kinds * 2, "head_dim": 64, "global_head_dim": 128}
+    inputs = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 1024}
+    check(make_checkpoint(tmp_path, "gemma4", **{**SIZES, **sizes, **inputs}), scheme)
 
 
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
