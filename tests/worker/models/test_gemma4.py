@@ -13,7 +13,9 @@ from quire.testing.model_contract import check_cuts_and_mixtures, transformers_l
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint, make_config, widen
 from quire.worker.attention import attention_layers
+from quire.worker.model_config import read_model_config
 from quire.worker.model_loader import load_model
+from quire.worker.models.registry import native_class
 
 _ENCODER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -129,6 +131,38 @@ def test_what_is_not_built_is_refused(changes, words, tmp_path):
     with pytest.raises(ModelError) as caught:
         load_model(worker_config(path))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+SPELLINGS = {
+    "nothing": {},
+    "kinds": {"layer_types": ["full_attention", "sliding_attention"] * 3, "num_hidden_layers": 6},
+    "shared": {"num_hidden_layers": 12, "num_kv_shared_layers": 5, "use_double_wide_mlp": True},
+    "one projection": {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "global_head_dim": 128},
+    # counts only where one projection is both
+    "two projections": {"num_global_key_value_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_layers_are_those_of_transformers(name, tmp_path):
+    values = {"model_type": "gemma4_text", **SPELLINGS[name]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    own = read_model_config(tmp_path / "config.json", values, native_class("gemma4_text", []))
+    assert own.rope_by_kind == theirs.rope_parameters
+    assert len(own.shape.layers) == theirs.num_hidden_layers
+    modes = theirs.kv_sharing_modes
+    for index, layer in enumerate(own.shape.layers):
+        other = theirs.per_layer_config[index]
+        assert (layer.num_kv_heads, layer.head_dim) == (other.num_key_value_heads, other.head_dim)
+        kind = theirs.layer_types[index]
+        assert layer.window == (theirs.sliding_window if kind == "sliding_attention" else 0)
+        assert layer.has_one_projection == (theirs.attention_k_eq_v and not layer.window)
+        assert (layer.source is not None) == (modes[index] == "reuse")
+        if layer.source is not None:
+            assert (modes[layer.source], theirs.layer_types[layer.source]) == ("store", kind)
+        is_wide = theirs.use_double_wide_mlp and layer.source is not None
+        assert layer.intermediate_size == theirs.intermediate_size * (1 + is_wide)
 
 
 def test_the_last_layer_sees_every_token():

@@ -262,7 +262,7 @@ def _attentions(config: Any, max_model_len: int) -> Sequence[Gemma4Attention]:
 
 def _rotary_of(config: Any, layer: MixedLayer, max_model_len: int) -> RotaryEmbedding:
     name = SLIDING if layer.window else FULL
-    parameters = config.rope_parameters.get(name)
+    parameters = config.rope_by_kind.get(name)
     if not isinstance(parameters, dict):
         raise ModelError(
             f"config.json: rope_parameters has nothing for {name}. Take the one that belongs to the weights."
@@ -279,8 +279,7 @@ def complete_config(config: Any) -> None:
     shape = MixedShape.of(vars(config))
     assert shape is not None, "this file is for models of these types"
     config.shape = shape
-    if config.rope_parameters is None:
-        config.rope_parameters = _DEFAULT_ROPE
+    config.rope_by_kind = config.rope_parameters or _DEFAULT_ROPE
     if config.use_bidirectional_attention == "all":
         raise ModelError(
             "config.json: use_bidirectional_attention='all': tokens see later ones, which a model that generates text "
