@@ -52,8 +52,7 @@ class BlockSize:
         self._worker.initialize_cache([[layer.name for layer in self._layers]], 2 * self.num_blocks, self.num_blocks)
         runner = self._worker._runner
         assert runner is not None
-        tensors = runner.cache.tensors
-        self._caches = list(zip(tensors[0::2], tensors[1::2], strict=True))
+        self._caches = [(layer.k_cache, layer.v_cache) for layer in self._layers]
         self.num_bytes = runner.cache.swap_arena.num_bytes
         # The sequence goes back and forth between two halves of the cache.
         self._blocks = np.array(random.Random(0).sample(range(2 * self.num_blocks), 2 * self.num_blocks)).reshape(2, -1)

@@ -10,10 +10,11 @@ is a *chunk*, its layer a *place*, and a state layer takes as many consecutive c
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from quire.errors import ModelError
 from quire.messages import LayerSpec
 
 # Of every state, before what the layer keeps: int64, how many tokens it has absorbed, and padding.
@@ -36,19 +37,18 @@ class StateLayout(msgspec.Struct, kw_only=True, frozen=True):
         return divmod(chunk, self.num_places)
 
 
-def state_layout(layers: list[LayerSpec], block_size: int) -> StateLayout | None:
-    """None: no layer of the model keeps a state.
+def state_layout(layers: list[LayerSpec], groups: Iterable[Sequence[str]], block_size: int) -> StateLayout | None:
+    """None: no layer of the model keeps a state. `groups`: names of the attention layers that share a block table.
 
     Without attention nothing else sets the size of a block, so that one holds all states of a sequence.
     """
     states = [layer for layer in layers if layer.state_bytes]
     if not states:
         return None
-    attention = [layer for layer in layers if not (layer.state_bytes or layer.is_draft)]
+    attention = {layer.name: layer for layer in layers if not (layer.state_bytes or layer.is_draft)}
     if attention:
-        # Groups are as large as the rarest kind of layer has members, so that a block has so many places (groups.py).
-        num_places = min(Counter(msgspec.structs.replace(layer, name="") for layer in attention).values())
-        chunk_bytes = attention[0].bytes_per_token * block_size
+        num_places = max(sum(name in attention for name in names) for names in groups)
+        chunk_bytes = _only({layer.bytes_per_token for layer in attention.values()}) * block_size
     else:
         num_places = len(states)
         chunk_bytes = _rounded_up(max(layer.state_bytes for layer in states), _ALIGNMENT)
@@ -63,6 +63,15 @@ def state_layout(layers: list[LayerSpec], block_size: int) -> StateLayout | None
         num_blocks=-(-num_chunks // num_places),
         first_chunk_by_layer=first_chunk_by_layer,
     )
+
+
+def _only(sizes: set[int]) -> int:
+    if len(sizes) > 1:
+        raise ModelError(
+            f"KV cache: attention layers that keep {', '.join(map(str, sorted(sizes)))} bytes of a token beside layers "
+            "that keep a state: states need attention layers of one size. Such models are not served."
+        )
+    return next(iter(sizes))
 
 
 def _rounded_up(number: int, unit: int) -> int:

@@ -110,7 +110,10 @@ def test_a_config_without_sizes_is_a_clear_error() -> None:
     ("values", "what"),
     [
         ({"text_config": {"moe_num_experts": 128}}, "moe_num_experts=128: the model is a mixture of experts"),
-        ({"num_local_experts": 8, "intermediate_size": 9}, "none of num_experts_per_tok, experts_per_token is there"),
+        (
+            {"num_local_experts": 8, "intermediate_size": 9},
+            "none of num_experts_per_tok, experts_per_token, top_k_experts is there",
+        ),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: the model's attention keeps latent vectors"),
         ({"mamba_d_state": 16}, "mamba_d_state=16: the model has layers that keep a state"),
         ({"conv_L_cache": 3}, "conv_L_cache=3: the model has layers that keep a state"),

@@ -87,7 +87,7 @@ def test_tokens_are_those_of_merged_models(house, way):
     assert len(different) == len(numbers), "the adapters change nothing"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral", "opt", "gpt2", "llama_bias", "qwen2"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "opt", "gpt2", "llama_bias", "qwen2", "gemma4"])
 def test_other_models(tmp_path, name):
     base = make_checkpoint(tmp_path / "base", name)
     config = {}

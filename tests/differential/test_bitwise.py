@@ -34,6 +34,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "chunks": ("llama4_chunks", {"dtype": "bfloat16"}),
     "latent": ("deepseek_v3_groups", {"dtype": "bfloat16"}),
     "sinks": ("gpt_oss", {"dtype": "bfloat16"}),
+    "two shapes": ("gemma4", {"dtype": "bfloat16"}),
+    "two shapes and experts": ("gemma4_moe", {"dtype": "bfloat16"}),
     "experts in int4": ("mixtral", {"dtype": "bfloat16", "quantization": "int4"}),
     "states": ("qwen3_next", {"dtype": "bfloat16"}),
     "int8": ("embedded", {"dtype": "bfloat16", "quantization": "int8"}),
@@ -47,7 +49,7 @@ ENGINES: list[dict[str, Any]] = [
     {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}, "num_threads": 2},
 ]
 # scarce memory of models whose layers have windows or none: three groups of blocks
-SCARCE = {"sinks": 48, "states": 60}
+SCARCE = {"sinks": 48, "two shapes": 32, "two shapes and experts": 48, "states": 60}
 # What must have happened somewhere, or the test says less than it seems to.
 SEEN = ("num_prefix_hit_tokens_total", "num_preemptions_by_recompute_total", "num_preemptions_by_swap_total")
 NUM_CASES = 40

@@ -22,7 +22,7 @@ from quire.testing.greedy import Reference, assert_same_tokens, real_core, refer
 from quire.testing.run_requests import Results, SequenceResult, collect
 from quire.testing.tiny_checkpoints import make_checkpoint
 
-ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3_groups", "lfm2", "qwen3_next")
+ARCHITECTURES = ("llama", "qwen3", "gpt2", "qwen3_moe", "gpt_oss", "deepseek_v3_groups", "gemma4", "lfm2", "qwen3_next")
 HYBRIDS = ("lfm2", "qwen3_next")
 NUM_TOKENS = 24
 SHARED = list(range(40, 70))
@@ -50,7 +50,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 }
 NUM_SCARCE = 26
 # one block serves a layer, where some have windows: two groups of these, and one without
-MORE_BLOCKS = {"gpt_oss": 60, "lfm2": 30, "qwen3_next": 120}
+MORE_BLOCKS = {"gpt_oss": 60, "gemma4": 40, "lfm2": 30, "qwen3_next": 120}
 # A step costs a second, a draft nothing: every row gets as many drafts as it may have.
 FREE_DRAFTS = dict.fromkeys(
     ("seconds_per_token", "seconds_of_drafting", "seconds_per_draft_step", "seconds_per_draft_token"), 0.0

@@ -30,6 +30,7 @@ NATIVE = [
     "granitemoehybrid",
     "granitemoehybrid_dense",
 ]
+MIXED = ["gemma4", "gemma4_moe"]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
 CHUNKED = ["llama4"]
 FALLBACK = ["gemma2", "phi3"]
@@ -45,7 +46,7 @@ SETTINGS = {
 Checkpoint = tuple[Path, list[list[int]], list[Reference]]
 
 
-@pytest.fixture(scope="module", params=NATIVE + LATENT + CHUNKED + FALLBACK)
+@pytest.fixture(scope="module", params=NATIVE + LATENT + CHUNKED + MIXED + FALLBACK)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -93,6 +94,8 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
         "qwen2_moe": 42,
         "gpt_oss": 42,
         "llama4": 42,
+        "gemma4": 32,
+        "gemma4_moe": 42,
     }.get(name, 24)
     core = real_core(
         path,

@@ -19,7 +19,7 @@ from quire.testing.run_requests import run_requests
 from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 
 # All have two layers with a window and one without: three groups, because one block serves equally many layers.
-NATIVE, CHUNKED, FALLBACK = "qwen2_window", "llama4", "gemma2"
+NATIVE, CHUNKED, TWO_SHAPES, FALLBACK = "qwen2_window", "llama4", "gemma4_moe", "gemma2"
 WINDOW = 24
 BLOCK_SIZE = 4
 LENGTHS = [3, 24, 25, 61, 90, 40]
@@ -32,10 +32,10 @@ AMPLE: dict[str, Any] = {
     "max_num_batched_tokens": 16,
 }
 # Hardly more than the largest request may need, and less than several do; chunks pass their blocks all at once.
-SCARCE_FOR_GREEDY = {NATIVE: 74, CHUNKED: 58, FALLBACK: 74}
+SCARCE_FOR_GREEDY = {NATIVE: 74, CHUNKED: 58, TWO_SHAPES: 74, FALLBACK: 74}
 SCARCE_FOR_BEAMS = 150
 # times that all searches are asked for, so that memory is short
-NUM_COPIES = {NATIVE: 1, CHUNKED: 3, FALLBACK: 1}
+NUM_COPIES = {NATIVE: 1, CHUNKED: 3, TWO_SHAPES: 1, FALLBACK: 1}
 MAX_STEPS = 3000
 # (prompt, search)
 BEAMS = [
@@ -74,7 +74,7 @@ class Subject:
         return real_core(self.path, **{**AMPLE, **PRESSURE[pressure], **scarce, **options})
 
 
-@pytest.fixture(scope="module", params=[NATIVE, CHUNKED, FALLBACK])
+@pytest.fixture(scope="module", params=[NATIVE, CHUNKED, TWO_SHAPES, FALLBACK])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

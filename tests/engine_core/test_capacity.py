@@ -7,7 +7,7 @@ import pytest
 
 from quire.engine_core.kv_cache_manager.capacity import GIB, CacheOptions, plan_cache
 from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
-from quire.errors import CapacityError, ModelError
+from quire.errors import CapacityError
 from quire.messages import LayerSpec, WorkerCapacity
 
 
@@ -138,9 +138,57 @@ def test_a_chunk_is_kept_until_its_last_token_is_surely_computed(num_computed: i
     assert KVGroup(("a",), 12, is_chunked=True).first_needed_block(num_computed, 4) == first
 
 
-def test_layers_of_different_shapes_are_refused() -> None:
-    with pytest.raises(ModelError, match="layers of 2 different shapes"):
-        plan_cache(measured(64, [*layers(2), *layers(2, key_dim=64)]), asked())
+# heads of keys and their size, of layers with a window and of those without; how many there are of each
+GEMMA_4 = {
+    "E2B": ((1, 256, 12), (1, 512, 3), [3, 6, 6]),
+    "E4B": ((2, 256, 20), (2, 512, 4), [2, 2, 4, 4, 4, 4, 4]),
+    "31B": ((16, 256, 50), (4, 512, 10), [10, *[5] * 10]),
+    # layers with a window in halves: 5 layers without one are as much as 5 halves
+    "26B": ((4, 256, 50), (2, 512, 5), [5] * 11),
+}
+
+
+def of_two_shapes(small: tuple[int, int, int], large: tuple[int, int, int]) -> list[LayerSpec]:
+    (few, width, count), (others, other_width, other_count) = small, large
+    return [
+        *layers(other_count, num_kv_heads=others, key_dim=other_width, value_dim=other_width),
+        *layers(count, window=1024, num_kv_heads=few, key_dim=width, value_dim=width),
+    ]
+
+
+@pytest.mark.parametrize("name", GEMMA_4)
+def test_published_layers_of_two_shapes_fill_blocks_without_a_gap(name: str) -> None:
+    small, large, sizes = GEMMA_4[name]
+    specs = of_two_shapes(small, large)
+    groups, block_bytes = make_groups(specs, 16)
+    assert [len(group.layer_names) for group in groups] == sizes
+    assert len(groups) * block_bytes == 16 * sum(layer.bytes_per_token for layer in specs)
+
+
+def test_what_cannot_be_filled_stays_empty() -> None:
+    """7 layers with a window, and 2 without that keep half as much again: the last group has one layer of three."""
+    specs = of_two_shapes((2, 128, 7), (3, 128, 2))
+    groups, width = make_groups(specs)
+    assert [(len(group.layer_names), group.sliding_window) for group in groups] == [
+        (2, 0), (3, 1024), (3, 1024), (1, 1024),
+    ]  # fmt: skip
+    assert width == specs[0].bytes_per_token * 2
+    used = sum(layer.bytes_per_token for layer in specs)
+    assert used / (len(groups) * width) == pytest.approx(20 / 24)
+
+
+def test_layers_of_one_window_share_blocks_whatever_their_shapes() -> None:
+    specs = [*layers(2), *(msgspec.structs.replace(one, name=f"n{one.name}") for one in layers(2, key_dim=64))]
+    groups, width = make_groups(specs)
+    assert [group.layer_names for group in groups] == [("0.0", "0.1", "n0.0", "n0.1")]
+    assert width == sum(layer.bytes_per_token for layer in specs)
+
+
+def test_a_few_layers_more_than_fit_do_not_double_the_groups() -> None:
+    """Gemma 3 1B: 22 layers with a window and 4 without. 13 groups of 2 would leave nothing empty, 7 leave 2 of 28."""
+    groups, width = make_groups([*layers(4), *layers(22, window=512)])
+    assert [len(group.layer_names) for group in groups] == [4, 4, 4, 4, 4, 4, 2]
+    assert width == 4 * 4096
 
 
 def draft(count: int, *, window: int = 0, **changes: int) -> list[LayerSpec]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
+from quire.errors import ModelError
 from quire.messages import LayerSpec
 from quire.state_layout import state_layout
 
@@ -16,12 +20,12 @@ def state(name: str, num_bytes: int) -> LayerSpec:
 
 
 def test_a_model_without_states_has_no_layout() -> None:
-    assert state_layout([attention("0")], 16) is None
+    assert state_layout([attention("0")], [["0"]], 16) is None
 
 
 def test_each_layer_takes_whole_chunks_one_after_the_other() -> None:
     layers = [state("0", 1025), attention("1"), state("2", 1024), attention("3"), state("4", 2048)]
-    layout = state_layout(layers, 16)
+    layout = state_layout(layers, [["1", "3"]], 16)
     assert layout is not None
     assert (layout.chunk_bytes, layout.num_places) == (1024, 2)
     assert layout.first_chunk_by_layer == {"0": 0, "2": 2, "4": 3}
@@ -29,15 +33,22 @@ def test_each_layer_takes_whole_chunks_one_after_the_other() -> None:
     assert [layout.place_of(chunk) for chunk in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
 
-def test_the_rarest_kind_of_attention_and_no_draft_sets_the_number_of_places() -> None:
+def test_the_largest_group_without_its_draft_sets_the_number_of_places() -> None:
     layers = [*(attention(str(i), window=8) for i in range(4)), *(attention(f"w{i}") for i in range(2))]
-    layout = state_layout([*layers, attention("draft.0"), state("s", 3000)], 16)
+    groups = [["0", "1", "draft.0"], ["2", "3"], ["w0", "w1"]]
+    layout = state_layout([*layers, attention("draft.0"), state("s", 3000)], groups, 16)
     assert layout is not None
     assert (layout.num_places, layout.num_blocks) == (2, 2)
 
 
+def test_states_beside_attention_layers_of_two_sizes_are_refused() -> None:
+    layers = [attention("0"), msgspec.structs.replace(attention("1"), key_dim=16), state("s", 100)]
+    with pytest.raises(ModelError, match=r"keep 64, 96 bytes of a token beside layers that keep a state"):
+        state_layout(layers, [["0", "1"]], 16)
+
+
 def test_without_attention_one_block_holds_all_states() -> None:
-    layout = state_layout([state("0", 1000), state("1", 1000), state("2", 500)], 16)
+    layout = state_layout([state("0", 1000), state("1", 1000), state("2", 500)], [], 16)
     assert layout is not None
     assert (layout.chunk_bytes, layout.num_places, layout.num_blocks) == (1024, 3, 1)
     assert layout.first_chunk_by_layer == {"0": 0, "1": 1, "2": 2}

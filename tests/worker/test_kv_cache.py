@@ -100,10 +100,42 @@ def test_layers_of_other_shapes_have_tensors_of_their_own():
     assert len({id(tensor) for tensor in cache.tensors}) == len(cache.tensors) == 3
     assert [layer.group for layer in draft.values()] == [0, 0, 1]
     for tensor in cache.tensors:
-        tensor.copy_(torch.randn(tensor.shape))
+        tensor.random_()
     before = [tensor.clone() for tensor in cache.tensors]
     cache.copy_blocks(np.array([[1], [4]]))
     assert all(torch.equal(new[4], old[1]) for old, new in zip(before, cache.tensors, strict=True))
+
+
+def written(layer, number):
+    """All that a layer keeps becomes this number."""
+    for cache in (layer.k_cache, layer.v_cache):
+        cache.fill_(number)
+
+
+def test_layers_of_two_shapes_fill_the_same_blocks():
+    """Two heads of 8 take half of what one of 32 takes, and as much as one of 16."""
+    small = layers("a", "b", sliding_window=4)
+    large = {"c": Attention(4, 1, 32, 1.0, name="c"), "d": Attention(4, 1, 16, 1.0, name="d")}
+    model = small | large
+    groups, block_bytes = make_groups([layer.spec for layer in model.values()], 4)
+    assert [group.layer_names for group in groups] == [("a", "b"), ("c",), ("d",)]
+    cache = KVCache()
+    cache.allocate(model, [group.layer_names for group in groups], 5, 4, CPU)
+
+    assert cache.num_bytes == 5 * block_bytes == 5 * 4 * large["c"].spec.bytes_per_token
+    assert [tensor.shape for tensor in cache.tensors] == [(5, block_bytes)]
+    assert model["c"].k_cache.shape == (5, 1, 4, 32)
+    # a block belongs to one group: its layers lie apart, and fill it
+    for number, name in enumerate("ab", 1):
+        written(model[name], number)
+    assert (model["a"].k_cache == 1).all()
+    assert (model["b"].v_cache == 2).all()
+    assert model["c"].k_cache.sum() + model["c"].v_cache.sum() == 5 * 4 * 32 * (1 + 2)
+    written(model["d"], 3)
+    assert (model["a"].k_cache == 3).all()
+    assert (model["b"].k_cache == 2).all()
+    cache.copy_blocks(np.array([[1], [4]]))
+    assert (model["d"].v_cache[4] == 3).all()
 
 
 def test_blocks_are_copied_in_every_tensor():
@@ -111,7 +143,7 @@ def test_blocks_are_copied_in_every_tensor():
     cache = KVCache()
     cache.allocate(model, [["a", "b"]], num_blocks=6, block_size=4, device=CPU)
     for tensor in cache.tensors:
-        tensor.copy_(torch.randn(tensor.shape))
+        tensor.random_()
     before = [tensor.clone() for tensor in cache.tensors]
     cache.copy_blocks(np.array([[1, 2], [4, 5]]))
 

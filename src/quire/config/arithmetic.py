@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.config.latent_shape import LatentShape
+from quire.config.mixed_shape import MixedShape
 from quire.errors import ModelError
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -68,7 +69,7 @@ class ExpertShape:
         return cls(
             num_layers=sum(_has_experts(config, index) for index in range(num_layers)),
             num_experts=num_experts,
-            top_k=min(num_experts, _size(config, "num_experts_per_tok", "experts_per_token")),
+            top_k=min(num_experts, _size(config, "num_experts_per_tok", "experts_per_token", "top_k_experts")),
             inner_size=inner,
             shared_size=shared,
         )
@@ -134,6 +135,8 @@ class ModelShape:
     window: int = 0
     # None: every head keeps keys and values
     latent: LatentShape | None = None
+    # None: the heads of all layers are alike
+    mixed: MixedShape | None = None
 
     @classmethod
     def of(cls, hf_config: dict[str, Any]) -> ModelShape:
@@ -152,6 +155,7 @@ class ModelShape:
         is_gated = "intermediate_size" in config
         num_layers = _size(config, "num_hidden_layers", "n_layer")
         num_windowed, window = _bounded_layers(config, num_layers)
+        mixed = MixedShape.of(config)
         return cls(
             num_layers=num_layers,
             hidden_size=hidden,
@@ -161,20 +165,22 @@ class ModelShape:
             intermediate_size=_size(config, _DENSE_SIZE, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
             vocab_size=_size(config, "vocab_size"),
             has_gated_mlp=is_gated,
-            has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated)),
+            has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated or mixed is not None)),
             experts=ExpertShape.of(config, num_layers),
             num_windowed_layers=num_windowed,
             window=window,
             latent=latent,
+            mixed=mixed,
         )
 
     @property
     def num_parameters(self) -> int:
         """Matrices of a decoder; norms and biases are left out, which is less than a part in a thousand."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
+        embeddings += self.num_table_parameters
         latent = self.num_key_parameters + self.num_value_parameters
         return (
-            self.num_linear_parameters + self.num_router_parameters + latent + self.num_expert_parameters + embeddings
+            self.num_linear_parameters + self.num_float_parameters + latent + self.num_expert_parameters + embeddings
         )
 
     @property
@@ -187,8 +193,10 @@ class ModelShape:
 
     @property
     def num_linear_parameters(self) -> int:
-        """Of the layers, without what tokens choose from (embedding, head, experts), routers, and what turns latent
-        vectors."""
+        """Of the layers, without what tokens choose from (embedding, head, experts), what stays floats, and what turns
+        latent vectors."""
+        if self.mixed is not None:
+            return self.mixed.num_linear_parameters
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         if self.latent is not None:
             attention = self.latent.num_linear_parameters(self.hidden_size, self.num_heads)
@@ -202,8 +210,18 @@ class ModelShape:
         )
 
     @property
-    def num_router_parameters(self) -> int:
-        """They stay floats, whatever the other matrices become."""
+    def num_table_parameters(self) -> int:
+        """Of what is looked up beside the embedding."""
+        return 0 if self.mixed is None else self.mixed.num_looked_up_parameters
+
+    @property
+    def query_width(self) -> int:
+        """Numbers of a token's queries, in all layers."""
+        return self.num_layers * self.num_heads * self.head_dim if self.mixed is None else self.mixed.query_width
+
+    @property
+    def num_float_parameters(self) -> int:
+        """Routers: they stay floats, whatever the other matrices become."""
         experts = self.experts
         return 0 if experts is None else experts.num_layers * experts.num_experts * self.hidden_size
 
@@ -229,6 +247,8 @@ class ModelShape:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """2.1.2: 2 x layers x KV heads x head dimension x size; of latent attention one row a layer."""
+        if self.mixed is not None:
+            return self.mixed.kept_bytes(1, FLOAT_BYTES.get(dtype, 1), _SCALE_BYTES if dtype in _CODES else 0)
         num_rows, dim = 2 * self.num_layers * self.num_kv_heads, self.head_dim
         if self.latent is not None:
             num_rows, dim = self.num_layers, self.latent.kept_values
@@ -236,6 +256,8 @@ class ModelShape:
 
     def kv_bytes(self, num_tokens: int, dtype: str) -> int:
         """Of a sequence: layers with a window keep no more tokens than it has."""
+        if self.mixed is not None:
+            return self.mixed.kept_bytes(num_tokens, FLOAT_BYTES.get(dtype, 1), _SCALE_BYTES if dtype in _CODES else 0)
         kept = self.num_layers * num_tokens - self.num_windowed_layers * max(0, num_tokens - self.window)
         return self.kv_bytes_per_token(dtype) * kept // self.num_layers
 

@@ -54,7 +54,7 @@ _CAP = _real(1e-6, 1e9, "a bound of scores")
 
 _RANGES: dict[str, _Range] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "n_hidden"), _SIZE),
-    **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), _HEAD_SIZE),
+    **dict.fromkeys(("head_dim", "global_head_dim", "linear_key_head_dim", "linear_value_head_dim"), _HEAD_SIZE),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), _HEAD_PART),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), _RANK),
     "state_size": _STATE_SIZE,
@@ -64,6 +64,11 @@ _RANGES: dict[str, _Range] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _RANK),
     **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "ffn_dim", "n_inner"), _MIDDLE_SIZE),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _LAYERS),
+    "num_kv_shared_layers": _whole(0, 10_000, "a number of layers"),
+    "num_global_key_value_heads": _HEADS,
+    "hidden_size_per_layer_input": _RANK,
+    "vocab_size_per_layer_input": _VOCABULARY,
+    "top_k_experts": _EXPERTS,
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads"), _HEADS),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _EXPERTS),
     **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), _EXPERTS),
@@ -88,7 +93,7 @@ _RANGES: dict[str, _Range] = {
     "swiglu_limit": _CAP,
 }
 # They stand inside these too.
-_INNER = ("text_config", "rope_parameters", "rope_scaling")
+_INNER = ("text_config", "rope_parameters", "rope_scaling", "per_layer_config")
 _MOST_DEPTH = 3
 _MOST_SHOWN = 40
 

@@ -34,10 +34,11 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
     embedding = head if shape.has_tied_embeddings else head + floats
     total = (
         shape.num_linear_parameters * _of_linear(facts, shape, dtype, scheme)
-        + shape.num_router_parameters * floats
+        + shape.num_float_parameters * floats
         + _latent_bytes(facts, shape, dtype, scheme)
         + expert_bytes(facts, shape, dtype, scheme)
         + shape.vocab_size * shape.hidden_size * embedding
+        + shape.num_table_parameters * floats
     )
     return int(total), " as ".join(name for name in (stored, scheme) if name)
 
@@ -78,12 +79,13 @@ def _of_linear(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | N
 
 
 def looked_up_bytes(facts: ModelFacts, shape: ModelShape, dtype: str) -> int:
-    """Of all matrices, the embedding that is not the head as well: a step reads a few rows of it."""
+    """Of all matrices, those of which a step reads a few rows: an embedding that is not the head, and tables."""
+    tables = shape.num_table_parameters * FLOAT_BYTES[dtype]
     if shape.has_tied_embeddings:
-        return 0
+        return tables
     if format_of(facts.hf_config) == "gguf":
-        return int(gguf_embedding_bytes(GGUFFile.read(facts.path), dtype))
-    return shape.vocab_size * shape.hidden_size * FLOAT_BYTES[dtype]
+        return int(tables + gguf_embedding_bytes(GGUFFile.read(facts.path), dtype))
+    return int(tables + shape.vocab_size * shape.hidden_size * FLOAT_BYTES[dtype])
 
 
 def _scheme(name: str, num_inputs: int, *, is_head: bool = False) -> float:

@@ -139,7 +139,7 @@ class ModelHarness:
     def _open_states(self, num_sequences: int) -> None:
         """Recurrent layers have a pool of their own here, in which a sequence has the blocks of its number."""
         layers = recurrent_layers(self.model)
-        self._layout = state_layout([layer.spec for layer in layers.values()], self.block_size)
+        self._layout = state_layout([layer.spec for layer in layers.values()], [], self.block_size)
         if self._layout is None:
             return
         sizes = (num_sequences, self._layout.chunk_bytes)

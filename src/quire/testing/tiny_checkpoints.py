@@ -85,6 +85,21 @@ _GRANITE = {
     "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0,
 }  # fmt: skip
 
+# 3 of 5 layers keep keys and values: 2 with a window, and 1 without, which keeps twice as much of a token
+_GEMMA4 = {
+    "num_hidden_layers": 5, "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32, "sliding_window": _WINDOW,
+    "layer_types": ["sliding_attention", *_ALTERNATING[:2] * 2],
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB_SIZE, "final_logit_softcapping": 30.0,
+}  # fmt: skip
+# a layer with a window keeps twice as much as one of the three without
+_GEMMA4_EXPERTS = {
+    "num_hidden_layers": 6, "num_key_value_heads": 4, "head_dim": 16, "global_head_dim": 32,
+    "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": _WINDOW,
+    "layer_types": [*_ALTERNATING[:2]] * 3, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+    "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "attention_bias": True,
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -155,6 +170,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _LLAMA3_ROPE,
         },
     ),
+    # layers of two shapes
+    "gemma4": ("gemma4_text", _GEMMA4),
+    "gemma4_moe": ("gemma4_text", _GEMMA4_EXPERTS),
     # refused, each for a reason of its own
     "mamba": ("mamba", {}),
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
@@ -203,6 +221,8 @@ def widen(model: Any, seed: int) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # a weight, though nothing is learned in it
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) * _STD)
+            if name.endswith("layer_scalar"):  # so it is here
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
 
 
 def write_tokenizer(

@@ -252,7 +252,7 @@ class _Reader:
                 )
             layer, _ = self._targets.layers[layer_name]
             if isinstance(part, str) and isinstance(layer, QKVParallelLinear):
-                part = ("q", "k", "v").index(part)
+                part = layer.parts.index(part)
             assert part is None or isinstance(part, int)
             assert isinstance(piece, Tensor)
             places.append((layer_name, part, piece))

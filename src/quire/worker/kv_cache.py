@@ -3,13 +3,15 @@
 Owns the memory. Must never decide which block belongs to whom; that is the core's KV cache manager. Called by Worker
 (once) and ModelRunner (block copies, swaps).
 
-One pool of blocks serves all groups, and a block id belongs to one group at a time. So layer i of every group shares
-tensor i, and a model with 10 layers in each of two groups keeps 10 tensors, not 20. Layers of another shape, which a
-draft brings, are counted for themselves and have tensors of their own, over the same block ids:
+One pool of blocks serves all groups, and a block id belongs to one group at a time. The layers of a group lie in a
+block one after the other, each with as many bytes as it keeps of block_size tokens. The memory of all blocks is cut
+into tensors where no layer of any group lies across, so that layer i of every group shares tensor i if all are alike,
+and a model with 10 layers in each of two groups keeps 10 tensors, not 20:
 
-               group 0     group 1              tensor i, layout of one block
-    tensor 0   layer 0     layer 10             head 0: keys [block_size, head_dim], values [block_size, value_dim]
-    tensor 1   layer 1     layer 11             head 1: keys, values                                           ...
+               group 0     group 1              a layer's bytes of one block
+    tensor 0   layer 0     layers 3 and 4       head 0: keys [block_size, head_dim], values [block_size, value_dim]
+    tensor 1   layer 1     layers 5 and 6       head 1: keys, values                                           ...
+    tensor 2   layer 2     (stays empty)
 
 What attention reads one after the other lies side by side, so that memory is read in long runs. A layer's caches are
 two views of its tensor. What a key or a value is kept as: `kernels/cache_format.py`.
@@ -17,9 +19,9 @@ two views of its tensor. What a key or a value is kept as: `kernels/cache_format
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -32,20 +34,19 @@ from quire.state_layout import StateLayout, state_layout
 from quire.worker import kernels
 from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
-from quire.worker.kernels.cache_format import has_scales, row_elements
+from quire.worker.kernels.cache_format import row_elements
 from quire.worker.lazy_memory import commit_ahead, lazy_zeros
 from quire.worker.state_cache import RecurrentLayer
 from quire.worker.swap_arena import SwapArena
 
 # Of the cache on a CPU, what is committed before it is needed. Blocks are handed out from the first one on.
 _COMMIT_AHEAD_BYTES = 512 << 20
-
 # heads of keys and values, size of a key, size of a value (0: a part of its key), type
 Shape: TypeAlias = tuple[int, int, int, torch.dtype]
 
 
 class KVCache:
-    """A tensor [num_blocks, num_kv_heads, ...] for each place in the groups."""
+    """Tensors of bytes, [num_blocks, bytes of a block]."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -65,52 +66,36 @@ class KVCache:
         unknown = {name for names in groups for name in names} ^ (set(layers) | set(states))
         if unknown:
             raise ValueError(f"KV cache: groups and the model differ in layers {sorted(unknown)}")
-        # (shape of a layer, how many of this shape come before it in its group) -> its tensor, keys, values
-        by_place: dict[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]] = {}
-        for group, names in enumerate(groups[: len(groups) - bool(states)]):
-            num_before: Counter[Shape] = Counter()
-            for name in names:
-                layer = layers[name]
-                spec = layer.spec
-                shape = (spec.num_kv_heads, spec.key_dim, spec.value_dim, layer.cache_dtype)
-                place = shape, num_before[shape]
-                num_before[shape] += 1
-                if place not in by_place:
-                    tensor = _zeros(shape, num_blocks, block_size, device)
-                    by_place[place] = tensor, *_key_and_value(tensor, shape, block_size)
-                layer.bind(group, *by_place[place][1:])
+        of_attention = [[layers[name] for name in names] for names in groups[: len(groups) - bool(states)]]
+        sizes = [[layer.spec.bytes_per_token * block_size for layer in members] for members in of_attention]
+        starts = [list(accumulate(of_group, initial=0)) for of_group in sizes]
+        cuts = _common_cuts(starts)
+        self.tensors += (_zeros(num_blocks, end - begin, device) for begin, end in pairwise(cuts))
+        views: dict[tuple[int, Shape], tuple[Tensor, Tensor]] = {}
+        for group, members in enumerate(of_attention):
+            for layer, start in zip(members, starts[group], strict=False):
+                place = start, _shape_of(layer)
+                if place not in views:
+                    index = bisect_right(cuts, start) - 1
+                    views[place] = _key_and_value(self.tensors[index], start - cuts[index], layer, block_size)
+                layer.bind(group, *views[place])
         specs = [layer.spec for layer in layers.values()] + [layer.spec for layer in states.values()]
-        layout = state_layout(specs, block_size)
-        self._bind_states(layout, states, by_place, num_blocks, device)
-        # Codes and scales are bytes to all that move blocks.
-        self.tensors += (
-            tensor.view(torch.uint8) if has_scales(tensor.dtype) else tensor for tensor, _, _ in by_place.values()
-        )
+        layout = state_layout(specs, groups, block_size)
+        if layout is not None:
+            self._bind_states(layout, states, num_blocks, device)
         if device.type == "cpu":
-            arrays = [tensor.view(torch.uint8).flatten().numpy() for tensor in self.tensors]
+            arrays = [tensor.flatten().numpy() for tensor in self.tensors]
             commit_ahead(arrays, _COMMIT_AHEAD_BYTES)
 
     def _bind_states(
-        self,
-        layout: StateLayout | None,
-        states: Mapping[str, RecurrentLayer],
-        by_place: Mapping[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]],
-        num_blocks: int,
-        device: torch.device,
+        self, layout: StateLayout, states: Mapping[str, RecurrentLayer], num_blocks: int, device: torch.device
     ) -> None:
-        """States lie in the blocks of the first shape of attention, without attention in tensors of their own."""
-        if layout is None:
-            return
-        if by_place:
-            shape = next(iter(by_place))[0]
-            tensors = [tensor for (other, _), (tensor, _, _) in by_place.items() if other == shape]
-        else:
-            tensors = [
-                _zeros_of((num_blocks, layout.chunk_bytes), torch.uint8, device) for _ in range(layout.num_places)
-            ]
-            self.tensors += tensors
-        places = [tensor.view(num_blocks, -1).view(torch.uint8) for tensor in tensors[: layout.num_places]]
-        if len(places) < layout.num_places or places[0].shape[1] != layout.chunk_bytes:
+        """States lie in the blocks of attention, whose first tensors are those of the target; without attention in
+        tensors of their own."""
+        if not self.tensors:
+            self.tensors += (_zeros(num_blocks, layout.chunk_bytes, device) for _ in range(layout.num_places))
+        places = self.tensors[: layout.num_places]
+        if len(places) < layout.num_places or any(place.shape[1] != layout.chunk_bytes for place in places):
             raise ValueError(f"KV cache: its blocks are not those that states were planned for ({layout})")
         for layer in states.values():
             layer.bind(layout, places)
@@ -134,30 +119,36 @@ class KVCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
-def _key_and_value(tensor: Tensor, shape: Shape, block_size: int) -> tuple[Tensor, Tensor]:
-    """Views [num_blocks, num_kv_heads, block_size, *] of a layer's tensor; the same one where values are in keys."""
-    _, head_dim, value_dim, dtype = shape
+def _common_cuts(starts: Sequence[Sequence[int]]) -> list[int]:
+    """Where a layer of some group begins or ends, and none lies across; in bytes of a block."""
+    places = sorted({start for of_group in starts for start in of_group})
+    return [place for place in places if all(place in of_group or place > of_group[-1] for of_group in starts)]
+
+
+def _shape_of(layer: Attention) -> Shape:
+    return layer.num_kv_heads, layer.head_dim, layer.spec.value_dim, layer.cache_dtype
+
+
+def _key_and_value(tensor: Tensor, start: int, layer: Attention, block_size: int) -> tuple[Tensor, Tensor]:
+    """Views [num_blocks, num_kv_heads, block_size, *] of a layer's bytes; the same one where values are in keys."""
+    num_kv_heads, head_dim, value_dim, dtype = _shape_of(layer)
+    num_bytes = layer.spec.bytes_per_token * block_size
+    heads = tensor[:, start : start + num_bytes].view(dtype).unflatten(1, (num_kv_heads, -1))
     num_key_elements = block_size * row_elements(head_dim, dtype)
-    keys = tensor[..., :num_key_elements].unflatten(-1, (block_size, -1))
+    keys = heads[..., :num_key_elements].unflatten(-1, (block_size, -1))
     if not value_dim:
         return keys, keys
-    return keys, tensor[..., num_key_elements:].unflatten(-1, (block_size, -1))
+    return keys, heads[..., num_key_elements:].unflatten(-1, (block_size, -1))
 
 
-def _zeros(shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> Tensor:
-    num_kv_heads, head_dim, value_dim, dtype = shape
-    width = block_size * sum(row_elements(dim, dtype) for dim in (head_dim, value_dim) if dim)
-    return _zeros_of((num_blocks, num_kv_heads, width), dtype, device)
-
-
-def _zeros_of(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    num_bytes = math.prod(sizes) * dtype.itemsize
+def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> Tensor:
+    num_bytes = num_blocks * block_bytes
     try:
         if device.type != "cpu":
-            return torch.zeros(sizes, dtype=dtype, device=device)
+            return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device)
         # Pages are committed when the first token is written there, so a large cache costs no time at start.
         memory = lazy_zeros((num_bytes,), np.uint8, use_huge_pages=True)
-        return torch.from_numpy(memory).view(dtype).view(sizes)
+        return torch.from_numpy(memory).view(num_blocks, block_bytes)
     except (OSError, MemoryError, torch.OutOfMemoryError) as error:
         raise CapacityError(
             f"KV cache: {num_bytes / 2**30:.2f} GiB for one layer could not be allocated ({error}). "

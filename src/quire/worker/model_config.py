@@ -22,7 +22,9 @@ from quire.errors import ModelError
 # Counts and widths. Zero of them would be a model without weights, or a division by zero far from its cause.
 _SIZES = re.compile(r"(num|n)_\w+|\w+_(size|dim)")
 # What a model may have none of.
-_MAY_BE_ZERO = ("num_nextn_predict_layers", "n_shared_experts", "num_local_experts", "num_experts_per_tok")
+_MAY_BE_ZERO = (
+    "num_nextn_predict_layers", "n_shared_experts", "num_local_experts", "num_experts_per_tok", "num_kv_shared_layers",
+)  # fmt: skip
 # Far above what any model has: a number that was made up must not be built, layer by layer, until memory ends.
 _MOST = 2**31 - 1
 _MOST_LAYERS = 10_000

@@ -43,7 +43,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None
     filling = _Filling(model, scheme)
     with _progress(checkpoint.num_bytes) as bar:
         for source, weight in checkpoint.tensors():
-            _check_finite(source, weight)
+            if not checkpoint_map.ignores(source):
+                _check_finite(source, weight)
             for placement in checkpoint_map.place(source, weight):
                 filling.add(placement, source)
             bar.update(weight.nbytes)

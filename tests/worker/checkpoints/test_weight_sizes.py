@@ -11,6 +11,7 @@ from quire.config import ModelFacts
 from quire.config.arithmetic import ModelShape
 from quire.config.gguf_file import GGUFFile
 from quire.config.weight_sizes import expert_bytes, weight_bytes
+from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_limits import ModelCost
 from quire.interfaces.cli.plan import Weights
@@ -122,6 +123,10 @@ EXPERTS = {
         "num_local_experts": 32, "intermediate_size": 128, "intermediate_size_mlp": 512, "head_dim": 64,
         "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2,
     },
+    "gemma4_moe": {
+        "num_experts": 32, "moe_intermediate_size": 128, "head_dim": 64, "global_head_dim": 128,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }  # fmt: skip
 
 
@@ -147,6 +152,14 @@ def sparse_gguf(request, tmp_path_factory):
     if request.param == "gpt_oss":
         sizes["layer_types"] = ["sliding_attention", "full_attention"]
     return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **sizes)
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_of_inputs_of_each_layer_and_keys_that_layers_share(scheme, tmp_path):
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = {"num_hidden_layers": 4, "layer_types": kinds * 2, "head_dim": 64, "global_head_dim": 128}
+    inputs = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 1024}
+    check(make_checkpoint(tmp_path, "gemma4", **{**SIZES, **sizes, **inputs}), scheme)
 
 
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
@@ -212,6 +225,10 @@ def test_of_experts_that_come_quantised(scheme, tmp_path):
 
 
 # As published: parameters in billions, of which active (the authors count neither norms nor biases finer than this).
+GEMMA_4 = {
+    "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 256, "global_head_dim": 512,
+    "vocab_size": 262144, "vocab_size_per_layer_input": 262144, "tie_word_embeddings": True,
+}  # fmt: skip
 PUBLISHED = {
     "Mixtral-8x7B": (46.7, 12.9, {
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 4096,
@@ -247,6 +264,28 @@ PUBLISHED = {
         "num_key_value_heads": 8, "num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
         "attention_chunk_size": 8192, "no_rope_layers": [], "vocab_size": 202048, "tie_word_embeddings": False,
     }),
+    # without 2.3 and 2.8 in tables of which a token reads a row: 2.8 and 5.1
+    "Gemma-4-E2B": (4.65, 4.65, {
+        **GEMMA_4, "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "num_key_value_heads": 1, "num_kv_shared_layers": 20, "use_double_wide_mlp": True, "sliding_window": 512,
+        "hidden_size_per_layer_input": 256, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    }),
+    "Gemma-4-E4B": (7.5, 7.5, {
+        **GEMMA_4, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "num_kv_shared_layers": 18, "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+    }),
+    "Gemma-4-31B": (30.7, 30.7, {
+        **GEMMA_4, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+        "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": True, "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    }),
+    "Gemma-4-26B-A4B": (25.2, 3.8, {
+        **GEMMA_4, "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "num_global_key_value_heads": 2, "attention_k_eq_v": True, "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    }),
 }  # fmt: skip
 
 
@@ -269,13 +308,13 @@ def test_of_the_published_shapes_from_config_json_alone(name, tmp_path):
     # a scale of 16 bits for 32 codes of 4
     kept = whole - experts + experts * 0.5625 / 2 if "quantization_config" in config else whole
     assert planned == pytest.approx(kept, rel=0.002)
-    for layer in attention_layers(model).values():
-        assert layer.spec.num_kv_heads * (layer.spec.key_dim + layer.spec.value_dim) * 2 * shape.num_layers == (
-            shape.kv_bytes_per_token("bfloat16")
-        )
-    windows = [layer.spec.sliding_window for layer in attention_layers(model).values()]
-    kept_tokens = sum(min(window or 20_000, 20_000) for window in windows)
-    assert shape.kv_bytes(20_000, "bfloat16") == kept_tokens * shape.kv_bytes_per_token("bfloat16") // len(windows)
+    specs = [layer.spec for layer in attention_layers(model).values()]
+    assert shape.kv_bytes_per_token("bfloat16") == sum(spec.bytes_per_token for spec in specs)
+    kept = sum(spec.bytes_per_token * min(spec.sliding_window or 20_000, 20_000) for spec in specs)
+    assert shape.kv_bytes(20_000, "bfloat16") == kept
+    # what the engine allocates for a token in all groups
+    groups, block_bytes = make_groups(specs, 16)
+    assert shape.kv_bytes_per_token("bfloat16") * 16 == len(groups) * block_bytes
 
 
 def test_the_command_says_what_a_token_reads(tmp_path, capsys):

@@ -16,7 +16,7 @@ from quire.worker.model_loader import load_model
 pytestmark = pytest.mark.skipif(not cpu.load(), reason="programs are made of C++ kernels")
 NAMES = (
     "llama llama_bias mistral qwen2_window qwen3_tied opt opt_post_norm gpt2 qwen3_moe qwen2_moe deepseek_v2 "
-    "deepseek_v3_groups llama4 llama4_dense gpt_oss"
+    "deepseek_v3_groups llama4 llama4_dense gpt_oss gemma4"
 ).split()
 
 

@@ -20,6 +20,8 @@ from quire.worker.models.registry import find_native, native_model_types
 MISSING = "is missing"
 # One thing in several spellings: compared by the angles that come out.
 ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}
+# What complete_config makes of several keys; test_gemma4.py compares it.
+MADE = {"shape", "rope_by_kind"}
 # Transformers knows kimi_k2 by the name of what it is.
 NATIVE_TYPES = [model_type for model_type in native_model_types() if model_type != "kimi_k2"]
 # keys without a default that a model could be built with
@@ -67,11 +69,14 @@ def assert_same(path):
     # of a model that sees images, what is said of its text
     theirs = whole.get_text_config()
     recorder = Recorder(own)
+    model_class = find_native(whole.model_type, [])
     with torch.device("meta"):
-        find_native(whole.model_type, [])(recorder, 64)
+        model_class(recorder, 64)
     of_the_whole = set() if theirs is whole else {"vision_config", "tie_word_embeddings"}
-    for name in sorted(recorder.read - ROPE - of_the_whole):
-        assert getattr(own, name, MISSING) == getattr(theirs, name, MISSING), name
+    other_names = {name: other for other, name in getattr(model_class, "config_names", {}).items()}
+    for name in sorted(recorder.read - ROPE - MADE - of_the_whole):
+        expected = getattr(theirs, name, getattr(theirs, other_names.get(name, name), MISSING))
+        assert getattr(own, name, MISSING) == expected, name
     if recorder.read & ROPE:
         own_angles, their_angles = (RotaryEmbedding.from_config(config, 64).cos_sin_cache for config in (own, theirs))
         assert torch.equal(own_angles, their_angles)
@@ -93,11 +98,17 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
     only_for_completion = {"use_sliding_window", "max_window_layers", "num_local_experts"}
     only_for_completion |= {"no_rope_layer_interval", "interleave_moe_layer_step"}
     only_for_completion |= {"full_attention_interval", "full_attn_idxs", "mamba_expand"}
+    if "shape" in read:
+        only_for_completion |= {"num_key_value_heads", "head_dim", "global_head_dim", "num_global_key_value_heads"}
+        only_for_completion |= {"attention_k_eq_v", "num_kv_shared_layers", "layer_types", "use_double_wide_mlp"}
+        only_for_completion |= {"rope_parameters", "use_bidirectional_attention"}
+        # experts must be asked for
+        only_for_completion |= {"num_experts", "top_k_experts", "moe_intermediate_size"}
     unread = set(model_class.config_defaults) - read - only_for_completion
     # dense layers among those with experts are rare, and convolutions must be asked for
     rarely_read = {"sliding_window", "intermediate_size", "intermediate_size_mlp", "conv_bias", "conv_L_cache"}
     assert unread <= rarely_read, "no model file reads these"
-    assert read - ROPE - declared <= {"head_dim", "attention_bias", "mlp_bias", "layer_types"}, "not declared"
+    assert read - ROPE - MADE - declared <= {"head_dim", "attention_bias", "mlp_bias", "layer_types"}, "not declared"
 
 
 @pytest.mark.parametrize("name", TINY)

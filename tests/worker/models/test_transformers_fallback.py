@@ -19,7 +19,9 @@ def test_a_model_of_transformers_computes_the_same_on_paged_attention(name, chec
     assert isinstance(model, TransformersModel)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt_post_norm", "gpt2", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "opt_post_norm", "gpt2", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma4_moe"]
+)
 def test_a_native_model_can_be_asked_for_through_transformers(name, checkpoint, prompt):
     model = check_against_transformers(checkpoint(name), prompt, model_impl="transformers")
     assert isinstance(model, TransformersModel)
@@ -36,6 +38,7 @@ def test_windows_caps_scales_and_sinks_are_found_by_watching(checkpoint):
     assert [layer.scale for layer in layers("granite")] == [0.2] * 3
     assert all(layer.sinks is not None and layer.sinks.shape == (4,) for layer in layers("gpt_oss"))
     assert [(layer.head_dim, layer.value_dim) for layer in layers("deepseek_v3")] == [(32, 24)] * 3
+    assert [(layer.num_kv_heads, layer.head_dim) for layer in layers("gemma4_moe")] == [(4, 16), (1, 32)] * 3
     assert [layer.name for layer in layers("gemma2")] == [f"model.layers.{index}.self_attn.attn" for index in range(3)]
 
 
@@ -48,6 +51,8 @@ def test_windows_caps_scales_and_sinks_are_found_by_watching(checkpoint):
         ("bert", "not causal"),
         ("bart", "is an encoder-decoder"),
         ("lfm2", "conv"),
+        # layers that share keys and values
+        ("gemma4", "changes the attention mask by itself"),
     ],
 )
 def test_what_cannot_work_this_way_is_refused_with_the_reason(name, reason, tmp_path):

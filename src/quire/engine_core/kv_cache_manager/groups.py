@@ -1,8 +1,9 @@
-"""Groups: layers that share a block layout; one pool, a block table per group.
+"""Groups: layers with one block table; one pool, a block table per group.
 
-Layers with equal specs keep the same tokens. Specs with more layers than the rarest one are cut into several groups of
-that size, so that a block costs the same bytes in every group and any block can serve any group. Layers of a model that
-drafts have other shapes and join these groups: whatever becomes of a block, happens to their keys and values as well.
+Layers that keep the same tokens, those of one window, fill blocks together. Any block can serve any group, so it has
+room for the group that needs most: layers of one window are cut into as many groups as make the others' blocks full,
+whatever a layer keeps of a token. Layers of a model that drafts join these groups: whatever becomes of a block, happens
+to their keys and values as well.
 
 Recurrent layers keep a state of the whole sequence instead. They are one group, the last: its table has so many blocks
 from the first token to the last, and all of them are written in every step (state_layout.py).
@@ -10,15 +11,20 @@ from the first token to the last, and all of them are written in every step (sta
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
 
-import msgspec
 import numpy as np
 
-from quire.errors import ModelError
 from quire.messages import IntArray, LayerSpec
 from quire.state_layout import StateLayout, state_layout
+
+# sliding_window and is_chunked of layers
+Window: TypeAlias = tuple[int, bool]
+# What a group costs a step, which builds a table for it, weighed against the part of the cache that stays empty.
+_COST_OF_GROUP = 0.02
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,10 @@ def make_groups(layers: list[LayerSpec], block_size: int = 1) -> tuple[list[KVGr
     attention = [layer for layer in layers if not layer.state_bytes]
     groups = _groups_of_target([layer for layer in attention if not layer.is_draft])
     groups = _with_draft(groups, [layer for layer in attention if layer.is_draft])
-    block_bytes = _bytes_per_token(groups, attention) * block_size
-    layout = state_layout(layers, block_size)
+    by_name = {layer.name: layer for layer in attention}
+    of_groups = [_bytes_per_token(by_name[name] for name in group.layer_names) for group in groups]
+    block_bytes = max(of_groups, default=0) * block_size
+    layout = state_layout(layers, [group.layer_names for group in groups], block_size)
     if layout is not None:
         groups = [*groups, _group_of_states(layout)]
         block_bytes = block_bytes or layout.chunk_bytes * layout.num_places
@@ -93,20 +101,49 @@ def _group_of_states(layout: StateLayout) -> KVGroup:
 def _groups_of_target(layers: list[LayerSpec]) -> list[KVGroup]:
     if not layers:
         return []
-    by_spec: dict[LayerSpec, list[str]] = {}
+    by_window: dict[Window, list[LayerSpec]] = {}
     for layer in layers:
-        by_spec.setdefault(_without_name(layer), []).append(layer.name)
-    shapes = {(spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.bytes_per_element) for spec in by_spec}
-    if len(shapes) > 1:
-        raise ModelError(
-            f"KV cache: layers of {len(shapes)} different shapes ({sorted(shapes)}) in one model; one is supported."
-        )
-    size = min(len(names) for names in by_spec.values())
+        by_window.setdefault((layer.sliding_window, layer.is_chunked), []).append(layer)
+    width = min(_widths(by_window), key=lambda width: (_cost(by_window, width), -width))
     return [
-        KVGroup(tuple(names[start : start + size]), spec.sliding_window, spec.is_chunked)
-        for spec, names in by_spec.items()
-        for start in range(0, len(names), size)
+        KVGroup(tuple(layer.name for layer in members), *window)
+        for window, of_window in by_window.items()
+        for members in _cut(of_window, width)
     ]
+
+
+def _widths(by_window: Mapping[Window, list[LayerSpec]]) -> list[int]:
+    """Bytes of a token that a block may be made for: as much as some first layers of a window need, or the largest
+    layer, and no more than all layers of the rarest window."""
+    largest = max(layer.bytes_per_token for layers in by_window.values() for layer in layers)
+    sums = [list(accumulate(layer.bytes_per_token for layer in layers)) for layers in by_window.values()]
+    most = max(largest, min(of_window[-1] for of_window in sums))
+    return sorted({largest} | {width for of_window in sums for width in of_window if largest <= width <= most})
+
+
+def _cost(by_window: Mapping[Window, list[LayerSpec]], width: int) -> float:
+    """The part of the cache that stays empty, and something for each group.
+
+    A short sequence fills blocks of all groups. A long one mostly has blocks of those that keep every token, so that
+    the worse of both counts."""
+    cuts = {window: _cut(layers, width) for window, layers in by_window.items()}
+    whole = [group for window, groups in cuts.items() if not window[0] for group in groups]
+    every = [group for groups in cuts.values() for group in groups]
+    empty = max(1 - sum(map(_bytes_per_token, groups)) / (width * len(groups)) for groups in (whole, every) if groups)
+    return empty + _COST_OF_GROUP * len(every)
+
+
+def _cut(layers: list[LayerSpec], width: int) -> list[list[LayerSpec]]:
+    """In their order, as many in a group as have room."""
+    groups: list[list[LayerSpec]] = []
+    room = 0
+    for layer in layers:
+        if layer.bytes_per_token > room:
+            groups.append([])
+            room = width
+        groups[-1].append(layer)
+        room -= layer.bytes_per_token
+    return groups
 
 
 def _with_draft(groups: list[KVGroup], layers: list[LayerSpec]) -> list[KVGroup]:
@@ -126,18 +163,5 @@ def _with_draft(groups: list[KVGroup], layers: list[LayerSpec]) -> list[KVGroup]
     return [KVGroup(tuple(members), *window) for members, window in zip(names, windows, strict=True)]
 
 
-def _bytes_per_token(groups: list[KVGroup], layers: list[LayerSpec]) -> int:
-    """Any block can serve any group, so it has room for the most layers of each shape that one group has."""
-    by_name = {layer.name: layer for layer in layers}
-    most: Counter[LayerSpec] = Counter()
-    for group in groups:
-        most |= Counter(_shape(by_name[name]) for name in group.layer_names)
-    return sum(shape.bytes_per_token * count for shape, count in most.items())
-
-
-def _shape(layer: LayerSpec) -> LayerSpec:
-    return msgspec.structs.replace(layer, name="", sliding_window=0, is_chunked=False)
-
-
-def _without_name(layer: LayerSpec) -> LayerSpec:
-    return msgspec.structs.replace(layer, name="")
+def _bytes_per_token(layers: Iterable[LayerSpec]) -> int:
+    return sum(layer.bytes_per_token for layer in layers)

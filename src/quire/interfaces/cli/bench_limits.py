@@ -125,13 +125,14 @@ class ModelCost:
         """Products with the weights; the head is needed for the rows that get a token only."""
         shape = self.shape
         head = shape.vocab_size * shape.hidden_size
-        layers = shape.num_active_parameters - head * (1 if shape.has_tied_embeddings else 2)
+        looked_up = shape.num_table_parameters + head * (1 if shape.has_tied_embeddings else 2)
+        layers = shape.num_active_parameters - looked_up
         return 2.0 * (layers * num_tokens + head * num_rows)
 
     def prompt_operations(self, length: int) -> float:
         """A whole prompt, attention included, and the logits of its last token."""
         shape = self.shape
-        attention = 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * length * (length + 1) / 2
+        attention = 4.0 * shape.query_width * length * (length + 1) / 2
         return self.matrix_operations(length, 1) + attention
 
 

@@ -66,7 +66,7 @@ class Weights:
     def of(cls, facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> Weights:
         num_bytes, form = weight_bytes(facts, shape, dtype, scheme)
         if shape.experts is None:
-            return cls(num_bytes, form, num_bytes)
+            return cls(num_bytes, form, num_bytes - looked_up_bytes(facts, shape, dtype))
         idle = (1 - shape.experts.share_asked(1)) * expert_bytes(facts, shape, dtype, scheme)
         return cls(num_bytes, form, int(num_bytes - idle - looked_up_bytes(facts, shape, dtype)))
 

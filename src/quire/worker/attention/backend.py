@@ -90,10 +90,13 @@ class AttentionBackend(Protocol):
         self,
         layer: Attention,
         query_THD: Tensor,
-        key_TKD: Tensor,
+        key_TKD: Tensor | None,
         value_TKE: Tensor | None,
         metadata: Any,
         out_THE: Tensor,
     ) -> None:
-        """Store keys and values in `layer`'s cache, then fill `out_THE`. No values: they are parts of keys."""
+        """Store keys and values in `layer`'s cache, then fill `out_THE`.
+
+        No values: they are parts of keys. No keys either: those of these tokens are stored already.
+        """
         ...

@@ -121,10 +121,14 @@ class Attention(nn.Module):
         self.k_cache = k_cache
         self.v_cache = v_cache
 
-    def forward(self, query_TF: Tensor, key_TF: Tensor, value_TF: Tensor | None = None) -> Tensor:
-        """Heads flattened in and out: [T, H*D], [T, K*D], [T, K*E] -> [T, H*E]. No values where they are in keys."""
+    def forward(self, query_TF: Tensor, key_TF: Tensor | None = None, value_TF: Tensor | None = None) -> Tensor:
+        """Heads flattened in and out: [T, H*D], [T, K*D], [T, K*E] -> [T, H*E]. No values where they are in keys.
+
+        Without keys it reads what it was given for these tokens before: a later layer of a model may look at the keys
+        and values of this one.
+        """
         query_THD = query_TF.view(-1, self.num_heads, self.head_dim)
-        key_TKD = key_TF.view(-1, self.num_kv_heads, self.head_dim)
+        key_TKD = None if key_TF is None else key_TF.view(-1, self.num_kv_heads, self.head_dim)
         value_TKE = None if value_TF is None else value_TF.view(-1, self.num_kv_heads, self.value_dim)
         out_THE = query_TF.new_empty((query_THD.shape[0], self.num_heads, self.value_dim))
         _operator(query_THD, key_TKD, value_TKE, out_THE, self.index)
@@ -155,7 +159,9 @@ def _number(layer: Attention) -> int:
     return index
 
 
-def _attention(query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor | None, out_THE: Tensor, layer_index: int) -> None:
+def _attention(
+    query_THD: Tensor, key_TKD: Tensor | None, value_TKE: Tensor | None, out_THE: Tensor, layer_index: int
+) -> None:
     layer = _layers[layer_index]
     context = current_forward_context()
     if context.is_profiling:
@@ -169,7 +175,7 @@ def _attention(query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor | None, out
 # Library.define/impl costs 1.6 us a call, torch.library.custom_op 8 us; the number is symbolic, so that layers which
 # are compiled one by one share one artefact.
 _library = torch.library.Library("quire", "FRAGMENT")
-_library.define("attention(Tensor query, Tensor key, Tensor? value, Tensor(a!) out, SymInt layer) -> ()")
+_library.define("attention(Tensor query, Tensor? key, Tensor? value, Tensor(a!) out, SymInt layer) -> ()")
 _library.impl("attention", _attention, "CompositeExplicitAutograd")
 torch.library.register_fake("quire::attention", lambda query, key, value, out, layer: None, lib=_library)
 # Bound once: looking an operator up costs more than calling it.

@@ -34,14 +34,15 @@ class PagedAttention:
         self,
         layer: Attention,
         query_THD: Tensor,
-        key_TKD: Tensor,
+        key_TKD: Tensor | None,
         value_TKE: Tensor | None,
         metadata: AttentionBatch,
         out_THE: Tensor,
     ) -> None:
         assert layer.k_cache is not None
         assert layer.v_cache is not None
-        self.kernels.write_kv(key_TKD, value_TKE, layer.k_cache, layer.v_cache, metadata.slots_T)
+        if key_TKD is not None:
+            self.kernels.write_kv(key_TKD, value_TKE, layer.k_cache, layer.v_cache, metadata.slots_T)
         self.kernels.paged_attention(
             query_THD,
             layer.k_cache,

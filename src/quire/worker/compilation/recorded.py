@@ -48,7 +48,11 @@ _VIEWS = {
 
 
 def _of_two_alike(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A vector is added to every row, or multiplied with it."""
+
     def run(x: Tensor, y: Tensor, **keywords: Any) -> Tensor:
+        if isinstance(y, Tensor) and y.ndim == 1 and y.shape == x.shape[-1:]:
+            y = y.expand_as(x)
         if keywords or not isinstance(y, Tensor) or x.shape != y.shape or x.dtype != y.dtype:
             raise CannotRecordError("a sum or product of unlike tensors")
         return operator(x, y)

@@ -107,37 +107,45 @@ class QKVParallelLinear(ColumnParallelLinear):
     """
 
     def __init__(
-        self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int, *, bias: bool = True
+        self,
+        in_features: int,
+        head_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        *,
+        bias: bool = True,
+        parts: tuple[Part, ...] = ("q", "k", "v"),
     ) -> None:
+        """`parts`: those that there are, where a layer takes keys or values from elsewhere."""
         nn.Module.__init__(self)
         self.group = current_group()
         self.in_features = in_features
         self.head_dim = head_dim
+        self.parts = parts
         # of this rank, from here on
         self.num_heads = self.group.share_of(num_heads, "num_attention_heads")
         self._kv_shares = min(self.group.size, num_kv_heads)
         self.num_kv_heads = num_kv_heads // self._kv_shares
-        self.sizes = [self.num_heads * head_dim, self.num_kv_heads * head_dim, self.num_kv_heads * head_dim]
+        self.sizes = [(self.num_heads if part == "q" else self.num_kv_heads) * head_dim for part in parts]
         self.out_features = sum(self.sizes)
-        self._create(self.out_features, in_features, bias, ("q", "k", "v"))
+        self._create(self.out_features, in_features, bias, parts)
 
     @property
     def part_sizes(self) -> list[int]:
         return self.sizes
 
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
-        assert part in ("q", "k", "v"), "a merged weight is loaded part by part"
-        index = ("q", "k", "v").index(part)
+        assert part in self.parts, "a merged weight is loaded part by part"
+        index = self.parts.index(part)
         place = whole.narrow(0, sum(self.sizes[:index]), self.sizes[index])
         if part == "q":
             return place, self.group.slice_of(tensor, 0)
         kv_rank = self.group.rank * self._kv_shares // self.group.size
         return place, self.group.slice_of(tensor, 0, kv_rank, self._kv_shares)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, heads flattened."""
-        query, key, value = super().forward(x).split(self.sizes, dim=-1)
-        return query, key, value
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Query, key and value, or those parts that there are, heads flattened."""
+        return super().forward(x).split(self.sizes, dim=-1)
 
 
 class RowParallelLinear(ReplicatedLinear):

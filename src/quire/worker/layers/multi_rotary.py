@@ -35,7 +35,7 @@ class MultiRotaryEmbedding(RotaryEmbedding):
         rotary.register_buffer("frequency_axes", axes.to(torch.get_default_device()), persistent=False)
         return rotary
 
-    def forward(self, positions: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> None:
+    def forward(self, positions: Tensor, query_TF: Tensor, key_TF: Tensor | None, head_dim: int) -> None:
         if positions.ndim == 1:
             super().forward(positions, query_TF, key_TF, head_dim)
             return

@@ -40,6 +40,9 @@ class RotaryEmbedding(nn.Module):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         kind = parameters["rope_type"]
+        if kind == "proportional":
+            # every dimension has an angle, but most angles are 0
+            rotary_dim = head_dim
         if kind not in _KINDS:
             raise ModelError(
                 f"config.json: rope_type={kind!r} is not among {', '.join(_KINDS)}. Try model_impl=transformers."
@@ -59,15 +62,18 @@ class RotaryEmbedding(nn.Module):
             raise ModelError(f"config.json: rope_type={kind} needs {error.args[0]} beside it.") from None
         return cls(frequencies, max_model_len, scale, is_interleaved=is_interleaved)
 
-    def forward(self, positions_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int) -> None:
-        """In place, on flattened heads."""
+    def forward(self, positions_T: Tensor, query_TF: Tensor, key_TF: Tensor | None, head_dim: int) -> None:
+        """In place, on flattened heads. None: queries alone."""
         self._turn(positions_T, query_TF, key_TF, head_dim, self.cos_sin_cache)
 
-    def _turn(self, lines_T: Tensor, query_TF: Tensor, key_TF: Tensor, head_dim: int, cos_sin_cache: Tensor) -> None:
+    def _turn(
+        self, lines_T: Tensor, query_TF: Tensor, key_TF: Tensor | None, head_dim: int, cos_sin_cache: Tensor
+    ) -> None:
         """By the angles of a line of the table for each token."""
         source = reference if torch.compiler.is_compiling() else kernels
         num_tokens = query_TF.shape[0]
-        query_THD, key_TKD = query_TF.view(num_tokens, -1, head_dim), key_TF.view(num_tokens, -1, head_dim)
+        query_THD = query_TF.view(num_tokens, -1, head_dim)
+        key_TKD = query_THD[:, :0] if key_TF is None else key_TF.view(num_tokens, -1, head_dim)
         source.rotary_embedding(lines_T, query_THD, key_TKD, cos_sin_cache, self.is_interleaved)
 
 
@@ -98,6 +104,13 @@ def _default(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
 
 def _linear(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
     return _inverse_powers(parameters, dim) / parameters["factor"], 1.0
+
+
+def _proportional(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    """The fastest frequencies of all dimensions; the others do not turn."""
+    frequencies = _inverse_powers(parameters, dim)
+    frequencies[int(parameters.get("partial_rotary_factor", 1.0) * dim // 2) :] = 0.0
+    return frequencies / parameters.get("factor", 1.0), 1.0
 
 
 def _llama3(parameters: dict[str, Any], dim: int) -> tuple[Tensor, float]:
@@ -157,6 +170,7 @@ def yarn_magnitude(factor: float, weight: float) -> float:
 _KINDS: dict[str, Callable[[dict[str, Any], int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _default,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -62,9 +62,13 @@ class CheckpointMap:
         """Codes cannot be turned."""
         return self.convert is _unchanged or self.converts_quantized
 
+    def ignores(self, name: str) -> bool:
+        """A tensor that means nothing here, so that its numbers may be any."""
+        return name.endswith(self.ignored) or name.startswith(self.ignored_modules)
+
     def place(self, name: str, weight: Tensor | QuantizedWeight) -> Iterator[Placement]:
         """Nothing for an ignored tensor, otherwise its placements."""
-        if name.endswith(self.ignored) or name.startswith(self.ignored_modules):
+        if self.ignores(name):
             return
         for prefix, other in self.prefixes.items():
             if name.startswith(prefix):
