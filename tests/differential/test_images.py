@@ -8,17 +8,19 @@ import torch
 from PIL import Image
 
 from quire import LLM, SamplingParams
-from quire.errors import RequestError
+from quire.errors import ModelError, RequestError
 from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint, make_image_model
+from quire.worker.models.transformers_checkpoint import IMAGE_MODEL_TYPES
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=1)
+LIBRARY = "through the library"
 WAYS = {
     "at once": {},
     "chunks of 5 end within images": {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4},
     "few blocks: preempted": {"block_size": 4, "num_gpu_blocks_override": 33, "enable_prefix_caching": False},
     "operator by operator": {"enforce_eager": True, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4},
-    "through the library": {"model_impl": "transformers"},
+    LIBRARY: {"model_impl": "transformers"},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }
 
@@ -36,7 +38,7 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen2_vl"])
 def family(request, tmp_path_factory) -> str:
     return request.param
 
@@ -82,7 +84,11 @@ def continued(model, rendered) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, expected):
+def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, family: str, expected):
+    if way == LIBRARY and family not in IMAGE_MODEL_TYPES:
+        with pytest.raises(ModelError, match="of models that see images it runs"):
+            LLM(str(checkpoint), dtype="float32", max_model_len=128, **WAYS[way])
+        return
     with LLM(str(checkpoint), dtype="float32", max_model_len=128, **WAYS[way]) as llm:
         for _ in range(2):  # the second time from a warm prefix cache
             outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

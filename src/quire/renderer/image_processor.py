@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # What a client writes in a message, and under which name the image stands there.
 _PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _MOST_RATIO = 200
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)

@@ -37,6 +37,17 @@ _VISION: dict[str, dict[str, Any]] = {
         "fullatt_block_indexes": [1], "window_size": 56,
     },
     "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+    "qwen3_vl": {
+        "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+        "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2],
+    },
+}  # fmt: skip
+_MORE_TEXT: dict[str, dict[str, Any]] = {"qwen3_vl": {"head_dim": 16, "num_hidden_layers": 3}}
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "patch_size": 16, "min_pixels": 64 * 64, "max_pixels": 32 * 32 * 64, "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    },
 }  # fmt: skip
 
 
@@ -47,6 +58,7 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     model.save_pretrained(path)
     write_tokenizer(path, chat_template=CHAT_TEMPLATE, more_special=MARKS)
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
+    numbers |= _NUMBERS.get(model_type, {})
     (path / "preprocessor_config.json").write_text(json.dumps(numbers), encoding="utf-8")
     return path
 
@@ -57,7 +69,7 @@ def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Any:
 
     config = AutoConfig.for_model(
         model_type,
-        text_config=_TEXT,
+        text_config=_TEXT | _MORE_TEXT.get(model_type, {}),
         vision_config=_VISION[model_type],
         image_token_id=IMAGE_TOKEN_ID,
         vision_start_token_id=IMAGE_TOKEN_ID + 1,

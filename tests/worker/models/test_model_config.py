@@ -30,6 +30,7 @@ NEEDED = {
         "vision_config": {"out_hidden_size": 8192},
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     },
+    "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
     # all layers are recurrent by default, without positions: then nothing reads what attention needs
     "granitemoehybrid": {
         "num_hidden_layers": 2,

@@ -1,4 +1,4 @@
-"""Qwen 2.5 VL's own file against Transformers: logits with no, one and two images, cut and mixed in any way."""
+"""Qwen's own files for images against Transformers: logits with no, one and two images, cut and mixed in any way."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_loader import load_model
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
+from quire.worker.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from quire.worker.state_cache import NoStateBatch
 
 _ATOL = 2e-4
+CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
 _IMAGE = IMAGE_TOKEN_ID
 PROMPTS: dict[str, tuple[list[int], list[tuple[int, int]]]] = {
     "none": (list(range(30, 70)), []),
@@ -35,9 +37,14 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+@pytest.fixture(scope="module", params=CLASSES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_image_checkpoint(tmp_path_factory.mktemp("vl") / "model")
+def path(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image_checkpoint(tmp_path_factory.mktemp("vl") / family, family)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +61,7 @@ def model(path: Path) -> Any:
 
 def rendered(path: Path, name: str, seed: int = 0) -> tuple[list[int], list[Media]]:
     tokens, sizes = PROMPTS[name]
-    processor = ImageProcessor.find(path, {"model_type": "qwen2_5_vl", "image_token_id": IMAGE_TOKEN_ID})
+    processor = ImageProcessor.find(path, {"model_type": path.name, "image_token_id": IMAGE_TOKEN_ID})
     assert processor is not None
     sources = [(noise(*size, seed + number), "image") for number, size in enumerate(sizes)]
     return processor.expand(tokens, sources, None)
@@ -110,8 +117,8 @@ def step_batch(rows: list[int], counts: Any, first: Any, ids: torch.Tensor, posi
     )  # fmt: skip
 
 
-def test_it_is_the_file_that_runs(model: Any) -> None:
-    assert isinstance(model, Qwen2_5_VLForConditionalGeneration)
+def test_it_is_the_file_that_runs(model: Any, family: str) -> None:
+    assert type(model) is CLASSES[family]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -156,12 +163,12 @@ def test_another_image_gives_other_logits(path: Path, model: Any) -> None:
     assert (last[0] - last[1]).abs().max() > 0.01
 
 
-def test_a_config_in_the_older_spelling(path: Path, tmp_path: Path, model: Any) -> None:
+def test_a_config_in_the_older_spelling(path: Path, tmp_path: Path, model: Any, family: str) -> None:
     """Keys of the text beside those of the model, and M-RoPE by its old name: as it is published."""
     import json
     import shutil
 
-    folder = tmp_path / "older"
+    folder = tmp_path / family
     shutil.copytree(path, folder)
     config = json.loads((path / "config.json").read_text())
     text = config.pop("text_config")
