@@ -11,6 +11,8 @@ from quire.worker.image_rows import ImageRows
 
 
 class Model:
+    has_grid_positions = True
+
     def embed_tokens(self, input_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(input_ids), 1)
 
@@ -34,6 +36,7 @@ def admitted(row: int, value: int) -> AdmittedSequence:
 def batch(row: int, first: int, count: int) -> SimpleNamespace:
     return SimpleNamespace(
         rows_S=np.array([row]), query_starts_S1=np.array([0, count]), num_computed_S=np.array([first]),
+        num_tokens_S=np.array([count]),
         input_ids_T=torch.zeros(count, dtype=torch.int64), positions_T=torch.arange(first, first + count),
     )  # fmt: skip
 

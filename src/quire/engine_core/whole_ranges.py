@@ -1,7 +1,7 @@
 """Ranges of positions that are computed in one step or not at all: their tokens see each other.
 
-Whatever ends in the middle of one (a grant, a prefix that was found) is taken back to its beginning. Owned by a request;
-its rows refer to it. Knows neither why they belong together nor who asks.
+Whatever ends in the middle of one (a grant, a prefix that was found) is taken back to its beginning. Owned by a
+request; its rows refer to it. Knows neither why they belong together nor who asks.
 """
 
 from __future__ import annotations

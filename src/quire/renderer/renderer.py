@@ -165,6 +165,8 @@ class Renderer:
                 is_brief=is_brief,
                 takes_images=bool(sources),
             )
+        if sources and self._images is not None:
+            pieces = self._images.set_apart(pieces, tokenizer)
         text = "".join(pieces)
         if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
             raise NotBriefError

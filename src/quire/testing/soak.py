@@ -32,7 +32,8 @@ from quire.testing.simulator.workload import Workload
 STEPS_OF_A_SEED = 400
 # The default tests run the seeds below it.
 FIRST_SEED = 5_000_000
-# Seeds from before there were mishaps, rows that are late, states, or ranges that are whole; tests/seeds/ remembers some of them.
+# Seeds from before there were mishaps, rows that are late, states, or ranges that are whole; tests/seeds/ remembers
+# some of them.
 _WITHOUT_MISHAPS = range(1_000_000, 2_000_000)
 _WITHOUT_LATE_ROWS = range(1_000_000, 4_000_000)
 _WITHOUT_STATES = range(FIRST_SEED)

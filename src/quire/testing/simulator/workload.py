@@ -248,18 +248,7 @@ class Workload:
         start = pick.choice([0, 1, 3, 6])
         while start < num_tokens and pick.random() < 0.7:
             length = min(pick.randrange(1, most + 1), num_tokens - start)
-            media.append(
-                Media(
-                    start=start,
-                    length=length,
-                    pixels=b"",
-                    shape=[0],
-                    grid=[1, 1, length],
-                    merge_size=1,
-                    content_hash=bytes([pick.randrange(2)]),
-                    is_whole=True,
-                )  # fmt: skip
-            )
+            media.append(_whole_range(start, length, bytes([pick.randrange(2)])))
             start += length + pick.choice([0, 1, 4])
         return media
 
@@ -384,6 +373,19 @@ class Workload:
 
     def _fail(self) -> None:
         self.checked.fail_row(self.random.randrange(16))
+
+
+def _whole_range(start: int, length: int, name: bytes) -> Media:
+    return Media(
+        start=start,
+        length=length,
+        pixels=b"",
+        shape=[0],
+        grid=[1, 1, length],
+        merge_size=1,
+        content_hash=name,
+        is_whole=True,
+    )
 
 
 def check_policy(policy: SchedulingPolicy, *, num_seeds: int = 6, num_steps: int = 150) -> None:

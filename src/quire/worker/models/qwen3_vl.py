@@ -207,6 +207,7 @@ class Qwen3VLForConditionalGeneration(CausalLM):
     }
     complete_config = staticmethod(_complete)
     takes_images = True
+    has_grid_positions = True
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = DeepstackModel(config, max_model_len, _make_attention, rotary_class=InterleavedMultiRotaryEmbedding)
