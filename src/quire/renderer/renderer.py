@@ -77,6 +77,8 @@ class Renderer:
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
         renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config)
+        if renderer._images is not None and renderer._images.is_whole and config.worker.model_impl == "transformers":
+            renderer._images = None  # attention is causal there, and its images want another
         if renderer._templates is not None:
             renderer._templates.prepare()
         return renderer
