@@ -99,6 +99,22 @@ def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, family: 
             assert llm.statistics()["recomputed_tokens_total"] > 0
 
 
+def test_bits_do_not_depend_on_cuts_company_and_cache(family: str, checkpoint: Path):
+    """Log-probabilities, to the last bit: at once, one after the other, cut, and behind what was found."""
+    seen = []
+    for way in ("at once", "chunks of 5 end within images"):
+        with LLM(str(checkpoint), **options_of(way, family)) as llm:
+            for prompts in (PROMPTS, *([prompt] for prompt in PROMPTS)):
+                outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+                seen += [(PROMPTS.index(p), bits_of(output)) for p, output in zip(prompts, outputs, strict=True)]
+    assert len({bits for _, bits in seen}) == len({number for number, _ in seen}) == len(PROMPTS)
+
+
+def bits_of(output) -> tuple[float, ...]:
+    (one,) = output.outputs
+    return tuple(step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True))
+
+
 def test_what_the_library_cannot_do_with_images_is_refused(family: str, checkpoint: Path, expected):
     options = options_of(LIBRARY, family)
     if family == "qwen3_vl":
