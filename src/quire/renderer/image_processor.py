@@ -78,6 +78,8 @@ class ImageProcessor:
                 mean=tuple(given.get("image_mean") or _MEAN),
                 std=tuple(given.get("image_std") or _STD),
             )
+        except ModelError:
+            raise
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: not a valid image processor's configuration.") from error
 

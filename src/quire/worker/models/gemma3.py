@@ -32,7 +32,6 @@ _VISION_DEFAULTS = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-_TOKENS_OF_IMAGE = 256
 _TOWER_NAMES = {".q_proj.": ".query.", ".k_proj.": ".key.", ".v_proj.": ".value."}
 
 
@@ -129,9 +128,9 @@ def _complete(config: Any) -> None:
     config.vision_config.out_hidden_size = config.hidden_size  # the projector's
     check_vision(config, "gelu_pytorch_tanh")
     vision = config.vision_config
-    num_tokens = getattr(config, "mm_tokens_per_image", None) or _TOKENS_OF_IMAGE
+    num_tokens = config.mm_tokens_per_image
     patches, tokens = vision.image_size // vision.patch_size, math.isqrt(num_tokens)
-    if tokens**2 != num_tokens or patches % tokens or vision.image_size % vision.patch_size:
+    if not tokens or tokens**2 != num_tokens or patches % tokens or vision.image_size % vision.patch_size:
         raise ModelError(
             f"config.json: mm_tokens_per_image={num_tokens} must be a square whose side divides the {patches} patches "
             f"of a side (image_size={vision.image_size}, patch_size={vision.patch_size}). Take the config.json that "
@@ -169,7 +168,7 @@ class Gemma3ForConditionalGeneration(CausalLM):
         convert=_renamed,
         converts_quantized=True,
     )
-    config_defaults = {**Gemma3ForCausalLM.config_defaults, "vision_config": None}
+    config_defaults = {**Gemma3ForCausalLM.config_defaults, "vision_config": None, "mm_tokens_per_image": 256}
     complete_config = staticmethod(_complete)
     takes_images = True
     has_grid_positions = False
@@ -179,7 +178,7 @@ class Gemma3ForConditionalGeneration(CausalLM):
         super().__init__(model, head_of(config, model.embed_tokens))
         self.vision_tower = Tower(config.vision_config)
         self.multi_modal_projector = Projector(config)
-        self.tokens_of_side = math.isqrt(getattr(config, "mm_tokens_per_image", None) or _TOKENS_OF_IMAGE)
+        self.tokens_of_side = math.isqrt(config.mm_tokens_per_image)
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
         return self.model.embed(input_ids)

@@ -96,7 +96,7 @@ class Gemma3Model(nn.Module):
         self.register_buffer("embed_scale", torch.full((size,), size**0.5), persistent=False)
         rotary = {kind: _rotary_of(config, kind, max_model_len) for kind in sorted(set(config.layer_types))}
         self.layers = nn.ModuleList(
-            Gemma3Layer(config, index, rotary[kind]) for index, kind in enumerate(config.layer_types)
+            Gemma3Layer(config, index, rotary[config.layer_types[index]]) for index in range(config.num_hidden_layers)
         )
         self.norm = _make_norm(config)
 
