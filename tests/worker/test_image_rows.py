@@ -110,7 +110,7 @@ def test_tokens_of_a_whole_image_see_it_to_its_end():
     for spans in ((0, 3), (6, 8)), ((0, 3), (0, 2)):
         assert all(group.ends_T is None for group in rows.seen(step(*spans)).attention)
     assert rows.seen(step((0, 1), (3, 4))).attention[0].ends_T.tolist() == [1, 4]
-    ids, positions, _ = rows.of(step((3, 5), (1, 7)))
+    _, positions, _ = rows.of(step((3, 5), (1, 7)))
     assert positions.tolist() == [3, 4, *range(1, 7)], "a model without grids has plain positions"
 
 

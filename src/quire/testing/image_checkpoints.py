@@ -51,7 +51,8 @@ _GEMMA_TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
     "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "query_pre_attn_scalar": 16, "tie_word_embeddings": False, "bos_token_id": EOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID,
+    "query_pre_attn_scalar": 16, "tie_word_embeddings": False, "bos_token_id": EOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
 }  # fmt: skip
 _GEMMA_VISION: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,

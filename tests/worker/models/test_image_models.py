@@ -1,5 +1,5 @@
-"""Models that see images, by files of their own, against Transformers: logits with no, one and two images, cut and mixed
-in any way."""
+"""Models that see images, by files of their own, against Transformers: logits with no, one and two images, cut and
+mixed in any way."""
 
 from __future__ import annotations
 

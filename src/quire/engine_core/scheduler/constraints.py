@@ -133,7 +133,8 @@ class Uncut(Constraint):
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
         start = rows.num_computed[row]
         # a fork may begin at the last token of a range
-        return np.maximum(rows.taken_back(row, start + num_tokens) - start, 0)
+        limited: IntArray = np.maximum(rows.taken_back(row, start + num_tokens) - start, 0)
+        return limited
 
 
 @dataclass(frozen=True)
