@@ -139,3 +139,15 @@ def test_every_rule_holds_with_ranges(seed: int) -> None:
     )
     workload.run(120)
     workload.finish()
+
+
+def test_a_pinned_prefix_is_not_found_where_an_image_stands_in_its_places() -> None:
+    """Its last block is partly filled, so it is compared by tokens; and these may be equal."""
+    core = CoreUnderTest(budget=32, block_size=4)
+    core.add(0, list(range(6)), max_tokens=1, request={"keep": "p"})
+    core.run()
+    core.core.scheduler.pin("p", 6)
+    add(core, 1, 12, [whole(5, 8)])
+    add(core, 2, 12, [whole(6, 8)])
+    core.run()
+    assert (core.cached[1 << 10], core.cached[2 << 10]) == (4, 6)

@@ -166,7 +166,6 @@ class Gemma3ForConditionalGeneration(CausalLM):
             "model.vision_tower.head.",
         ),
         convert=_renamed,
-        converts_quantized=True,
     )
     config_defaults = {**Gemma3ForCausalLM.config_defaults, "vision_config": None, "mm_tokens_per_image": 256}
     complete_config = staticmethod(_complete)
