@@ -114,6 +114,8 @@ class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     merge_size: int
     # names the content: over bytes, type and shape
     content_hash: bytes
+    # its tokens see each other, so they are computed in one step
+    is_whole: bool = False
 
     @property
     def end(self) -> int:

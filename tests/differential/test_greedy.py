@@ -29,6 +29,7 @@ NATIVE = [
     "mamba2",
     "granitemoehybrid",
     "granitemoehybrid_dense",
+    "gemma3",
 ]
 MIXED = ["gemma4", "gemma4_moe"]
 LATENT = ["deepseek_v2", "deepseek_v3_groups"]
@@ -87,6 +88,7 @@ def test_tokens_equal_transformers_with_preemption(checkpoint: Checkpoint, prefi
     num_blocks = {
         "mistral": 13,
         "gemma2": 42,
+        "gemma3": 42,
         "qwen3_next": 32,
         "qwen3_5_text": 32,
         "granitemoehybrid": 40,

@@ -8,17 +8,25 @@ import torch
 from PIL import Image
 
 from quire import LLM, SamplingParams
-from quire.errors import RequestError
-from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint, make_image_model
+from quire.errors import ModelError, RequestError
+from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint, make_image_model, reference_inputs
+from quire.worker.models.transformers_checkpoint import IMAGE_MODEL_TYPES
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=1)
+LIBRARY = "through the library"
 WAYS = {
     "at once": {},
     "chunks of 5 end within images": {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4},
-    "few blocks: preempted": {"block_size": 4, "num_gpu_blocks_override": 33, "enable_prefix_caching": False},
+    "few blocks: preempted": {
+        "block_size": 4,
+        "num_gpu_blocks_override": 23,
+        "max_model_len": 72,
+        "enable_prefix_caching": False,
+        "preemption_mode": "recompute",
+    },
     "operator by operator": {"enforce_eager": True, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4},
-    "through the library": {"model_impl": "transformers"},
+    LIBRARY: {"model_impl": "transformers"},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }
 
@@ -36,7 +44,7 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "gemma3", "qwen2_vl"])
 def family(request, tmp_path_factory) -> str:
     return request.param
 
@@ -64,16 +72,14 @@ def images_of(prompt: dict) -> list:
 def continued(model, rendered) -> tuple[list[int], list[float]]:
     token_ids = list(rendered.token_ids)
     logprobs = []
-    inputs = {}
-    if rendered.media:
-        pixels = [np.frombuffer(image.pixels, np.float32).reshape(image.shape).copy() for image in rendered.media]
-        inputs["pixel_values"] = torch.from_numpy(np.concatenate(pixels))
-        inputs["image_grid_thw"] = torch.tensor([image.grid for image in rendered.media])
     for _ in range(NUM_TOKENS):
         ids = torch.tensor([token_ids])
-        if rendered.media:
-            is_image = torch.arange(ids.shape[1]) < len(rendered.token_ids)
-            inputs["mm_token_type_ids"] = ((ids == IMAGE_TOKEN_ID) & is_image).int()
+        inputs = reference_inputs(model.config.model_type, rendered.media, ids)
+        # a placeholder that was sampled is text
+        inputs = {
+            k: v * (torch.arange(ids.shape[1]) < len(rendered.token_ids)) if "type_ids" in k else v
+            for k, v in inputs.items()
+        }
         model.model.rope_deltas = None
         logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, -1]
         token_ids.append(int(logits.argmax()))
@@ -82,11 +88,54 @@ def continued(model, rendered) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, expected):
-    with LLM(str(checkpoint), dtype="float32", max_model_len=128, **WAYS[way]) as llm:
+def test_tokens_equal_those_of_transformers(way: str, checkpoint: Path, family: str, expected):
+    if way == LIBRARY and family not in IMAGE_MODEL_TYPES:
+        pytest.skip("the test below")
+    with LLM(str(checkpoint), **options_of(way, family)) as llm:
         for _ in range(2):  # the second time from a warm prefix cache
             outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
             check(outputs, expected)
+        if "preempted" in way:
+            assert llm.statistics()["recomputed_tokens_total"] > 0
+
+
+def test_bits_do_not_depend_on_cuts_company_and_cache(family: str, checkpoint: Path):
+    """Log-probabilities, to the last bit: at once, one after the other, cut, and behind what was found."""
+    seen = []
+    for way in ("at once", "chunks of 5 end within images"):
+        with LLM(str(checkpoint), **options_of(way, family)) as llm:
+            for prompts in (PROMPTS, *([prompt] for prompt in PROMPTS)):
+                outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+                seen += [(PROMPTS.index(p), bits_of(output)) for p, output in zip(prompts, outputs, strict=True)]
+    assert len({bits for _, bits in seen}) == len({number for number, _ in seen}) == len(PROMPTS)
+
+
+def bits_of(output) -> tuple[float, ...]:
+    (one,) = output.outputs
+    return tuple(step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True))
+
+
+def test_what_the_library_cannot_do_with_images_is_refused(family: str, checkpoint: Path, expected):
+    options = options_of(LIBRARY, family)
+    if family == "qwen3_vl":
+        with pytest.raises(ModelError, match="of models that see images it runs"):
+            LLM(str(checkpoint), **options)
+    if family == "gemma3":
+        with LLM(str(checkpoint), **options) as llm:
+            with pytest.raises(RequestError, match="takes text only"):
+                llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+            check(llm.generate(PROMPTS[1:2], GREEDY, use_tqdm=False), expected[1:2])
+
+
+def options_of(way: str, family: str) -> dict:
+    options = {"dtype": "float32", "max_model_len": 128, **WAYS[way]}
+    if family == "gemma3":
+        # its images have 16 tokens, which are computed in one step, and its layers three groups of blocks
+        if "max_num_batched_tokens" in options:
+            options["max_num_batched_tokens"] += 16
+        if "num_gpu_blocks_override" in options:
+            options["num_gpu_blocks_override"] = 57
+    return options
 
 
 def check(outputs, expected) -> None:
@@ -103,7 +152,7 @@ def test_beams_and_samples_share_an_image(checkpoint: Path, expected):
     assert [list(one.token_ids) for one in output.outputs] == [expected[0][0]] * 3
 
 
-def test_other_images_behind_the_same_tokens_are_not_found(checkpoint: Path):
+def test_other_images_behind_the_same_tokens_are_not_found(family: str, checkpoint: Path):
     """Placeholders are equal; only the image tells the blocks apart."""
     prompts = [{"prompt": "x<|image_pad|>y", "multi_modal_data": {"image": noise(84, 84, seed)}} for seed in (1, 2)]
     with LLM(str(checkpoint), dtype="float32", max_model_len=128, block_size=4) as llm:
@@ -111,15 +160,15 @@ def test_other_images_behind_the_same_tokens_are_not_found(checkpoint: Path):
             llm.generate([prompt], GREEDY, use_tqdm=False)[0] for prompt in (prompts[0], prompts[0], prompts[1])
         )
     assert first.prompt_token_ids == other.prompt_token_ids
-    assert (again.num_cached_tokens, other.num_cached_tokens) == (8, 0)
+    # whole blocks before the last token, and where an image is whole it is; before it the two are alike
+    assert (again.num_cached_tokens, other.num_cached_tokens) == ((20, 4) if family == "gemma3" else (8, 0))
     assert again.outputs[0].token_ids == first.outputs[0].token_ids != other.outputs[0].token_ids
 
 
-def test_encoder_runs_are_counted(checkpoint: Path):
+def test_encoder_runs_are_counted(family: str, checkpoint: Path):
     """A chunk for a chunk, behind other text, and once more: an image is encoded once."""
     prompts = [{"prompt": f"{head}<|image_pad|>", "multi_modal_data": {"image": IMAGES[0]}} for head in "xyx"]
-    options = {"max_num_batched_tokens": 5, "block_size": 4, "max_num_seqs": 4}
-    with LLM(str(checkpoint), dtype="float32", max_model_len=128, **options) as llm:
+    with LLM(str(checkpoint), **options_of("chunks of 5 end within images", family)) as llm:
         for prompt in prompts:
             llm.generate([prompt], GREEDY, use_tqdm=False)
             assert llm.statistics()["num_images_encoded_total"] == 1

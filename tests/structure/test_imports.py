@@ -28,7 +28,12 @@ ROOMS = {
     "interfaces": ("quire.interfaces",),
     "renderer": ("quire.renderer",),
     "engine_client": ("quire.engine_client",),
-    "request": ("quire.engine_core.request", "quire.engine_core.rows", "quire.engine_core.block_table"),
+    "request": (
+        "quire.engine_core.request",
+        "quire.engine_core.rows",
+        "quire.engine_core.block_table",
+        "quire.engine_core.whole_ranges",
+    ),
     "scheduler": ("quire.engine_core.scheduler",),
     "decoding": ("quire.engine_core.decoding",),
     "executor": ("quire.engine_core.executor",),

@@ -42,6 +42,7 @@ FLOORS = {
         ("decoding", "kv_cache_manager", "launch_document"),
         ("further_clients", "pulse", "request"),
         ("adapters", "block_table", "driver", "executor", "last_steps", "rows", "unread_frames"),
+        ("whole_ranges",),
     ),
 }
 

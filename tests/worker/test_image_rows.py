@@ -1,16 +1,23 @@
 """Encoded images are kept by content: the second use of one runs no encoder."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
+import pytest
 import torch
 
+from quire.errors import ModelError
 from quire.messages import AdmittedSequence, Media
 from quire.sampling_params import SamplingParams
+from quire.worker.attention import AttentionBatch
 from quire.worker.image_rows import ImageRows
 
 
 class Model:
+    has_grid_positions = True
+
     def embed_tokens(self, input_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(input_ids), 1)
 
@@ -34,6 +41,7 @@ def admitted(row: int, value: int) -> AdmittedSequence:
 def batch(row: int, first: int, count: int) -> SimpleNamespace:
     return SimpleNamespace(
         rows_S=np.array([row]), query_starts_S1=np.array([0, count]), num_computed_S=np.array([first]),
+        num_tokens_S=np.array([count]),
         input_ids_T=torch.zeros(count, dtype=torch.int64), positions_T=torch.arange(first, first + count),
     )  # fmt: skip
 
@@ -52,3 +60,76 @@ def test_cut_within_an_image_and_used_again():
     assert found == [[0, 8, 8, 0, 0], [0, 8, 8, 0, 0], [0, 10, 10, 0, 0]]
     statistics = rows.statistics()
     assert (statistics["num_images_encoded"], statistics["num_image_cache_hits"]) == (2, 4)
+
+
+class PlainModel(Model):
+    has_grid_positions = False
+
+
+def whole(start: int, value: int) -> Media:
+    return msgspec.structs.replace(image(start, value), is_whole=True)
+
+
+def attention_of(token_count: int) -> AttentionBatch:
+    none = torch.zeros(0)
+    return AttentionBatch(
+        query_starts_S1=none, seq_lens_S=none, block_tables_SM=none, slots_T=none, max_query_len=token_count,
+        max_seq_len=token_count,
+    )  # fmt: skip
+
+
+@dataclass
+class Step:
+    rows_S: np.ndarray
+    num_tokens_S: np.ndarray
+    query_starts_S1: np.ndarray
+    num_computed_S: np.ndarray
+    input_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    attention: tuple[AttentionBatch, ...]
+
+
+def step(*spans: tuple[int, int]) -> Step:
+    """Each row computes the positions of a span."""
+    first, end = (np.array(x) for x in zip(*spans, strict=True))
+    positions = np.concatenate([np.arange(*span) for span in spans])
+    ids = torch.zeros(len(positions), dtype=torch.int64)
+    starts = np.cumsum([0, *(end - first)])
+    attention = (attention_of(len(ids)),) * 2
+    return Step(np.arange(len(spans)), end - first, starts, first, ids, torch.from_numpy(positions), attention)
+
+
+def test_tokens_of_a_whole_image_see_it_to_its_end():
+    rows = ImageRows(PlainModel(), torch.device("cpu"))
+    sequence = admitted(1, 7)
+    sequence.media = [whole(2, 7), whole(4, 8)]
+    rows.admit(sequence)
+    for group in rows.seen(step((3, 5), (1, 7))).attention:
+        assert group.ends_T.tolist() == [4, 5, *[2, 4, 4, 6, 6, 7]]
+    # text alone, behind the images, and the last token of one once more: each sees itself
+    for spans in ((0, 3), (6, 8)), ((0, 3), (0, 2)):
+        assert all(group.ends_T is None for group in rows.seen(step(*spans)).attention)
+    assert rows.seen(step((0, 1), (3, 4))).attention[0].ends_T.tolist() == [1, 4]
+    _, positions, _ = rows.of(step((3, 5), (1, 7)))
+    assert positions.tolist() == [3, 4, *range(1, 7)], "a model without grids has plain positions"
+
+
+def test_a_step_that_ends_within_a_whole_image_is_an_error():
+    rows = ImageRows(PlainModel(), torch.device("cpu"))
+    sequence = admitted(0, 7)
+    sequence.media = [whole(2, 7)]
+    rows.admit(sequence)
+    with pytest.raises(ModelError, match="ends at 3, within an image"):
+        rows.seen(step((0, 3)))
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "middle"), [(0, 4, 2), (0, 6, 2), (2, 4, 2), (2, 5, 4), (2, 9, 5), (4, 9, 6), (0, 8, 4), (3, 4, 3)]
+)
+def test_where_the_tokens_of_a_row_may_be_divided(first: int, end: int, middle: int):
+    rows = ImageRows(PlainModel(), torch.device("cpu"))
+    sequence = admitted(0, 7)
+    sequence.media = [whole(2, 7)]
+    rows.admit(sequence)
+    assert rows.middle(0, first, end) == middle
+    assert rows.middle(1, first, end) == (first + end) // 2

@@ -179,9 +179,7 @@ class ModelShape:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
         embeddings += self.num_table_parameters
         latent = self.num_key_parameters + self.num_value_parameters
-        return (
-            self.num_linear_parameters + self.num_float_parameters + latent + self.num_expert_parameters + embeddings
-        )
+        return self.num_linear_parameters + self.num_float_parameters + latent + self.num_expert_parameters + embeddings
 
     @property
     def num_active_parameters(self) -> int:

@@ -20,6 +20,8 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 
 
 _LONGEST_NAME = 100
+# What published files leave out of the text's configuration although the engine itself needs it.
+_LEFT_OUT: dict[str, dict[str, Any]] = {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
 _NO_GENERATION_CONFIG: dict[str, Any] = {}
 
 
@@ -54,7 +56,8 @@ class ModelFacts:
                 generation = read_object(path / "generation_config.json")
             num_weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         inner = config.get("text_config")
-        text_config = {**config, **(inner if isinstance(inner, dict) else {})}
+        left_out = _LEFT_OUT.get(str(config.get("model_type")), {})
+        text_config = {**left_out, **config, **(inner if isinstance(inner, dict) else {})}
         check_numbers(config, path if path.is_file() else path / "config.json")
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or len(model_type) > _LONGEST_NAME:

@@ -14,6 +14,7 @@ import numpy as np
 
 from quire.engine_core.block_table import BlockTable
 from quire.engine_core.rows import Rows, Tokens
+from quire.engine_core.whole_ranges import WholeRanges
 from quire.messages import EngineRequest, sequence_id_of
 from quire.pooling_params import MEAN
 
@@ -102,6 +103,7 @@ class Sequence:
         """From now on a row holds its tokens and numbers."""
         self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
         rows.use_adapter(self.row, self.request.message.adapter)
+        rows.keep_whole(self.row, self.request.whole_ranges)
         self._rows = rows
         self._prompt = _NO_TOKENS
 
@@ -148,6 +150,7 @@ class Request:
         self.status = Status.WAITING
         self.is_final = message.is_final
         self.num_prompt_tokens = len(prompt) - (message.transfer.num_output_tokens if message.transfer else 0)
+        self.whole_ranges = WholeRanges([(one.start, one.end) for one in message.media if one.is_whole])
         self.max_total = 0
         # what besides the tokens changes a block's content or its visibility
         self.user_key = _user_key(message)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine_core.whole_ranges import WholeRanges
 from quire.messages import IntArray, int_array
 
 Tokens = npt.NDArray[np.int32]
@@ -35,6 +36,8 @@ class Rows:
         self.tenant = np.zeros(num_rows, dtype=np.int64)
         # number of the adapter, 0 for none
         self.adapter = np.zeros(num_rows, dtype=np.int64)
+        # of those rows that have some
+        self.whole_ranges: dict[int, WholeRanges] = {}
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Where a recurrent state may have absorbed one token more than were computed: the row has stepped back there.
@@ -83,8 +86,13 @@ class Rows:
     def use_adapter(self, row: int, adapter: int) -> None:
         self.adapter[row] = adapter
 
+    def keep_whole(self, row: int, ranges: WholeRanges) -> None:
+        if ranges:
+            self.whole_ranges[row] = ranges
+
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
+        self.whole_ranges.pop(row, None)
         for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
             numbers[row] = 0
         self.is_watched[row] = self.runs_on[row] = False
@@ -151,6 +159,18 @@ class Rows:
         """4.4.2: the most that a step may grant each row."""
         return self.num_total[rows] - self.num_computed[rows]
 
+    def taken_back(self, rows: IntArray, ends: IntArray) -> IntArray:
+        """These ends of grants, or the beginnings of the ranges that they would cut."""
+        if not self.whole_ranges:
+            return ends
+        ranges = map(self.whole_ranges.get, rows.tolist())
+        return int_array([one.taken_back(end) if one else end for one, end in zip(ranges, ends.tolist(), strict=True)])
+
+    def least(self, row: int) -> int:
+        """The fewest tokens that may be granted next."""
+        ranges = self.whole_ranges.get(row)
+        return ranges.length_at(int(self.num_computed[row])) if ranges else 1
+
     def promise(self, rows: IntArray, num_drafts: IntArray | int) -> IntArray:
         """4.6.1: what these rows will sample, and propose after it, counts from now on. By how much each row grew.
 
@@ -202,3 +222,6 @@ class Rows:
         for row, (computed, known, total) in enumerate(numbers):
             assert 0 <= computed <= total, f"row {row}: computed {computed} of {total} tokens"
             assert 0 <= known <= total <= self.tokens.shape[1], f"row {row}: {known} of {total} tokens are known"
+        for row, ranges in self.whole_ranges.items():
+            computed = int(self.num_computed[row])
+            assert ranges.may_begin_at(computed), f"row {row}: cut at {computed} where it must be whole"

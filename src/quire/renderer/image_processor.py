@@ -24,9 +24,12 @@ from quire.renderer.images import image_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from quire.renderer.tokenizer import Tokenizer
+
 # What a client writes in a message, and under which name the image stands there.
 _PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_POOLED = "gemma3"
 _MOST_RATIO = 200
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
@@ -45,15 +48,25 @@ class ImageProcessor:
     mean: Sequence[float] = _MEAN
     std: Sequence[float] = _STD
     max_images: int = 8
+    # Pillow's number
+    resample: int = 3
+    # its tokens see each other
+    is_whole: bool = False
 
     @classmethod
     def find(cls, folder: Path, hf_config: Mapping[str, Any]) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
-        if hf_config.get("model_type") not in MODEL_TYPES or "image_token_id" not in hf_config:
+        is_pooled = hf_config.get("model_type") == _POOLED and "vision_config" in hf_config
+        is_known = hf_config.get("model_type") in MODEL_TYPES and "image_token_id" in hf_config
+        if not is_known and not is_pooled:
             return None
         file = folder / "preprocessor_config.json"
         try:
             given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            if is_pooled:
+                from quire.renderer.pooled_images import PooledImageProcessor
+
+                return PooledImageProcessor.read(file, given, hf_config)
             size = given.get("size") or {}
             return cls(
                 image_token_id=int(hf_config["image_token_id"]),
@@ -65,6 +78,8 @@ class ImageProcessor:
                 mean=tuple(given.get("image_mean") or _MEAN),
                 std=tuple(given.get("image_std") or _STD),
             )
+        except ModelError:
+            raise
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: not a valid image processor's configuration.") from error
 
@@ -93,6 +108,10 @@ class ImageProcessor:
             sources.append((source, place))
             parts.append({"type": "image"})
         return {**message, "content": parts}
+
+    def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
+        """A text whose marks of images stand as the model has learned them."""
+        return pieces
 
     def expand(
         self, token_ids: list[int], sources: Sequence[tuple[Any, str]], max_tokens: int | None
@@ -147,6 +166,7 @@ class ImageProcessor:
             grid=grid,
             merge_size=self.merge_size,
             content_hash=hashlib.sha256(head + content).digest(),
+            is_whole=self.is_whole,
         )
 
     def _resized(self, image: Image, where: str) -> tuple[int, int]:
@@ -174,7 +194,7 @@ class ImageProcessor:
         """[patches, channels * temporal * side * side], cell by cell."""
         from PIL.Image import Resampling
 
-        resized = image.resize((width, height), resample=Resampling.BICUBIC)
+        resized = image.resize((width, height), resample=Resampling(self.resample))
         pixels_HWC: npt.NDArray[Any] = np.asarray(resized, dtype=np.float32) * np.float32(1 / 255)
         pixels_HWC = (pixels_HWC - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
         side, merge, times = self.patch_size, self.merge_size, self.temporal_patch_size

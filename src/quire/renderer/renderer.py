@@ -77,6 +77,8 @@ class Renderer:
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
         renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config)
+        if renderer._images is not None and renderer._images.is_whole and config.worker.model_impl == "transformers":
+            renderer._images = None  # attention is causal there, and its images want another
         if renderer._templates is not None:
             renderer._templates.prepare()
         return renderer
@@ -165,6 +167,8 @@ class Renderer:
                 is_brief=is_brief,
                 takes_images=bool(sources),
             )
+        if sources and self._images is not None:
+            pieces = self._images.set_apart(pieces, tokenizer)
         text = "".join(pieces)
         if is_brief and len(text) > _MOST_BRIEF_CHARACTERS:
             raise NotBriefError

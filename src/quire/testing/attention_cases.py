@@ -32,6 +32,8 @@ class AttentionCase:
     has_sinks: bool = False
     # a value is the beginning of its key, and kept once
     values_in_keys: bool = False
+    # positions [first, end) of every sequence that see each other, as far as they are there
+    together: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         parts = [f"{n}of{length}" for n, length in self.sequences[:3]]
@@ -39,8 +41,19 @@ class AttentionCase:
         parts += [f"e{self.value_dim}"] * bool(self.value_dim) + [f"w{self.sliding_window}"] * bool(self.sliding_window)
         parts += [f"cap{self.soft_cap:g}"] * bool(self.soft_cap) + ["sinks"] * self.has_sinks
         parts += ["latent"] * self.values_in_keys + ["chunks"] * self.is_chunked
+        parts += [f"together{self.together[0]}to{self.together[1]}"] if self.together else []
         parts += [str(self.cache_dtype).removeprefix("torch.")] * bool(self.cache_dtype)
         return "-".join([*parts, str(self.dtype).removeprefix("torch.")])
+
+    @property
+    def ends(self) -> list[int]:
+        """For each query row the end of what it sees of its sequence."""
+        first, end = self.together or (0, 0)
+        return [
+            max(position + 1, min(end, length)) if first <= position else position + 1
+            for num_rows, length in self.sequences
+            for position in range(length - num_rows, length)
+        ]
 
     @property
     def kept_as(self) -> torch.dtype:
@@ -95,4 +108,9 @@ ATTENTION_CASES = (
     *(AttentionCase(sliding_window=w, is_chunked=True, sequences=s) for w in (1, 5, 16, 64, 1000) for s in (MIX, ONES)),
     *(AttentionCase(sliding_window=w, is_chunked=True, sequences=LONG, dtype=d)
       for w in (24, 100, 600) for d in DTYPES),
+    *(AttentionCase(together=(s, e), sliding_window=w, sequences=q)
+      for s, e in ((0, 9), (53, 68), (30, 600)) for w in (0, 20) for q in (MIX, LONG, ((60, 61), (1, 5), (70, 70)))),
+    *(AttentionCase(together=(40, 300), num_heads=8, head_dim=h, dtype=d, sequences=((290, 310), (1, 90)))
+      for h in (64, 256) for d in DTYPES),
+    AttentionCase(together=(3, 60), has_sinks=True, soft_cap=20.0, sequences=((70, 70),), cache_dtype=torch.int8),
 )  # fmt: skip

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from quire.messages import Media
 from quire.testing.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, widen, write_tokenizer
 
 MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -37,6 +39,30 @@ _VISION: dict[str, dict[str, Any]] = {
         "fullatt_block_indexes": [1], "window_size": 56,
     },
     "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+    "qwen3_vl": {
+        "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+        "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2],
+    },
+}  # fmt: skip
+_MORE_TEXT: dict[str, dict[str, Any]] = {"qwen3_vl": {"head_dim": 16, "num_hidden_layers": 3}}
+# This model's processor opens an image where the others stand for it.
+GEMMA = "gemma3"
+_GEMMA_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 16, "tie_word_embeddings": False, "bos_token_id": EOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+}  # fmt: skip
+_GEMMA_VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+    "patch_size": 7, "vision_use_head": False,
+}  # fmt: skip
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "patch_size": 16, "min_pixels": 64 * 64, "max_pixels": 32 * 32 * 64, "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    },
 }  # fmt: skip
 
 
@@ -47,17 +73,46 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     model.save_pretrained(path)
     write_tokenizer(path, chat_template=CHAT_TEMPLATE, more_special=MARKS)
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
+    numbers |= _NUMBERS.get(model_type, {})
     (path / "preprocessor_config.json").write_text(json.dumps(numbers), encoding="utf-8")
     return path
 
 
 def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Any:
     """The Transformers model itself, with wide random weights."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
 
-    config = AutoConfig.for_model(
+    if model_type == GEMMA:
+        config = _gemma_config()
+    else:
+        config = _qwen_config(model_type)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    widen(model, seed)
+    return model.eval()
+
+
+def _gemma_config() -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(
+        GEMMA,
+        text_config=_GEMMA_TEXT,
+        vision_config=_GEMMA_VISION,
+        mm_tokens_per_image=16,
+        boi_token_index=IMAGE_TOKEN_ID,
+        image_token_index=IMAGE_TOKEN_ID + 1,
+        eoi_token_index=IMAGE_TOKEN_ID + 2,
+        tie_word_embeddings=False,
+        eos_token_id=EOS_TOKEN_ID,
+    )
+
+
+def _qwen_config(model_type: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(
         model_type,
-        text_config=_TEXT,
+        text_config=_TEXT | _MORE_TEXT.get(model_type, {}),
         vision_config=_VISION[model_type],
         image_token_id=IMAGE_TOKEN_ID,
         vision_start_token_id=IMAGE_TOKEN_ID + 1,
@@ -66,6 +121,33 @@ def make_image_model(model_type: str = "qwen2_5_vl", *, seed: int = 0) -> Any:
         tie_word_embeddings=False,
         eos_token_id=EOS_TOKEN_ID,
     )
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    widen(model, seed)
-    return model.eval()
+
+
+def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tensor) -> dict[str, Any]:
+    """What Transformers' model is called with beside these tokens, [1, T]."""
+    if model_type != GEMMA:
+        inputs: dict[str, Any] = {"mm_token_type_ids": (token_ids == IMAGE_TOKEN_ID).int()}
+        if media:
+            inputs["pixel_values"] = torch.cat([_patches(image) for image in media])
+            inputs["image_grid_thw"] = torch.tensor([image.grid for image in media])
+        return inputs
+    is_image = torch.zeros_like(token_ids)
+    for image in media:
+        is_image[:, image.start : image.end] = 1
+    inputs = {"token_type_ids": is_image}
+    if media:
+        inputs["pixel_values"] = torch.stack([_whole_image(image) for image in media])
+    return inputs
+
+
+def _patches(image: Media) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(image.pixels, np.float32).reshape(image.shape).copy())
+
+
+def _whole_image(image: Media) -> torch.Tensor:
+    """[3, height, width] of patches that stand square by square."""
+    rows, columns = image.cells
+    side = round((image.shape[1] // 3) ** 0.5)
+    squares = _patches(image).view(rows, columns, image.merge_size, image.merge_size, 3, side, side)
+    pixels = squares.permute(4, 0, 2, 5, 1, 3, 6)
+    return pixels.reshape(3, rows * image.merge_size * side, columns * image.merge_size * side)

@@ -51,6 +51,7 @@ class AttentionKernels(Protocol):
         is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
+        ends_T: Tensor | None = None,
     ) -> None: ...
 
     def copy_blocks(self, caches: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
@@ -86,9 +87,10 @@ class _Reference:
         is_chunked: bool = False,
         soft_cap: float = 0.0,
         sinks_H: Tensor | None = None,
+        ends_T: Tensor | None = None,
     ) -> None:
         tensors = (query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE)
-        reference.paged_attention(*tensors, sinks_H, scale, sliding_window, is_chunked, soft_cap)
+        reference.paged_attention(*tensors, sinks_H, ends_T, scale, sliding_window, is_chunked, soft_cap)
 
 
 REFERENCE = _Reference()
@@ -109,6 +111,7 @@ class PagedBatch:
     slots: Tensor
     key_TKD: Tensor
     value_TKE: Tensor
+    ends_T: Tensor | None = None
     options: dict[str, float | int] = field(default_factory=dict)
 
     @property
@@ -132,6 +135,7 @@ class PagedBatch:
             is_chunked=bool(self.options.get("is_chunked", False)),
             soft_cap=soft_cap,
             sinks_H=self.sinks_H,
+            ends_T=self.ends_T,
         )
         return out
 
@@ -175,6 +179,7 @@ def make_batch(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Paged
         slots=torch.tensor(slots, dtype=torch.int64, device=device),
         key_TKD=key_TKD,
         value_TKE=key_TKD[..., :value_dim] if case.values_in_keys else value_TKE,
+        ends_T=None if case.together is None else torch.tensor(case.ends, dtype=torch.int32, device=device),
         options={"sliding_window": case.sliding_window, "is_chunked": case.is_chunked, "soft_cap": case.soft_cap},
     )
     reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
@@ -212,7 +217,8 @@ def dense_attention(batch: PagedBatch, case: AttentionCase) -> Tensor:
             value_KPE = key_KPD[..., : value_KPE.shape[-1]]
         group_size = case.num_heads // case.num_kv_heads
         distance = torch.arange(length - num_rows, length)[:, None] - torch.arange(length)
-        visible = (distance >= 0) & (distance < (case.sliding_window or length + 1))
+        ends = torch.tensor(case.ends[row : row + num_rows]).view(-1, 1)
+        visible = (torch.arange(length) < ends) & (distance < (case.sliding_window or length + 1))
         if case.is_chunked:
             chunk = torch.arange(length) // case.sliding_window
             visible &= chunk[length - num_rows :, None] == chunk
@@ -270,11 +276,12 @@ def check_invariance(
     row = 0
     for s, (num_rows, length) in enumerate(case.sequences):
         for size in {1, 7, num_rows} - {0}:
-            for start in range(0, num_rows, size):
-                stop = min(start + size, num_rows)
+            for start, stop in _pieces(case, row, num_rows, length, size):
+                ends = None if batch.ends_T is None else batch.ends_T[row + start : row + stop]
                 piece = PagedBatch(**{
                     **vars(batch),
                     "query_THD": batch.query_THD[row + start : row + stop],
+                    "ends_T": ends,
                     "block_tables_SM": batch.block_tables_SM[s : s + 1],
                     "seq_lens_S": torch.tensor([length - num_rows + stop], dtype=torch.int32, device=device),
                     "query_starts_S1": torch.tensor([0, stop - start], dtype=torch.int32, device=device),
@@ -292,6 +299,19 @@ def check_invariance(
         "block_tables_SM": torch.where(exists, places, batch.block_tables_SM),
     })  # fmt: skip
     assert torch.equal(moved.attend(kernels), whole), "blocks moved"
+
+
+def _pieces(case: AttentionCase, row: int, num_rows: int, length: int, size: int) -> list[tuple[int, int]]:
+    """Cuts of about `size` rows, where no row of a piece sees further than the piece."""
+    pieces = []
+    start = 0
+    while start < num_rows:
+        stop = min(start + size, num_rows)
+        while case.ends[row + stop - 1] > length - num_rows + stop:
+            stop += 1
+        pieces.append((start, stop))
+        start = stop
+    return pieces
 
 
 def _taken(cache: Tensor, blocks: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ _GEMMA4_EXPERTS = {
     "layer_types": [*_ALTERNATING[:2]] * 3, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
     "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "attention_bias": True,
 }  # fmt: skip
+_GEMMA3 = {"head_dim": 16, "sliding_window": _WINDOW, "layer_types": _ALTERNATING, "query_pre_attn_scalar": 24}
 
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,7 +123,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     # through the Transformers library
     "gemma": ("gemma", {"head_dim": 16}),
     "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": _WINDOW, "query_pre_attn_scalar": 16}),
-    "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": _WINDOW, "layer_types": _ALTERNATING}),
     "phi3": ("phi3", {"sliding_window": None}),
     "granite": ("granite", {"attention_multiplier": 0.2, "logits_scaling": 2.0, "residual_multiplier": 0.7}),
     "olmo2": ("olmo2", {}),
@@ -138,6 +138,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
     "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
+    "gemma3": ("gemma3_text", _GEMMA3),
+    "gemma3_cap": ("gemma3_text", {**_GEMMA3, "final_logit_softcapping": 4.0, "tie_word_embeddings": False}),
     # hybrids: recurrent layers beside attention
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_NEXT_EXPERTS}),

@@ -7,7 +7,8 @@ bounded in bytes. A row without images gets the same numbers whoever shares its 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,8 +32,16 @@ class ModelInputs(Protocol):
 
     def release(self, row: int) -> None: ...
 
+    def seen(self, batch: InputBatch) -> InputBatch:
+        """The batch as attention is to see it."""
+        ...
+
     def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
         """The arguments of the model."""
+        ...
+
+    def middle(self, row: int, first: int, end: int) -> int:
+        """Where these positions of a row may be divided, about the middle; `first`: nowhere."""
         ...
 
     def statistics(self) -> dict[str, float]: ...
@@ -51,8 +60,14 @@ class TokenInputs(StepMember):
     def release(self, row: int) -> None:
         pass
 
+    def seen(self, batch: InputBatch) -> InputBatch:
+        return batch
+
     def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
         return batch.input_ids_T, batch.positions_T
+
+    def middle(self, row: int, first: int, end: int) -> int:
+        return (first + end) // 2
 
     def statistics(self) -> dict[str, float]:
         return {"num_images_encoded": 0, "num_image_cache_hits": 0, "image_cache_bytes": 0}
@@ -92,7 +107,7 @@ class _Images:
 
 
 class ImageRows(StepMember):
-    """Of a model with an encoder of images and positions of three dimensions."""
+    """Of a model with an encoder of images. Positions have three dimensions if it has grid positions."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model
@@ -120,28 +135,61 @@ class ImageRows(StepMember):
         self._by_row.pop(row, None)
 
     def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
-        positions_3T = batch.positions_T.repeat(3, 1)
         embeds_TE: Tensor | None = None
-        for number, row in enumerate(batch.rows_S.tolist()):
-            images = self._by_row.get(row)
-            if images is None:
-                continue
-            start, end = batch.query_starts_S1[number : number + 2].tolist()
-            first = int(batch.num_computed_S[number])
-            last = first + end - start
-            positions_3T[:, start:end] = torch.from_numpy(images.positions(first, last)).to(self._device)
-            for image in images.media:
-                low, high = max(first, image.start), min(last, image.end)
-                if low >= high:
-                    continue
-                if embeds_TE is None:
-                    embeds_TE = self._model.embed_tokens(batch.input_ids_T).clone()
-                encoded = self._encode(image)[low - image.start : high - image.start]
-                embeds_TE[start + low - first : start + high - first] = encoded.to(embeds_TE.dtype)
+        for image, low, high, place in self._touched(batch):
+            if embeds_TE is None:
+                embeds_TE = self._model.embed_tokens(batch.input_ids_T).clone()
+            encoded = self._encode(image)[low - image.start : high - image.start]
+            embeds_TE[place : place + high - low] = encoded.to(embeds_TE.dtype)
+        positions = self._positions(batch) if self._model.has_grid_positions else batch.positions_T
         if embeds_TE is None:
             # Without tokens of images all three dimensions agree, and a model may be recorded for plain positions.
-            return batch.input_ids_T, positions_3T[0]
-        return batch.input_ids_T, positions_3T, embeds_TE
+            return batch.input_ids_T, positions if positions.ndim == 1 else positions[0]
+        return batch.input_ids_T, positions, embeds_TE
+
+    def _positions(self, batch: InputBatch) -> Tensor:
+        positions_3T = batch.positions_T.repeat(3, 1)
+        for images, first, last, start in self._rows_with_images(batch):
+            known = torch.from_numpy(images.positions(first, last)).to(self._device)
+            positions_3T[:, start : start + last - first] = known
+        return positions_3T
+
+    def seen(self, batch: InputBatch) -> InputBatch:
+        """The tokens of an image that is whole see it to its end."""
+        ends_T: Tensor | None = None
+        for image, low, high, place in self._touched(batch):
+            if image.is_whole:
+                if high < image.end:
+                    raise ModelError(f"media: a step ends at {high}, within an image that is whole up to {image.end}.")
+                if ends_T is None:
+                    ends_T = batch.positions_T + 1
+                ends_T[place : place + high - low] = image.end
+        if ends_T is None:
+            return batch
+        return replace(batch, attention=tuple(replace(group, ends_T=ends_T) for group in batch.attention))
+
+    def middle(self, row: int, first: int, end: int) -> int:
+        middle = (first + end) // 2
+        for image in self._by_row[row].media if row in self._by_row else ():
+            if image.is_whole and image.start < middle < image.end:
+                return image.start if image.start > first else image.end if image.end < end else first
+        return middle
+
+    def _rows_with_images(self, batch: InputBatch) -> Iterator[tuple[_Images, int, int, int]]:
+        """Images of a row, which positions it computes, and where the first of these stands in the step."""
+        for number, row in enumerate(batch.rows_S.tolist()):
+            images = self._by_row.get(row)
+            if images is not None:
+                first = int(batch.num_computed_S[number])
+                yield images, first, first + int(batch.num_tokens_S[number]), int(batch.query_starts_S1[number])
+
+    def _touched(self, batch: InputBatch) -> Iterator[tuple[Media, int, int, int]]:
+        """Images with tokens in the step, their positions there, and where the first of these stands."""
+        for images, first, last, start in self._rows_with_images(batch):
+            for image in images.media:
+                low, high = max(first, image.start), min(last, image.end)
+                if low < high:
+                    yield image, low, high, start + low - first
 
     def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
         if num_encoded := self._num_encoded - self._num_reported:

@@ -67,7 +67,7 @@ class StepComputation:
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
         """These tokens of these rows, and what follows them. Changes nothing but the cache; `commit` or `undo` is next,
         also where the exception came behind the last line of this."""
-        batch = self.batches.build(rows, num_tokens)
+        batch = self._inputs.seen(self.batches.build(rows, num_tokens))
         self._states = batch.states
         failpoint("in_forward", batch.input_ids_T)
         with attention_context(batch, self.backend):
@@ -77,6 +77,11 @@ class StepComputation:
             return Computed(batch, hidden_TE, self.sampler.sample(hidden_TE, batch))
         except Exception as error:
             raise NotSampledError from error
+
+    def first_half(self, row: int, num_tokens: int) -> int:
+        """How many of a row's next tokens may be computed before the others; 0: they cannot be divided."""
+        start = int(self._table.num_computed[row])
+        return self._inputs.middle(row, start, start + num_tokens) - start
 
     def undo(self) -> None:
         """What `compute` was asked for does not count: a state has absorbed nothing of it."""

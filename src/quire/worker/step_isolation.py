@@ -214,14 +214,19 @@ class _Division:
             self._attempt(rows[middle:], num_tokens[middle:])
         elif isinstance(cause, TooLongError):
             self._fail_request(int(rows[0]))
-        elif num_tokens[0] > 1 and not self._table.num_drafts[rows[0]] and not isinstance(error, NotSampledError):
-            half = num_tokens // 2
-            self._attempt(rows, half)
+        elif half := self._first_half(int(rows[0]), int(num_tokens[0]), error):
+            self._attempt(rows, int_array([half]))
             self._attempt(rows, num_tokens - half)
         else:
             logger.error("row %d failed alone: %s: %s", rows[0], type(cause).__name__, cause)
             is_written = isinstance(error, NotSampledError)
             self._fail(int(rows[0]), _reason(cause), num_written=int(num_tokens[0]) if is_written else 0)
+
+    def _first_half(self, row: int, num_tokens: int, error: Exception) -> int:
+        """Of the tokens of a row that is alone; 0 if they cannot be divided."""
+        if num_tokens < 2 or self._table.num_drafts[row] or isinstance(error, NotSampledError):
+            return 0
+        return self._computation.first_half(row, num_tokens)
 
     def _look_at(self, error: BaseException | None) -> None:
         if error is not None and self._means.platform.is_beyond_repair(error):

@@ -18,6 +18,8 @@ INVARIANT_CASES = [
     AttentionCase(sequences=((100, 640), (1, 1030)), num_heads=8, num_kv_heads=2, dtype=torch.bfloat16),
     AttentionCase(sequences=((60, 560), (9, 70)), sliding_window=70, head_dim=80, has_sinks=True, soft_cap=10.0),
     AttentionCase(sequences=((60, 560), (9, 70), (1, 600)), sliding_window=100, is_chunked=True, num_heads=16),
+    AttentionCase(sequences=((100, 640), (60, 70), (1, 600)), together=(560, 620), sliding_window=90, head_dim=80),
+    AttentionCase(sequences=((600, 640), (60, 70), (1, 1)), together=(50, 580), dtype=torch.bfloat16),
     *(
         AttentionCase(
             num_heads=heads,

@@ -5,6 +5,7 @@ The attributes to compare are recorded while the model is built, so a model file
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,9 @@ NEEDED = {
         "vision_config": {"out_hidden_size": 8192},
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     },
+    # the default tower has 14 patches a side, for 16 tokens
+    "gemma3": {"vision_config": {"image_size": 256}},
+    "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
     # all layers are recurrent by default, without positions: then nothing reads what attention needs
     "granitemoehybrid": {
         "num_hidden_layers": 2,
@@ -41,6 +45,12 @@ NEEDED = {
 }
 TINY = [name for name, (model_type, _) in ARCHITECTURES.items() if model_type in NATIVE_TYPES]
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
+GEMMA3_SPELLINGS = {
+    "older": {"rope_theta": 5e5, "rope_local_base_freq": 9e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "pattern": {"sliding_window_pattern": 3},
+    "newer": {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7e5}}},
+    "named": {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 9},
+}
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen3"]
 YARN = {"type": "yarn", "factor": 4.0}
 
@@ -72,15 +82,25 @@ def assert_same(path):
     model_class = find_native(whole.model_type, [])
     with torch.device("meta"):
         model_class(recorder, 64)
-    of_the_whole = set() if theirs is whole else {"vision_config", "tie_word_embeddings"}
+    of_the_whole = set() if theirs is whole else {"vision_config", "tie_word_embeddings", "mm_tokens_per_image"}
     other_names = {name: other for other, name in getattr(model_class, "config_names", {}).items()}
     for name in sorted(recorder.read - ROPE - MADE - of_the_whole):
         expected = getattr(theirs, name, getattr(theirs, other_names.get(name, name), MISSING))
         assert getattr(own, name, MISSING) == expected, name
     if recorder.read & ROPE:
-        own_angles, their_angles = (RotaryEmbedding.from_config(config, 64).cos_sin_cache for config in (own, theirs))
-        assert torch.equal(own_angles, their_angles)
+        assert torch.equal(angles(own), angles(theirs))
     return recorder.read
+
+
+def angles(config):
+    """Of all kinds of layers, if they differ by kind."""
+    of_kinds = getattr(config, "rope_parameters", None) or {}
+    if not any(isinstance(parameters, dict) for parameters in of_kinds.values()):
+        return RotaryEmbedding.from_config(config, 64).cos_sin_cache
+    names = ("head_dim", "max_position_embeddings")
+    shared = {name: getattr(config, name) for name in names}
+    configs = [SimpleNamespace(**shared, rope_parameters=of_kinds[kind]) for kind in sorted(of_kinds)]
+    return torch.stack([RotaryEmbedding.from_config(one, 64).cos_sin_cache for one in configs])
 
 
 def write(path, **values):
@@ -187,6 +207,16 @@ def test_the_window_of_mistral(values, tmp_path):
 )
 def test_gpt2_under_both_names(values, tmp_path):
     assert_same(write(tmp_path, model_type="gpt2", **values))
+
+
+@pytest.mark.parametrize("spelling", GEMMA3_SPELLINGS)
+def test_gemma_3_in_every_spelling(spelling, tmp_path):
+    assert_same(write(tmp_path, model_type="gemma3_text", **SIZES, head_dim=12, **GEMMA3_SPELLINGS[spelling]))
+
+
+def test_gemma_3_that_looks_ahead_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="use_bidirectional_attention=true"):
+        ours(write(tmp_path, model_type="gemma3_text", use_bidirectional_attention=True))
 
 
 def test_opt_350m(tmp_path):

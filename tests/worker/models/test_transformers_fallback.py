@@ -10,7 +10,7 @@ from quire.worker.attention import attention_layers
 from quire.worker.model_loader import load_model
 from quire.worker.models.transformers_fallback import TransformersModel
 
-SERVED = ("gemma2 gemma3 phi3 granite olmo2 olmo3 cohere stablelm starcoder2 gpt_neox smollm3").split()
+SERVED = ("gemma2 phi3 granite olmo2 olmo3 cohere stablelm starcoder2 gpt_neox smollm3").split()
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -20,7 +20,8 @@ def test_a_model_of_transformers_computes_the_same_on_paged_attention(name, chec
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "opt_post_norm", "gpt2", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma4_moe"]
+    "name",
+    ["llama", "opt_post_norm", "gpt2", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma3", "gemma4_moe"],
 )
 def test_a_native_model_can_be_asked_for_through_transformers(name, checkpoint, prompt):
     model = check_against_transformers(checkpoint(name), prompt, model_impl="transformers")

@@ -58,10 +58,28 @@ void AttentionStep::check(const Extent& extent) const {
       throw std::runtime_error("sequence " + std::to_string(s) + ": length " + std::to_string(length) +
                                " is longer than its " + std::to_string(capacity) + " slots");
     }
+    check_ends(s);
     const int64_t row = s * args_.table_stride, first = first_visible(args_, length - (end - begin));
     for (int64_t i = first / args_.block_size; i * args_.block_size < length; ++i) {
       check_below(args_.num_blocks, args_.block_tables[row + i], "block", s);
     }
+  }
+}
+
+// Each token sees itself, nothing that is not there, and no less than the one before it.
+void AttentionStep::check_ends(int64_t sequence) const {
+  if (args_.ends.data == nullptr) return;
+  const int64_t begin = args_.query_starts[sequence], end = args_.query_starts[sequence + 1];
+  const int64_t length = args_.seq_lens[sequence];
+  int64_t least = 0;
+  for (int64_t t = begin; t < end; ++t) {
+    least = max64(least, length - end + t + 1);
+    const int64_t seen = args_.ends[t];
+    if (seen < least || seen > length) {
+      throw std::runtime_error("sequence " + std::to_string(sequence) + ": a token sees " + std::to_string(seen) +
+                               " keys, which must be from " + std::to_string(least) + " to " + std::to_string(length));
+    }
+    least = seen;
   }
 }
 

@@ -18,6 +18,8 @@ class AttentionStep final : public Step {
   void run(const Extent& extent, Crew& crew) const override;
 
  private:
+  void check_ends(int64_t sequence) const;
+
   AttentionArgs args_;
   std::vector<float> sinks_;
   mutable AttentionPlan plan_;  // of this run

@@ -44,6 +44,7 @@ struct AttentionArgs {
   const char* v_cache;
   void* out;
   Indices block_tables, seq_lens, query_starts;
+  Indices ends;        // of each row of the query: it sees keys below this, more than its own; null: up to its own
   const float* sinks;  // one per query head, or null
   // Strides in elements, those of the caches in bytes.
   int64_t query_token_stride, query_head_stride;
@@ -119,6 +120,11 @@ inline int64_t first_visible(const AttentionArgs& args, int64_t position) {
 }
 inline int64_t first_visible(const AttentionArgs& args, const QueryTile& tile) {
   return first_visible(args, tile.first_position);
+}
+
+// The end of what a token of the tile sees. Within a sequence it never falls.
+inline int64_t end_visible(const AttentionArgs& args, const QueryTile& tile, int64_t token) {
+  return args.ends.data == nullptr ? tile.first_position + token + 1 : args.ends[tile.first_row + token];
 }
 
 inline int64_t num_rows(const QueryTile& tile) { return tile.num_tokens * tile.num_heads; }

@@ -105,9 +105,10 @@ void AttentionPlan::add_sequence(int64_t sequence) {
     // The last tokens first: they see the longest context, and short pieces at the end keep all threads busy.
     for (int64_t t = (count - 1) / tokens_at_once * tokens_at_once; t >= 0; t -= tokens_at_once) {
       const int64_t tokens = min64(tokens_at_once, count - t), position = args_->seq_lens[sequence] - count + t;
-      const int64_t end_key = max64(0, position + tokens);
+      const QueryTile rows{static_cast<int>(sequence), head, heads, begin + t, tokens, position};
+      const int64_t end_key = max64(0, end_visible(*args_, rows, tokens - 1));
       const int64_t first_key = min64(end_key, first_visible(*args_, position)) / KEY_TILE * KEY_TILE;
-      add_tile({static_cast<int>(sequence), head, heads, begin + t, tokens, position}, first_key, end_key);
+      add_tile(rows, first_key, end_key);
       const int shared = shared_tile_[sequence];
       if (shared < 0) continue;
       Tile& tile = tiles_.back();

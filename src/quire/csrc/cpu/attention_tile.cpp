@@ -73,7 +73,7 @@ template <class C> struct TileKernel {
   }
   // The keys of the tile from `base` on that row r sees are [oldest, newest).
   int newest(int r, int64_t base) const {
-    return static_cast<int>(min64(KEY_TILE, max64(0, tile.first_position + token(r) + 1 - base)));
+    return static_cast<int>(min64(KEY_TILE, max64(0, end_visible(args, tile, token(r)) - base)));
   }
   int oldest(int r, int64_t base) const {
     return static_cast<int>(min64(KEY_TILE, max64(0, first_visible(args, tile.first_position + token(r)) - base)));

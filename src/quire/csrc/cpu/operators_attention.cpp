@@ -190,7 +190,7 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
 
 void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                         const Tensor& seq_lens, const Tensor& query_starts, const Tensor& out,
-                        std::optional<Tensor> sinks, double scale, int64_t sliding_window, bool is_chunked,
+                        std::optional<Tensor> sinks, std::optional<Tensor> ends, double scale, int64_t sliding_window, bool is_chunked,
                         double soft_cap) {
   check_attention(query, k_cache, v_cache, out, block_tables);
   const int64_t num_sequences = block_tables.size(0);
@@ -199,6 +199,10 @@ void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor
                   "seq_lens and query_starts must fit the ", num_sequences, " rows of block_tables");
   AttentionArgs args = attention_args(query, k_cache, v_cache, block_tables, out);
   args.seq_lens = indices(seq_lens, "seq_lens"), args.query_starts = indices(query_starts, "query_starts");
+  if (ends.has_value()) {
+    STD_TORCH_CHECK(ends->dim() == 1 && ends->size(0) == query.size(0), "one end for each row of query");
+    args.ends = indices(*ends, "ends");
+  }
   args.scale = static_cast<float>(scale);
   args.sliding_window = sliding_window, args.is_chunked = is_chunked;
   args.soft_cap = static_cast<float>(soft_cap);

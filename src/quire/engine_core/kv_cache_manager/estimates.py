@@ -87,16 +87,15 @@ class Estimates:
         # Siblings find the same blocks, cached or kept, which get out of reach once.
         return needed + len(found)
 
-    def most_blocks(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int, step_tokens: int) -> int:
+    def most_blocks(self, num_tokens: int, request: Request, step_tokens: int) -> int:
         """Most blocks that a request of so many sequences can need; what is certain to be shared counts once."""
         of_one = sum(group.most_blocks(num_tokens, step_tokens, self._block_size) for group in self._groups)
         # After a preemption a window's blocks may be gone, so nothing is certain to be shared there.
-        of_prompt = (
-            0
-            if self._manager.may_miss_siblings
-            else max(0, num_prompt_tokens - 1) // self._block_size * len(self._groups)
-        )
-        return num_sequences * of_one - (num_sequences - 1) * of_prompt
+        of_prompt = 0
+        if not self._manager.may_miss_siblings:
+            num_full = max(0, request.num_prompt_tokens - 1) // self._block_size
+            of_prompt = request.whole_ranges.blocks_back(num_full, self._block_size) * len(self._groups)
+        return request.num_sequences * of_one - (request.num_sequences - 1) * of_prompt
 
     def pinned_hits(self, sequence: Sequence) -> int:
         """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later. One
@@ -184,4 +183,4 @@ class Estimates:
             theirs = self._hasher.hashes(other, other.num_known_tokens // self._block_size)
             # chained: where two hashes are equal, so are all before them
             best = max(best, common_length(hashes, theirs))
-        return best
+        return sequence.request.whole_ranges.blocks_back(best, self._block_size)

@@ -380,8 +380,12 @@ class KeptSequences:
         return tables
 
     def _begins(self, kept: KeptSequence, sequence: Sequence) -> bool:
-        """Whether the sequence begins with these tokens, under the same salt and adapter."""
+        """Whether the sequence begins with these tokens, under the same salt and adapter, and with nothing else in
+        their places."""
         if not _is_open_to(kept, sequence.request.user_key):
+            return False
+        media = sequence.request.message.media
+        if media and media[0].start < len(kept.tokens):
             return False
         return np.array_equal(kept.tokens, sequence.token_ids(0, len(kept.tokens)))
 

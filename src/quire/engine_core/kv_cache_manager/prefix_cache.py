@@ -144,7 +144,7 @@ class PrefixCache:
         if limit <= 0 or is_crowd or not looks_up(sequence):
             return ComputedBlocks(0, [[] for _ in self._groups])
         hashes = self.hasher.hashes(sequence, limit)
-        length, reached = self._longest(hashes, sequence.request.request_id)
+        length, reached = self._longest(hashes, sequence.request)
         blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._attention))]
         if self.num_state_blocks:
             blocks.append((self.state_after(hashes[length - 1]) or []) if length else [])
@@ -243,11 +243,13 @@ class PrefixCache:
         """Nobody can be preempted in this step any more: promises will be kept."""
         self._promises.clear()
 
-    def _longest(self, hashes: list[bytes], request_id: int) -> tuple[int, int]:
+    def _longest(self, hashes: list[bytes], request: Request) -> tuple[int, int]:
         """Blocks of the longest prefix that all groups can serve, and of the one that those with tokens can: one pass
-        over the hashes, for any mix of windows."""
+        over the hashes, for any mix of windows. None that ends where the request may not be cut."""
+        request_id = request.request_id
+        ranges = request.whole_ranges
         if self._is_whole == [True] and not self._promises and not self.num_state_blocks:
-            length = self._pool.length_of_chain(0, hashes)
+            length = ranges.blocks_back(self._pool.length_of_chain(0, hashes), self._block_size)
             return length, length
         run_lengths = [0] * len(self._attention)
         longest = reached = 0
@@ -258,6 +260,8 @@ class PrefixCache:
                     return longest, reached
                 run_lengths[number] = run_lengths[number] + 1 if is_there else 0
             length = index + 1
+            if ranges and ranges.blocks_back(length, self._block_size) < length:
+                continue
             if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
                 reached = length if self._attention else 0
                 longest = length if self.state_after(content) is not None else longest
@@ -286,4 +290,5 @@ def common_length(one: list[bytes], other: list[bytes]) -> int:
 
 def _name_of(image: Media) -> bytes:
     """Of one length, whatever was sent; the grid is in it, because a core trusts no client."""
-    return hashlib.sha256(repr((image.length, image.grid, image.merge_size, image.content_hash)).encode()).digest()
+    what = (image.length, image.grid, image.merge_size, image.content_hash, image.is_whole)
+    return hashlib.sha256(repr(what).encode()).digest()

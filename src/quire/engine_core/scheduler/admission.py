@@ -86,9 +86,7 @@ class Admission:
         return self._most_blocks(request, request.max_total)
 
     def _most_blocks(self, request: Request, num_tokens: int) -> int:
-        return self._estimates.most_blocks(
-            num_tokens, request.num_prompt_tokens, request.num_sequences, self._step_tokens
-        )
+        return self._estimates.most_blocks(num_tokens, request, self._step_tokens)
 
     def bad_handle(self, message: EngineRequest) -> str | None:
         """What is kept, and whether it may be continued so."""

@@ -67,6 +67,15 @@ class LongPrefill(Constraint):
 
     threshold: int
 
+    def reason_to_refuse(self, request: Request) -> str | None:
+        longest = request.whole_ranges.longest
+        if longest <= self.threshold:
+            return None
+        return (
+            f"{longest} tokens of the prompt see each other and are computed in one step, and a row gets at most "
+            f"long_prefill_token_threshold={self.threshold} of a step. Raise it, or leave them out."
+        )
+
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
         return np.minimum(num_tokens, self.threshold)
 
@@ -87,7 +96,9 @@ class CheckpointBoundaries(Constraint):
         stop = np.where(following < known, following, start + num_tokens)
         for place in (last, rows.branches_at[row]):
             stop = np.where(place > start, np.minimum(stop, place), stop)
-        return np.minimum(num_tokens, stop - start)
+        # none is left within what must be whole
+        limit = rows.taken_back(row, stop) - start
+        return np.where(limit > 0, np.minimum(num_tokens, limit), num_tokens)
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,31 @@ class ChunkAlignment(Constraint):
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
         start = rows.num_computed[row]
         end = start + num_tokens
-        aligned = end // self.unit * self.unit - start
+        aligned = rows.taken_back(row, end // self.unit * self.unit) - start
         # A budget that is smaller than a unit must not stand still.
         return np.where((end < rows.num_total[row]) & (aligned > 0), aligned, num_tokens)
+
+
+@dataclass(frozen=True)
+class Uncut(Constraint):
+    """A grant ends in no range that is to be whole. The last of all limits, for those before it may end anywhere."""
+
+    max_num_batched_tokens: int
+
+    def reason_to_refuse(self, request: Request) -> str | None:
+        longest = request.whole_ranges.longest
+        if longest <= self.max_num_batched_tokens:
+            return None
+        return (
+            f"{longest} tokens of the prompt see each other and are computed in one step, which has at most "
+            f"max_num_batched_tokens={self.max_num_batched_tokens}. Raise it, or leave them out."
+        )
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        start = rows.num_computed[row]
+        # a fork may begin at the last token of a range
+        limited: IntArray = np.maximum(rows.taken_back(row, start + num_tokens) - start, 0)
+        return limited
 
 
 @dataclass(frozen=True)

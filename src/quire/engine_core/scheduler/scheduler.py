@@ -31,6 +31,7 @@ from quire.engine_core.scheduler.constraints import (
     KnownAdapters,
     ModelLength,
     RowLimit,
+    Uncut,
 )
 from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.lifecycle import Lifecycle
@@ -73,10 +74,11 @@ class Scheduler:
         self.speculation = speculation or NoSpeculation()
         self._transfers = Transfers(connector or NoSchedulerHalf(), manager.block_size)
         self.max_num_batched_tokens = max_num_batched_tokens
-        self._constraints = (*constraints, *_boundaries(manager))
+        uncut = Uncut(max_num_batched_tokens)
+        self._constraints = (*constraints, *_boundaries(manager), uncut)
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
-        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(adapters), self._transfers)
+        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(adapters), self._transfers, uncut)
         self._steady = manager.steady
         self._cache = manager.cache
         self._admission = Admission(manager, (*always, *constraints), reach, max_model_len, vocab_size)
@@ -229,9 +231,24 @@ class Scheduler:
         """The budget is short: the policy's order, with room for those who wait and go before some who run."""
         keys = self.policy.key(self.rows.priority[rows], wanted)
         is_behind = (self.rows.num_known[rows] == self.rows.num_total[rows]) & (wanted > 1)
-        promised = _promised_to_earliest(is_behind, wanted, self.policy.progress_share, self.max_num_batched_tokens)
+        promised = self._promised_to_earliest(rows, is_behind, wanted)
         budget = self.max_num_batched_tokens - self._set_aside(wanted, keys, int(promised.sum()))
         return _by_keys(wanted, keys, budget, promised)
+
+    def _promised_to_earliest(self, rows: IntArray, is_behind: npt.NDArray[np.bool_], wanted: IntArray) -> IntArray:
+        """The rule of progress: a share of the budget for the first of those that are behind, and no less than it can
+        get on by.
+
+        The rows stand by arrival, so it is the earliest. Without it, a long prompt that has started
+        may never get on while shorter ones keep coming (4.5.3 bounds only the wait to the first chunk).
+        """
+        promised = np.zeros(len(wanted), dtype=np.int64)
+        share = self.policy.progress_share
+        if share > 0 and is_behind.any():
+            first = int(is_behind.argmax())
+            least = self.rows.least(int(rows[first]))
+            promised[first] = min(int(wanted[first]), max(least, int(share * self.max_num_batched_tokens)))
+        return promised
 
     def _set_aside(self, wanted: IntArray, keys: IntArray, num_promised: int) -> int:
         """Budget for waiting requests that go before some of those that run."""
@@ -240,7 +257,8 @@ class Scheduler:
             num_remaining = self.admission_control.num_remaining(request)
             num_ahead = int(wanted[keys <= self.policy.key(request.priority, num_remaining)].sum())
             left = self.max_num_batched_tokens - num_promised - num_ahead - taken
-            if left <= 0 or not self.admission_control.may_start(request):
+            least = request.whole_ranges.length_at(request.longest - num_remaining)
+            if left < least or not self.admission_control.may_start(request):
                 break
             taken += min(num_remaining, left)
         return taken
@@ -296,6 +314,9 @@ class Scheduler:
         num_computed = computed.num_tokens + num_fetched
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
         self.rows.checkpoint_at(sequence.row, computed.num_without_state)
+        # what was meant for its first tokens may be less than it needs behind those that were found
+        left = self.max_num_batched_tokens - int(self._granted.sum() - self._granted[sequence.row])
+        budget = max(budget, min(left, self.rows.least(sequence.row)))
         num_tokens = self._most(sequence, budget)
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.begin_at(sequence.row, 0)
@@ -379,7 +400,7 @@ class Scheduler:
     def _most(self, sequence: TokenSequence, budget: int) -> int:
         """What it may have beside all that was granted in this step."""
         wanted = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
-        if not self._constraints or not wanted:
+        if not wanted:
             return wanted
         self._granted[sequence.row] = 0
         others = np.flatnonzero(self._granted)
@@ -434,19 +455,6 @@ def _boundaries(manager: KVCacheManager) -> tuple[Constraint, ...]:
 
 
 # ---- sharing out a budget that is too small for all (4.5) ------------------------------------------------------------
-
-
-def _promised_to_earliest(is_behind: npt.NDArray[np.bool_], wanted: IntArray, share: float, budget: int) -> IntArray:
-    """The rule of progress: a share of the budget for the first of those that are behind.
-
-    The entries stand by arrival, so it is the earliest. Without it, a long prompt that has started
-    may never get on while shorter ones keep coming (4.5.3 bounds only the wait to the first chunk).
-    """
-    promised = np.zeros(len(wanted), dtype=np.int64)
-    if share > 0 and is_behind.any():
-        first = int(is_behind.argmax())
-        promised[first] = min(int(wanted[first]), max(1, int(share * budget)))
-    return promised
 
 
 def _by_keys(wanted: IntArray, keys: IntArray, budget: int, promised: IntArray) -> IntArray:

@@ -27,6 +27,8 @@ class DecisionChecks:
         self._pinned: frozenset[int] = frozenset()
         # how many sequences each request had when the last step was sent
         self._num_sequences: dict[int, int] = {}
+        # requests that were among those that run when the last step was decided, some without a token
+        self._placed: set[int] = set()
         # requests that have run, those that have lost their rows, and sequences that the last step computes
         self._started: set[int] = set()
         self._displaced: set[int] = set()
@@ -100,11 +102,13 @@ class DecisionChecks:
         self._preempted = preempted
         self._num_sequences = {one.arrival: len(one.sequences) for one in requests.values()}
         self._count_displaced(preempted)
+        placed = self._placed
+        self._placed = {one.arrival for one in scheduler.running.requests}
         if not output.admitted:
             return
         admitted = [scheduler.running.sequence_at(one.row).request for one in output.admitted]
         # others have lost their rows to somebody more important and get new ones
-        newcomers = [one for one in admitted if one.arrival not in self._started]
+        newcomers = [one for one in admitted if one.arrival not in self._started and one.arrival not in placed]
         for newcomer in newcomers if preempted else ():
             overtaken = [
                 number

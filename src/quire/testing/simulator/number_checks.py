@@ -74,10 +74,11 @@ class NumberChecks:
             if not pool.keeps_contents and request.message.continues is not None:
                 continue  # they have the names that they had for the request before it
             num_public = request.num_public_blocks * hasher.block_size if request.scope else len(known)
-            names = hasher.chain(hasher.root(request.content_key), known[:num_public])
+            contents = [hasher.media_content(request, index) for index in range(len(known) // hasher.block_size)]
+            names = hasher.chain(hasher.root(request.content_key), known[:num_public], contents)
             if request.scope:
                 parent = names[-1] if names else hasher.root(request.content_key)
-                names += hasher.chain(hasher.digest(parent + request.scope), known[num_public:])
+                names += hasher.chain(hasher.digest(parent + request.scope), known[num_public:], contents[len(names) :])
             for group, table in enumerate(sequence.block_tables):
                 for index, block in enumerate(table.blocks.tolist()):
                     key = pool.key_of(block) if block != NO_BLOCK else None

@@ -16,7 +16,7 @@ from typing import Any
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
-from quire.messages import DecodingSpec, EngineRequest, KVTransfer, Tenancy
+from quire.messages import DecodingSpec, EngineRequest, KVTransfer, Media, Tenancy
 from quire.sampling_params import SamplingParams
 from quire.testing.core import FULL
 from quire.testing.simulator.checked_core import CheckedCore
@@ -118,6 +118,7 @@ class Workload:
         has_late_rows: bool = False,
         is_chunked: bool = False,
         has_states: bool = False,
+        has_ranges: bool = False,
     ) -> None:
         """The engine's settings are drawn as well, unless some are given; a policy that is given is tried with them.
 
@@ -158,6 +159,8 @@ class Workload:
         self._pin_rate = pick.choice([0.0, 0.0, 0.1]) if sizes.prefix_caching and self._handle_rate else 0.0
         # whose a request is changes nothing of what is drawn; tenants evict each other's
         self._tenants = random.Random(f"tenants of {seed}") if self.engine.tenant_cache_share is not None else None
+        # tokens that are computed in one step
+        self._ranges = random.Random(f"ranges of {seed}") if has_ranges else None
         unlucky = random.Random(f"mishaps of {seed}")
         by_chance = random.Random(f"late rows of {seed}")
         if has_late_rows and by_chance.random() < 0.3:
@@ -230,7 +233,24 @@ class Workload:
         )
         if self.core.store is not None and continues is None and pick.random() < 0.6:
             self._transfer(request, room)
+        if (
+            self._ranges is not None
+            and request.is_final
+            and not (request.continues or request.keep or request.transfer)
+        ):
+            request.media = self._some_ranges(self._ranges, len(request.prompt_token_ids))
         self.checked.add(request, prompt[num_sent:])
+
+    def _some_ranges(self, pick: random.Random, num_tokens: int) -> list[Media]:
+        """None, one or several, of two contents. They fit into a step."""
+        media: list[Media] = []
+        most = min(12, self.sizes.budget, self.engine.long_prefill_threshold or self.sizes.budget)
+        start = pick.choice([0, 1, 3, 6])
+        while start < num_tokens and pick.random() < 0.7:
+            length = min(pick.randrange(1, most + 1), num_tokens - start)
+            media.append(_whole_range(start, length, bytes([pick.randrange(2)])))
+            start += length + pick.choice([0, 1, 4])
+        return media
 
     def _transfer(self, request: EngineRequest, room: int) -> None:
         """The prompt is stored for others, or is one that was, with tokens of its output or without."""
@@ -353,6 +373,19 @@ class Workload:
 
     def _fail(self) -> None:
         self.checked.fail_row(self.random.randrange(16))
+
+
+def _whole_range(start: int, length: int, name: bytes) -> Media:
+    return Media(
+        start=start,
+        length=length,
+        pixels=b"",
+        shape=[0],
+        grid=[1, 1, length],
+        merge_size=1,
+        content_hash=name,
+        is_whole=True,
+    )
 
 
 def check_policy(policy: SchedulingPolicy, *, num_seeds: int = 6, num_steps: int = 150) -> None:

@@ -57,6 +57,8 @@ class AttentionBatch:
     slots_T: Tensor
     max_query_len: int
     max_seq_len: int
+    # each token sees its sequence up to there, which is more than itself; None: up to itself, as text does
+    ends_T: Tensor | None = None
 
 
 class PagedKernels(Protocol):

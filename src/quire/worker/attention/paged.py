@@ -56,4 +56,5 @@ class PagedAttention:
             is_chunked=layer.is_chunked,
             soft_cap=layer.soft_cap,
             sinks_H=layer.sinks,
+            ends_T=metadata.ends_T,
         )

@@ -31,8 +31,12 @@ def paged_attention(
     is_chunked: bool = False,
     soft_cap: float = 0.0,
     sinks_H: Tensor | None = None,
+    ends_T: Tensor | None = None,
 ) -> None:
-    """Causal attention of each sequence's newest tokens over its blocks, any mix of lengths; fills `out_THE`."""
+    """Causal attention of each sequence's newest tokens over its blocks, any mix of lengths; fills `out_THE`.
+
+    `ends_T`: each token sees its sequence up to there, instead of up to itself.
+    """
     operators.paged_attention(
         query_THD,
         k_cache,
@@ -42,6 +46,7 @@ def paged_attention(
         query_starts_S1,
         out_THE,
         sinks_H,
+        ends_T,
         scale,
         sliding_window,
         is_chunked,

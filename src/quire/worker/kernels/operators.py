@@ -20,8 +20,8 @@ from quire.worker.kernels import reference
 _SCHEMAS = {
     "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-    "Tensor query_starts, Tensor(a!) out, Tensor? sinks, float scale, int sliding_window, bool is_chunked, "
-    "float soft_cap) -> ()",
+    "Tensor query_starts, Tensor(a!) out, Tensor? sinks, Tensor? ends, float scale, int sliding_window, "
+    "bool is_chunked, float soft_cap) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",

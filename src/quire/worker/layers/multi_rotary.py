@@ -31,9 +31,14 @@ class MultiRotaryEmbedding(RotaryEmbedding):
                 f"config.json: mrope_section={sections!r} must be three numbers that add up to {num_frequencies}, half "
                 "of a head. Take the config.json that belongs to the weights."
             )
-        axes = torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(sections, device="cpu"))
+        axes = cls._axes_of(sections)
         rotary.register_buffer("frequency_axes", axes.to(torch.get_default_device()), persistent=False)
         return rotary
+
+    @staticmethod
+    def _axes_of(sections: list[int]) -> Tensor:
+        """The dimension that each frequency belongs to: here one section after another."""
+        return torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(sections, device="cpu"))
 
     def forward(self, positions: Tensor, query_TF: Tensor, key_TF: Tensor | None, head_dim: int) -> None:
         if positions.ndim == 1:
@@ -47,3 +52,14 @@ class MultiRotaryEmbedding(RotaryEmbedding):
         # a table with a line for each token of the step, which the kernel of plain positions reads in order
         lines_T = torch.arange(positions.shape[1], device=positions.device)
         self._turn(lines_T, query_TF, key_TF, head_dim, torch.cat((cos_TD, sin_TD), dim=1))
+
+
+class InterleavedMultiRotaryEmbedding(MultiRotaryEmbedding):
+    """The dimensions take turns, so that each has quick and slow frequencies; time has what is left at the end."""
+
+    @staticmethod
+    def _axes_of(sections: list[int]) -> Tensor:
+        axes = torch.zeros(sum(sections), dtype=torch.int64, device="cpu")
+        for axis in (1, 2):
+            axes[axis : 3 * sections[axis] : 3] = axis
+        return axes

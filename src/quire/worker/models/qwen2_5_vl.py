@@ -85,13 +85,13 @@ class VisionBlock(nn.Module):
 class PatchEmbedding(nn.Module):
     """A convolution whose stride is its width: each patch by itself."""
 
-    def __init__(self, vision: Any) -> None:
+    def __init__(self, vision: Any, *, bias: bool = False) -> None:
         super().__init__()
         kernel = (vision.temporal_patch_size, vision.patch_size, vision.patch_size)
-        self.proj = nn.Conv3d(vision.in_channels, vision.hidden_size, kernel, stride=kernel, bias=False)
+        self.proj = nn.Conv3d(vision.in_channels, vision.hidden_size, kernel, stride=kernel, bias=bias)
 
     def forward(self, patches_PC: Tensor) -> Tensor:
-        return F.linear(patches_PC.to(self.proj.weight.dtype), self.proj.weight.flatten(1))
+        return F.linear(patches_PC.to(self.proj.weight.dtype), self.proj.weight.flatten(1), self.proj.bias)
 
 
 class PatchMerger(nn.Module):
@@ -125,7 +125,8 @@ class VisionTower(nn.Module):
         unit = self.merge_size**2
         order_Q, window_lengths = self._windows(height // self.merge_size, width // self.merge_size)
         order_P = (order_Q[:, None] * unit + torch.arange(unit)).flatten().to(patches_PC.device)
-        cos_PD, sin_PD = (table.to(patches_PC.device)[order_P] for table in self._angles(height, width))
+        angles = vision_angles(places_by_square(height, width, self.merge_size), self.head_dim)
+        cos_PD, sin_PD = (table.to(patches_PC.device)[order_P] for table in angles)
         hidden_PE = self.patch_embed(patches_PC)[order_P]
         for index, block in enumerate(self.blocks):
             lengths = [len(patches_PC)] if index in self.full_blocks else [unit * length for length in window_lengths]
@@ -142,24 +143,23 @@ class VisionTower(nn.Module):
         windows_Q = (rows_QQ * -(-num_columns // self.window) + columns_QQ).flatten()
         return torch.argsort(windows_Q, stable=True), torch.bincount(windows_Q).tolist()
 
-    def _angles(self, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of each patch, square by square: a quarter of a head turns by rows, a quarter by columns,
-        and the other half as these do."""
-        merge = self.merge_size
-        rows_HW = torch.arange(height, device="cpu")[:, None].expand(height, width)
-        columns_HW = torch.arange(width, device="cpu")[None].expand(height, width)
-        places_P2 = torch.stack(
-            [
-                x.reshape(height // merge, merge, width // merge, merge).transpose(1, 2).flatten()
-                for x in (rows_HW, columns_HW)
-            ],
-            dim=1,
-        )
-        quarter = self.head_dim // 2
-        exponents = torch.arange(0, quarter, 2, dtype=torch.float32, device="cpu") / quarter
-        angles_P = (places_P2[:, :, None] * (1.0 / _VISION_THETA**exponents)).flatten(1)
-        angles_PD = torch.cat((angles_P, angles_P), dim=1)
-        return angles_PD.cos(), angles_PD.sin()
+
+def places_by_square(height: int, width: int, merge_size: int) -> Tensor:
+    """Row and column of each patch, [P, 2], square by square of merge_size x merge_size patches."""
+    rows_HW = torch.arange(height, device="cpu")[:, None].expand(height, width)
+    columns_HW = torch.arange(width, device="cpu")[None].expand(height, width)
+    squares = (height // merge_size, merge_size, width // merge_size, merge_size)
+    return torch.stack([x.reshape(squares).transpose(1, 2).flatten() for x in (rows_HW, columns_HW)], dim=1)
+
+
+def vision_angles(places_P2: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of each patch: a quarter of a head turns by rows, a quarter by columns, and the other half as
+    these do."""
+    quarter = head_dim // 2
+    exponents = torch.arange(0, quarter, 2, dtype=torch.float32, device="cpu") / quarter
+    angles_P = (places_P2[:, :, None] * (1.0 / _VISION_THETA**exponents)).flatten(1)
+    angles_PD = torch.cat((angles_P, angles_P), dim=1)
+    return angles_PD.cos(), angles_PD.sin()
 
 
 def _turned(x_HPD: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
@@ -168,30 +168,42 @@ def _turned(x_HPD: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
     return (wide_HPD * cos_PD + torch.cat((-second, first), dim=-1) * sin_PD).to(x_HPD.dtype)
 
 
-def _complete(config: Any) -> None:
+def take_text_config(config: Any) -> None:
     """Both spellings: text keys beside `vision_config`, and in a `text_config` of their own."""
     for key, value in (getattr(config, "text_config", None) or {}).items():
         if key not in ("model_type", "architectures") and not (key == "tie_word_embeddings" and not value):
             setattr(config, key, value)
-    complete_windows(config)
     for name in ("rope_scaling", "rope_parameters"):
         rope = getattr(config, name, None)
         if isinstance(rope, dict) and "mrope" in (rope.get("type"), rope.get("rope_type")):
             setattr(config, name, {**rope, "type": "default", "rope_type": "default"})
+
+
+def complete_vision(config: Any, defaults: dict[str, Any]) -> None:
+    """`vision_config` with attributes, what it leaves out included."""
     given = getattr(config, "vision_config", None)
-    config.vision_config = SimpleNamespace(**{**_VISION_DEFAULTS, **(given if isinstance(given, dict) else {})})
-    _check_vision(config)
+    config.vision_config = SimpleNamespace(**{**defaults, **(given if isinstance(given, dict) else {})})
 
 
-def _check_vision(config: Any) -> None:
+def _complete(config: Any) -> None:
+    take_text_config(config)
+    complete_windows(config)
+    complete_vision(config, _VISION_DEFAULTS)
+    check_vision(config, "silu")
+
+
+def check_vision(config: Any, activation: str) -> None:
     vision = config.vision_config
     if vision.out_hidden_size != config.hidden_size:
         raise ModelError(
             f"config.json: vision_config.out_hidden_size={vision.out_hidden_size} must be hidden_size="
             f"{config.hidden_size}, what a token of text has. Take the config.json that belongs to the weights."
         )
-    if vision.hidden_act != "silu":
-        raise ModelError(f"config.json: vision_config.hidden_act={vision.hidden_act!r}: must be silu for this model.")
+    if vision.hidden_act != activation:
+        raise ModelError(
+            f"config.json: vision_config.hidden_act={str(vision.hidden_act)[:40]!r}: must be {activation} for this "
+            "model. Take the config.json that belongs to the weights."
+        )
 
 
 def _renamed(name: str, weight: Any) -> list[tuple[str, Any]]:
@@ -223,6 +235,7 @@ class Qwen2_5_VLForConditionalGeneration(CausalLM):  # noqa: N801 (as in config.
     }
     complete_config = staticmethod(_complete)
     takes_images = True
+    has_grid_positions = True
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         model = LlamaModel(config, max_model_len, make_attention, rotary_class=MultiRotaryEmbedding)

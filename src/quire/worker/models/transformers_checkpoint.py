@@ -61,8 +61,8 @@ def _hf_config(config: WorkerConfig, facts: ModelFacts) -> Any:
     is_known = facts.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or facts.model_type in IMAGE_MODEL_TYPES
     if not is_known and not uses_code:
         raise ModelError(
-            f"model_type={facts.model_type}: Transformers has no causal language model of this kind "
-            "(encoders are not served)."
+            f"model_type={facts.model_type}: Transformers has no causal language model of this kind (encoders are not "
+            f"served; of models that see images it runs {', '.join(IMAGE_MODEL_TYPES)}). Leave model_impl at auto."
         )
     try:
         hf_config = AutoConfig.from_pretrained(facts.path, trust_remote_code=uses_code)

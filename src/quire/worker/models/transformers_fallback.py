@@ -18,7 +18,7 @@ from quire.errors import ModelError, one_line
 from quire.worker.attention import Attention
 from quire.worker.layers.packing import multiply, pack, pack_quantized
 from quire.worker.layers.quantization import QuantizedWeight, Role, Scheme, apply, find_scheme
-from quire.worker.models.transformers_checkpoint import load_hf_model
+from quire.worker.models.transformers_checkpoint import IMAGE_MODEL_TYPES, load_hf_model
 from quire.worker.models.transformers_probe import PROBE, AttentionCall, probe, refusal, register_probe
 
 IMPLEMENTATION = "quire"
@@ -56,8 +56,9 @@ class TransformersModel(nn.Module):
         self.backbone = backbone
         # Asked for while the model is whole; by its number, because it is a part of `head` already.
         self._output_layer = id(hf_model.get_output_embeddings())
-        # an encoder of images, and what looks tokens up in their table; positions have three dimensions then
-        self.takes_images = hasattr(backbone, "get_image_features")
+        # an encoder of images; positions have three dimensions then
+        self.takes_images = hf_model.config.model_type in IMAGE_MODEL_TYPES
+        self.has_grid_positions = self.takes_images
         # What the model does between hidden states and logits (head, scale, cap) stays its own code: the whole model
         # runs with a backbone that hands through what it is given.
         setattr(hf_model, hf_model.base_model_prefix, _HandThrough())

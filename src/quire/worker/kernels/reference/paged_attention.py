@@ -5,6 +5,8 @@
     key position p lies in          cache[block_tables[s, p // block_size], :, p % block_size]
     a query at position q sees      q - sliding_window < p <= q     (all p <= q if sliding_window is 0),
     or, where it is chunked,        those p <= q that are in q's chunk of sliding_window positions
+    with ends                       p < ends[row] takes the place of p <= q; q < ends[row] <= seq_lens[s], and the ends
+                                    of a sequence do not fall
 
 Rows from query_starts[S] on belong to nobody: they pad the step, and what `out_THE` holds there has no meaning.
 Block ids outside of what a sequence's rows can see are never used: they may be stale or out of range. Nor is what
@@ -30,6 +32,7 @@ def paged_attention(
     query_starts_S1: Tensor,
     out_THE: Tensor,
     sinks_H: Tensor | None,
+    ends_T: Tensor | None,
     scale: float,
     sliding_window: int,
     is_chunked: bool,
@@ -41,7 +44,7 @@ def paged_attention(
     if query_THD.shape[0] == block_tables_SM.shape[0]:
         # As many rows as sequences: a step of single tokens. All at once, and no length is needed on the host.
         _attend_row_by_row(
-            query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE, softmax, window
+            query_THD, k_cache, v_cache, block_tables_SM, seq_lens_S, query_starts_S1, out_THE, ends_T, softmax, window
         )
         return
     block_size = k_cache.shape[2]
@@ -56,7 +59,8 @@ def paged_attention(
         blocks_M = block_tables_SM[s, first_block : (seq_len + block_size - 1) // block_size]
         row_Q = torch.arange(first_position, seq_len, device=query_THD.device)
         column_P = first_block * block_size + torch.arange(blocks_M.shape[0] * block_size, device=query_THD.device)
-        visible_1QP = _visible(row_Q[None], column_P, window)
+        end_Q = row_Q + 1 if ends_T is None else ends_T[rows]
+        visible_1QP = _visible(row_Q[None], end_Q[None], column_P, window)
         result_1QHE = _attend(query_THD[None, rows], k_cache, v_cache, blocks_M[None], visible_1QP, softmax)
         out_THE[rows] = result_1QHE[0, ..., : out_THE.shape[2]]
 
@@ -69,6 +73,7 @@ def _attend_row_by_row(
     seq_lens_S: Tensor,
     query_starts_S1: Tensor,
     out_THE: Tensor,
+    ends_T: Tensor | None,
     softmax: tuple[Tensor | None, float, float],
     window: tuple[int, bool],
 ) -> None:
@@ -76,10 +81,14 @@ def _attend_row_by_row(
     row_T = torch.arange(query_THD.shape[0], device=query_THD.device)
     owner_T = (torch.searchsorted(query_starts_S1.long(), row_T, right=True) - 1).clamp(max=seq_lens_S.shape[0] - 1)
     position_T = seq_lens_S[owner_T] - query_starts_S1[owner_T + 1] + row_T
-    position_T = torch.where(row_T < query_starts_S1[-1], position_T, -1)  # rows that pad the step see nothing
+    end_T = position_T + 1 if ends_T is None else ends_T
+    # rows that pad the step see nothing
+    is_padding_T = row_T >= query_starts_S1[-1]
+    position_T = torch.where(is_padding_T, -1, position_T)
+    end_T = torch.where(is_padding_T, 0, end_T)
     block_size = k_cache.shape[2]
     column_P = torch.arange(block_tables_SM.shape[1] * block_size, device=query_THD.device)
-    visible_T1P = _visible(position_T[:, None], column_P, window)
+    visible_T1P = _visible(position_T[:, None], end_T[:, None], column_P, window)
     is_used_TM = visible_T1P[:, 0].unflatten(1, (-1, block_size)).any(-1)
     blocks_TM = torch.where(is_used_TM, block_tables_SM[owner_T], 0)
     result_T1HE = _attend(query_THD[:, None], k_cache, v_cache, blocks_TM, visible_T1P, softmax)
@@ -93,11 +102,11 @@ def first_visible(position: int, sliding_window: int, is_chunked: bool) -> int:
     return position // sliding_window * sliding_window if is_chunked else max(0, position - sliding_window + 1)
 
 
-def _visible(row_SQ: Tensor, column_P: Tensor, window: tuple[int, bool]) -> Tensor:
+def _visible(row_SQ: Tensor, end_SQ: Tensor, column_P: Tensor, window: tuple[int, bool]) -> Tensor:
     """Which key positions (columns) a query position (row) sees: [S, Q, P]."""
     sliding_window, is_chunked = window
     distance_SQP = row_SQ[:, :, None] - column_P
-    visible_SQP = distance_SQP >= 0
+    visible_SQP = column_P < end_SQ[:, :, None]
     if sliding_window <= 0:
         return visible_SQP
     if is_chunked:

@@ -1,7 +1,11 @@
-"""Qwen 2.5 VL's own file against Transformers: logits with no, one and two images, cut and mixed in any way."""
+"""Models that see images, by files of their own, against Transformers: logits with no, one and two images, cut and
+mixed in any way."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +14,27 @@ import pytest
 import torch
 from PIL import Image
 
+from quire.engine_core.whole_ranges import WholeRanges
+from quire.errors import ModelError
 from quire.messages import AdmittedSequence, Media
 from quire.renderer.image_processor import ImageProcessor
 from quire.sampling_params import SamplingParams
-from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint
+from quire.testing.image_checkpoints import GEMMA, IMAGE_TOKEN_ID, make_image_checkpoint, reference_inputs
 from quire.testing.model_harness import ModelHarness, worker_config
 from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_loader import load_model
+from quire.worker.models.gemma3 import Gemma3ForConditionalGeneration
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
+from quire.worker.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from quire.worker.state_cache import NoStateBatch
 
 _ATOL = 2e-4
+CLASSES = {
+    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+    "qwen3_vl": Qwen3VLForConditionalGeneration,
+    "gemma3": Gemma3ForConditionalGeneration,
+}
 _IMAGE = IMAGE_TOKEN_ID
 PROMPTS: dict[str, tuple[list[int], list[tuple[int, int]]]] = {
     "none": (list(range(30, 70)), []),
@@ -35,9 +48,14 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+@pytest.fixture(scope="module", params=CLASSES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_image_checkpoint(tmp_path_factory.mktemp("vl") / "model")
+def path(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image_checkpoint(tmp_path_factory.mktemp("vl") / family, family)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +72,7 @@ def model(path: Path) -> Any:
 
 def rendered(path: Path, name: str, seed: int = 0) -> tuple[list[int], list[Media]]:
     tokens, sizes = PROMPTS[name]
-    processor = ImageProcessor.find(path, {"model_type": "qwen2_5_vl", "image_token_id": IMAGE_TOKEN_ID})
+    processor = ImageProcessor.find(path, json.loads((path / "config.json").read_text()))
     assert processor is not None
     sources = [(noise(*size, seed + number), "image") for number, size in enumerate(sizes)]
     return processor.expand(tokens, sources, None)
@@ -62,13 +80,22 @@ def rendered(path: Path, name: str, seed: int = 0) -> tuple[list[int], list[Medi
 
 def transformers_logits(reference: Any, tokens: list[int], media: list[Media]) -> torch.Tensor:
     ids = torch.tensor([tokens])
-    inputs: dict[str, Any] = {"mm_token_type_ids": (ids == IMAGE_TOKEN_ID).int()}
-    if media:
-        pixels = [np.frombuffer(image.pixels, np.float32).reshape(image.shape).copy() for image in media]
-        inputs["pixel_values"] = torch.from_numpy(np.concatenate(pixels))
-        inputs["image_grid_thw"] = torch.tensor([image.grid for image in media])
+    inputs = reference_inputs(reference.config.model_type, media, ids)
     with torch.no_grad():
         return reference(ids, use_cache=False, **inputs).logits[0]
+
+
+def chunks_of(tokens: list[int], media: list[Media], size: int) -> list[list[int]]:
+    """About so many tokens each. What must be whole is."""
+    ranges = WholeRanges([(image.start, image.end) for image in media if image.is_whole])
+    chunks = []
+    start = 0
+    while start < len(tokens):
+        end = ranges.taken_back(min(start + size, len(tokens)))
+        end = end if end > start else start + ranges.length_at(start)
+        chunks.append(tokens[start:end])
+        start = end
+    return chunks
 
 
 class ImageHarness(ModelHarness):
@@ -89,15 +116,19 @@ class ImageHarness(ModelHarness):
     def step(self, chunks: dict[int, Any]) -> dict[int, torch.Tensor]:
         first = np.array([len(self.tokens[sequence]) for sequence in chunks])
         counts = np.array([len(chunk) for chunk in chunks.values()])
-
-        def with_images(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return self.forward(*self.images.of(step_batch(list(chunks), counts, first, input_ids, positions)))
-
-        self.model.forward = with_images
+        position = np.concatenate([np.arange(start, start + count) for start, count in zip(first, counts, strict=True)])
+        ids = torch.tensor([token for chunk in chunks.values() for token in chunk])
+        self.batch = step_batch(list(chunks), counts, first, ids, torch.from_numpy(position))
+        self.model.forward = lambda *_: self.forward(*self.images.of(self.batch))
         try:
             return super().step(chunks)
         finally:
             self.model.forward = self.forward
+
+    def _metadata(self, group: int, sequences: list[int], starts: list[int]) -> Any:
+        plain = super()._metadata(group, sequences, starts)
+        (seen,) = self.images.seen(replace(self.batch, attention=(plain,))).attention
+        return seen
 
 
 def step_batch(rows: list[int], counts: Any, first: Any, ids: torch.Tensor, positions: torch.Tensor) -> InputBatch:
@@ -110,8 +141,8 @@ def step_batch(rows: list[int], counts: Any, first: Any, ids: torch.Tensor, posi
     )  # fmt: skip
 
 
-def test_it_is_the_file_that_runs(model: Any) -> None:
-    assert isinstance(model, Qwen2_5_VLForConditionalGeneration)
+def test_it_is_the_file_that_runs(model: Any, family: str) -> None:
+    assert type(model) is CLASSES[family]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -122,7 +153,8 @@ def test_logits_are_those_of_transformers(
     tokens, media = rendered(path, name)
     harness = ImageHarness(model)
     harness.admit(0, media)
-    logits = harness.run(0, tokens, chunk_size)
+    chunks = chunks_of(tokens, media, chunk_size or len(tokens))
+    logits = torch.cat([harness.step({0: chunk})[0] for chunk in chunks])
     torch.testing.assert_close(logits, transformers_logits(reference, tokens, media), atol=_ATOL, rtol=0)
 
 
@@ -156,12 +188,11 @@ def test_another_image_gives_other_logits(path: Path, model: Any) -> None:
     assert (last[0] - last[1]).abs().max() > 0.01
 
 
-def test_a_config_in_the_older_spelling(path: Path, tmp_path: Path, model: Any) -> None:
+def test_a_config_in_the_older_spelling(path: Path, tmp_path: Path, model: Any, family: str) -> None:
     """Keys of the text beside those of the model, and M-RoPE by its old name: as it is published."""
-    import json
-    import shutil
-
-    folder = tmp_path / "older"
+    if family == GEMMA:
+        pytest.skip("another spelling, which the test below has")
+    folder = tmp_path / family
     shutil.copytree(path, folder)
     config = json.loads((path / "config.json").read_text())
     text = config.pop("text_config")
@@ -175,3 +206,48 @@ def test_a_config_in_the_older_spelling(path: Path, tmp_path: Path, model: Any) 
         harness.admit(0, media)
         logits.append(harness.run(0, tokens))
     assert torch.equal(*logits)
+
+
+def test_gemma_as_it_is_published(tmp_path: Path) -> None:
+    """The older names of weights and of positions, and a head of the tower that pools for others."""
+    from safetensors.torch import load_file, save_file
+
+    path = make_image_checkpoint(tmp_path / "new", GEMMA)
+    folder = tmp_path / "old"
+    shutil.copytree(path, folder)
+    config = json.loads((path / "config.json").read_text())
+    rope = config["text_config"].pop("rope_parameters")
+    config["text_config"] |= {
+        "rope_theta": rope["full_attention"]["rope_theta"],
+        "rope_local_base_freq": rope["sliding_attention"]["rope_theta"],
+    }
+    del config["text_config"]["layer_types"]
+    config["text_config"]["sliding_window_pattern"] = 2
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(path / "model.safetensors")
+    older = {
+        "model.vision_tower.": "vision_tower.vision_model.",
+        "model.language_model.": "language_model.model.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+    }
+    for new, old in older.items():
+        weights = {name.replace(new, old): weight for name, weight in weights.items()}
+    weights["vision_tower.vision_model.head.probe"] = torch.zeros(1, 1, 32)
+    save_file(weights, folder / "model.safetensors")
+    tokens, media = rendered(path, "two")
+    logits = []
+    for one in (path, folder):
+        harness = ImageHarness(load_model(worker_config(one)))
+        harness.admit(0, media)
+        logits.append(harness.run(0, tokens))
+    assert torch.equal(*logits)
+
+
+def test_an_image_of_gemma_that_is_cut_is_an_error(tmp_path: Path) -> None:
+    """Not other numbers: the core never does so."""
+    path = make_image_checkpoint(tmp_path / GEMMA, GEMMA)
+    tokens, media = rendered(path, "one")
+    harness = ImageHarness(load_model(worker_config(path)))
+    harness.admit(0, media)
+    with pytest.raises(ModelError, match="within an image that is whole"):
+        harness.step({0: tokens[: media[0].end - 1]})
