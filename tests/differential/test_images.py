@@ -10,6 +10,7 @@ from PIL import Image
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
 from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint, make_image_model
+from quire.worker.image_rows import pixels_of
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=1)
@@ -66,8 +67,8 @@ def continued(model, rendered) -> tuple[list[int], list[float]]:
     logprobs = []
     inputs = {}
     if rendered.media:
-        pixels = [np.frombuffer(image.pixels, np.float32).reshape(image.shape).copy() for image in rendered.media]
-        inputs["pixel_values"] = torch.from_numpy(np.concatenate(pixels))
+        pixels = [pixels_of(image, torch.device("cpu")) for image in rendered.media]
+        inputs["pixel_values"] = torch.cat(pixels)
         inputs["image_grid_thw"] = torch.tensor([image.grid for image in rendered.media])
     for _ in range(NUM_TOKENS):
         ids = torch.tensor([token_ids])

@@ -19,9 +19,10 @@ class Model:
 
 
 def image(start: int, value: int) -> Media:
-    pixels = np.full((8, 1), value, np.float32).tobytes()
-    name = bytes([value])
-    return Media(start=start, length=2, pixels=pixels, shape=[8, 1], grid=[1, 2, 4], merge_size=2, content_hash=name)
+    return Media(
+        start=start, length=2, pixels=bytes([value] * 8), shape=[8, 1, 1], mean=[0.0], std=[1 / 255], grid=[1, 2, 4],
+        merge_size=2, content_hash=bytes([value]),
+    )  # fmt: skip
 
 
 def admitted(row: int, value: int) -> AdmittedSequence:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
-from quire.renderer.images import image_of
+from quire.renderer.images import decode_image, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,61 +98,74 @@ class ImageProcessor:
     def expand(
         self, token_ids: list[int], sources: Sequence[tuple[Any, str]], max_tokens: int | None
     ) -> tuple[list[int], list[Media]]:
-        """Each placeholder becomes as many as its image has tokens."""
-        param = "messages" if sources and sources[0][1].startswith("messages") else "multi_modal_data"
-        if len(sources) > self.max_images:
-            raise RequestError(
-                f"{param}: {len(sources)} images, at most {self.max_images} are allowed in a request.", param=param
-            )
-        count = token_ids.count(self.image_token_id)
-        if count != len(sources):
-            raise RequestError(
-                f"{param}: {len(sources)} images for {count} placeholders in the prompt. Each image needs one, which "
-                "the chat template writes for the images of a chat.",
-                param=param,
-            )
-        given = iter(sources)
-        media: list[Media] = []
+        """Each placeholder becomes as many as its image has tokens. All headers are read, and what does not fit is
+        refused, before the first image is decoded."""
+        self._check_count(sources, token_ids.count(self.image_token_id))
+        images = _opened_once(sources)
+        given = iter(zip(images, (where for _, where in sources), strict=True))
+        starts: list[int] = []
         expanded: list[int] = []
         for token in token_ids:
             if token != self.image_token_id:
                 expanded.append(token)
                 continue
-            room = None if max_tokens is None else max_tokens - len(expanded)
-            media.append(self._media(*next(given), len(expanded), room))
-            expanded += [token] * media[-1].length
-        return expanded, media
+            image, where = next(given)
+            length = self._length(image)
+            if max_tokens is not None:
+                _check_room(length, max_tokens - len(expanded), where)
+            starts.append(len(expanded))
+            expanded += [token] * length
+        media: dict[int, Media] = {}
+        for image in images:
+            if id(image) not in media:
+                media[id(image)] = self._media(image)
+        return expanded, [replace(media[id(image)], start=start) for image, start in zip(images, starts, strict=True)]
 
-    def _media(self, source: Any, where: str, start: int, room: int | None) -> Media:
-        image = image_of(source, where)
-        height, width = self._resized(image, where)
-        side = self.patch_size
-        grid = [1, height // side, width // side]
-        length = grid[1] * grid[2] // self.merge_size**2
-        if room is not None and length > room:
+    def _check_count(self, sources: Sequence[tuple[Any, str]], num_placeholders: int) -> None:
+        param = "messages" if sources and sources[0][1].startswith("messages") else "multi_modal_data"
+        if len(sources) > self.max_images:
             raise RequestError(
-                f"{where}: the image becomes {length} tokens, and the model's context has room for {max(0, room)} "
-                "more. Make it smaller.",
-                param=where,
-                code="context_length_exceeded",
+                f"{param}: {len(sources)} images, at most {self.max_images} are allowed in a request "
+                "(limit_mm_per_prompt). Send fewer.",
+                param=param,
             )
-        pixels = self.patches(image, height, width)
+        if num_placeholders != len(sources):
+            raise RequestError(
+                f"{param}: {len(sources)} images for {num_placeholders} placeholders in the prompt. Each image needs "
+                "one, which the chat template writes for the images of a chat.",
+                param=param,
+            )
+
+    def _length(self, image: _Opened) -> int:
+        """Tokens; the same whichever way is up."""
+        height, width = self._resized(*image.size, image.where)
+        return height * width // (self.patch_size * self.merge_size) ** 2
+
+    def _media(self, image: _Opened) -> Media:
+        decoded = decode_image(image.image, image.where)
+        height, width = self._resized(*decoded.size, image.where)
+        pixels = self.patches(decoded, height, width)
+        grid = [1, height // self.patch_size, width // self.patch_size]
         content = pixels.tobytes()
-        # shape and type belong to the name: the same bytes in another shape are another image
-        head = f"image {pixels.dtype} {pixels.shape} {grid} ".encode()
+        # what is beside the bytes belongs to the name: the same bytes in another shape are another image
+        numbers = (pixels.dtype.name, pixels.shape, grid, tuple(self.mean), tuple(self.std), self.temporal_patch_size)
+        name = hashlib.sha256(f"image {numbers} ".encode())
+        name.update(content)
         return Media(
-            start=start,
-            length=length,
+            start=0,
+            length=grid[1] * grid[2] // self.merge_size**2,
             pixels=content,
             shape=list(pixels.shape),
+            mean=list(self.mean),
+            std=list(self.std),
+            num_frames=self.temporal_patch_size,
             grid=grid,
             merge_size=self.merge_size,
-            content_hash=hashlib.sha256(head + content).digest(),
+            content_hash=name.digest(),
         )
 
-    def _resized(self, image: Image, where: str) -> tuple[int, int]:
+    def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:
         """Height and width in whole cells, with about the same ratio and a bounded number of pixels."""
-        width, height = image.size
         if max(height, width) > _MOST_RATIO * min(height, width):
             raise RequestError(
                 f"{where}: the image is {width} x {height} pixels; its sides may differ by a factor of {_MOST_RATIO} "
@@ -170,16 +184,48 @@ class ImageProcessor:
             new_width = math.ceil(width * ratio / cell) * cell
         return new_height, new_width
 
-    def patches(self, image: Image, height: int, width: int) -> npt.NDArray[np.float32]:
-        """[patches, channels * temporal * side * side], cell by cell."""
+    def patches(self, image: Image, height: int, width: int) -> npt.NDArray[np.uint8]:
+        """[patches, colours, side * side], cell by cell."""
         from PIL.Image import Resampling
 
         resized = image.resize((width, height), resample=Resampling.BICUBIC)
-        pixels_HWC: npt.NDArray[Any] = np.asarray(resized, dtype=np.float32) * np.float32(1 / 255)
-        pixels_HWC = (pixels_HWC - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        side, merge, times = self.patch_size, self.merge_size, self.temporal_patch_size
+        pixels_HWC: npt.NDArray[np.uint8] = np.asarray(resized, dtype=np.uint8)
+        side, merge = self.patch_size, self.merge_size
         rows, columns = height // side // merge, width // side // merge
         cells = pixels_HWC.reshape(rows, merge, side, columns, merge, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-        # a still image is shown to the encoder as so many equal frames
-        cells = np.repeat(cells[..., None, :, :], times, axis=5)
-        return np.ascontiguousarray(cells.reshape(rows * columns * merge**2, -1), dtype=np.float32)
+        return np.ascontiguousarray(cells).reshape(rows * columns * merge**2, 3, side * side)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """An image whose header was read, and where it stands in the request."""
+
+    image: Image
+    where: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, as they are stored."""
+        return self.image.size
+
+
+def _check_room(length: int, room: int, where: str) -> None:
+    if length > room:
+        raise RequestError(
+            f"{where}: the image becomes {length} tokens, and the model's context has room for {max(0, room)} more. "
+            "Make it smaller.",
+            param=where,
+            code="context_length_exceeded",
+        )
+
+
+def _opened_once(sources: Sequence[tuple[Any, str]]) -> list[_Opened]:
+    """One for each source; the same object where the same content comes again."""
+    known: dict[Any, _Opened] = {}
+    images: list[_Opened] = []
+    for source, where in sources:
+        key = source if isinstance(source, str | bytes) else id(source)
+        if key not in known:
+            known[key] = _Opened(open_image(source, where), where)
+        images.append(known[key])
+    return images

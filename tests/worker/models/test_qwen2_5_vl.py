@@ -15,7 +15,7 @@ from quire.renderer.image_processor import ImageProcessor
 from quire.sampling_params import SamplingParams
 from quire.testing.image_checkpoints import IMAGE_TOKEN_ID, make_image_checkpoint
 from quire.testing.model_harness import ModelHarness, worker_config
-from quire.worker.image_rows import ImageRows
+from quire.worker.image_rows import ImageRows, pixels_of
 from quire.worker.input_batch import InputBatch
 from quire.worker.model_loader import load_model
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
@@ -64,8 +64,8 @@ def transformers_logits(reference: Any, tokens: list[int], media: list[Media]) -
     ids = torch.tensor([tokens])
     inputs: dict[str, Any] = {"mm_token_type_ids": (ids == IMAGE_TOKEN_ID).int()}
     if media:
-        pixels = [np.frombuffer(image.pixels, np.float32).reshape(image.shape).copy() for image in media]
-        inputs["pixel_values"] = torch.from_numpy(np.concatenate(pixels))
+        pixels = [pixels_of(image, torch.device("cpu")) for image in media]
+        inputs["pixel_values"] = torch.cat(pixels)
         inputs["image_grid_thw"] = torch.tensor([image.grid for image in media])
     with torch.no_grad():
         return reference(ids, use_cache=False, **inputs).logits[0]
