@@ -53,3 +53,28 @@ def test_cut_within_an_image_and_used_again():
     assert found == [[0, 8, 8, 0, 0], [0, 8, 8, 0, 0], [0, 10, 10, 0, 0]]
     statistics = rows.statistics()
     assert (statistics["num_images_encoded"], statistics["num_image_cache_hits"]) == (2, 4)
+
+
+def test_the_least_recently_used_go_when_its_bytes_are_full():
+    """Two images of two numbers fit."""
+    rows = ImageRows(Model(), torch.device("cpu"), cache_bytes=2 * 2 * 4)
+
+    def use(value: int) -> int:
+        rows.admit(admitted(0, value))
+        rows.of(batch(0, 0, 5))
+        assert rows.statistics()["image_cache_bytes"] <= 16
+        return rows.statistics()["num_images_encoded"]
+
+    assert [use(value) for value in (7, 9, 7)] == [1, 2, 2]
+    assert use(8) == 3, "9 has gone, which was used before 7"
+    assert use(7) == 3
+    assert use(9) == 4
+
+
+def test_the_last_image_stays_without_any_bytes():
+    """Its row may be in the middle of it."""
+    rows = ImageRows(Model(), torch.device("cpu"), cache_bytes=0)
+    rows.admit(admitted(0, 7))
+    for first in range(1, 5):
+        rows.of(batch(0, first, 1))
+    assert rows.statistics()["num_images_encoded"] == 1

@@ -102,6 +102,7 @@ class Sequence:
         """From now on a row holds its tokens and numbers."""
         self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
         rows.use_adapter(self.row, self.request.message.adapter)
+        rows.use_media(self.row, self.request.message.media)
         self._rows = rows
         self._prompt = _NO_TOKENS
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.messages import IntArray, int_array
+from quire.messages import IntArray, Media, int_array
 
 Tokens = npt.NDArray[np.int32]
 
@@ -35,6 +35,9 @@ class Rows:
         self.tenant = np.zeros(num_rows, dtype=np.int64)
         # number of the adapter, 0 for none
         self.adapter = np.zeros(num_rows, dtype=np.int64)
+        # the images of those rows that have some, and where the last of them ends
+        self.media: dict[int, list[Media]] = {}
+        self.media_until = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Where a recurrent state may have absorbed one token more than were computed: the row has stepped back there.
@@ -83,8 +86,15 @@ class Rows:
     def use_adapter(self, row: int, adapter: int) -> None:
         self.adapter[row] = adapter
 
+    def use_media(self, row: int, media: list[Media]) -> None:
+        if media:
+            self.media[row] = media
+            self.media_until[row] = media[-1].end
+
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
+        self.media.pop(row, None)
+        self.media_until[row] = 0
         for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
             numbers[row] = 0
         self.is_watched[row] = self.runs_on[row] = False

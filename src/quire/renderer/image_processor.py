@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from quire.config.images import MOST_IMAGES
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
 from quire.renderer.images import decode_image, open_image
@@ -45,10 +46,12 @@ class ImageProcessor:
     max_pixels: int = 28 * 28 * 1280
     mean: Sequence[float] = _MEAN
     std: Sequence[float] = _STD
-    max_images: int = 8
+    max_images: int = MOST_IMAGES
 
     @classmethod
-    def find(cls, folder: Path, hf_config: Mapping[str, Any]) -> ImageProcessor | None:
+    def find(
+        cls, folder: Path, hf_config: Mapping[str, Any], max_images: int = MOST_IMAGES
+    ) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
         if hf_config.get("model_type") not in MODEL_TYPES or "image_token_id" not in hf_config:
             return None
@@ -65,6 +68,7 @@ class ImageProcessor:
                 max_pixels=int(given.get("max_pixels") or size.get("longest_edge") or cls.max_pixels),
                 mean=tuple(given.get("image_mean") or _MEAN),
                 std=tuple(given.get("image_std") or _STD),
+                max_images=max_images,
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: not a valid image processor's configuration.") from error

@@ -76,7 +76,7 @@ class Renderer:
             reasoning_parser=config.reasoning_parser,
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
-        renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config)
+        renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config, config.images.max_images)
         if renderer._templates is not None:
             renderer._templates.prepare()
         return renderer

@@ -20,8 +20,6 @@ from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, Sc
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_member import StepMember
 
-_CACHE_BYTES = 256 << 20
-
 
 class ModelInputs(Protocol):
     """Follows the rows, and says what the model is called with."""
@@ -93,11 +91,13 @@ class _Images:
 
 
 class ImageRows(StepMember):
-    """Of a model with an encoder of images and positions of three dimensions."""
+    """Of a model with an encoder of images and positions of three dimensions. What was encoded is kept in so many bytes
+    of memory, and the last of it in any case: its row may be in the middle of it."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: Any, device: torch.device, cache_bytes: int = 256 << 20) -> None:
         self._model = model
         self._device = device
+        self._cache_bytes = cache_bytes
         self._by_row: dict[int, _Images] = {}
         self._encoded: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
         self._num_bytes = 0
@@ -161,7 +161,7 @@ class ImageRows(StepMember):
         self._num_encoded += 1
         self._encoded[key] = encoded
         self._num_bytes += encoded.nbytes
-        while self._num_bytes > _CACHE_BYTES and len(self._encoded) > 1:
+        while self._num_bytes > self._cache_bytes and len(self._encoded) > 1:
             self._num_bytes -= self._encoded.popitem(last=False)[1].nbytes
         return encoded
 
