@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import struct
 import tracemalloc
 import zlib
@@ -12,15 +13,18 @@ import torch
 from PIL import Image
 
 from quire.errors import RequestError
+from quire.renderer.decoding_process import Asked
+from quire.renderer.image_decoder import ImageDecoder
 from quire.renderer.image_processor import ImageProcessor
-from quire.renderer.images import MOST_BYTES, MOST_PIXELS, decode_image, open_image
+from quire.renderer.images import MOST_BYTES, MOST_PIXELS
 from quire.worker.image_rows import pixels_of
 
 PROCESSOR = ImageProcessor(image_token_id=5)
 
 
 def image_of(source: object, where: str) -> Image.Image:
-    return decode_image(open_image(source, where), where)
+    """Decoded, and not resized."""
+    return Image.fromarray(PROCESSOR.decoder.open(source, where).pixels(lambda width, height: (width, height), 3))
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -70,6 +74,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_refused_in_one_line(name: str):
+    """With little memory here, whatever its process needs."""
     tracemalloc.start()
     with pytest.raises(RequestError) as caught:
         image_of(BAD[name], "messages[0].content[0].image_url")
@@ -161,21 +166,22 @@ def test_the_worker_makes_the_numbers_of_float_arithmetic():
 
 def test_what_is_too_large_for_the_context_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch):
     """Also where it is the second image: its pixels never come, and nobody has asked for those of the first."""
-    monkeypatch.setattr("quire.renderer.image_processor.decode_image", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr("quire.renderer.image_decoder._Loaded.pixels", lambda *_: pytest.fail("decoded"))
     sources = [(noise(56, 56), "a"), (huge_png(2000, 2000), "messages[2].content[1].image_url")]
-    with pytest.raises(RequestError, match="messages.2..content.1..image_url: the image becomes") as caught:
+    with pytest.raises(RequestError, match=re.escape("messages[2].content[1].image_url: the image becomes")) as caught:
         PROCESSOR.expand([5, 5], sources, 20)
     assert caught.value.code == "context_length_exceeded"
 
 
 def test_the_same_image_twice_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
     decoded: list[str] = []
+    ask = ImageDecoder.ask
 
-    def decode(image: Image.Image, where: str) -> Image.Image:
-        decoded.append(where)
-        return decode_image(image, where)
+    def asked(decoder: ImageDecoder, what: Asked, content: bytes, where: str) -> object:
+        decoded.extend([where] if what.sizes else [])
+        return ask(decoder, what, content, where)
 
-    monkeypatch.setattr("quire.renderer.image_processor.decode_image", decode)
+    monkeypatch.setattr(ImageDecoder, "ask", asked)
     first, other = encoded(noise(56, 56), "png"), encoded(noise(56, 56, 1), "png")
     tokens, media = PROCESSOR.expand([5, 5, 5], [(first, "a"), (other, "b"), (bytes(bytearray(first)), "c")], None)
     assert decoded == ["a", "b"]

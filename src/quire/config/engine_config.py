@@ -121,4 +121,4 @@ class EngineConfig:
     # (name, path) of those that are loaded at start
     lora_modules: tuple[tuple[str, str], ...] = ()
     # how many a request may have, and where they may come from
-    images: ImageConfig = ImageConfig()
+    images: ImageConfig = field(default_factory=ImageConfig)

@@ -25,7 +25,7 @@ class ImageConfig:
     max_images: int = MOST_IMAGES
     # tokens of images that one step encodes
     max_num_encoder_tokens: int = 1024
-    # hosts that images may be fetched from, and private or other addresses that may be reached; none: nothing is fetched
+    # that images may be fetched from, and private addresses that may be reached for it; none: nothing is fetched
     hosts: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     fetch_seconds: float = 5.0
@@ -55,11 +55,15 @@ def resolve_images(options: EngineOptions) -> tuple[ImageConfig, tuple[object, s
 def _max_images(limits: Mapping[str, Any] | None) -> int:
     for kind, number in (limits or {}).items():
         if kind not in (_IMAGE, *_NOT_SERVED):
-            raise OptionError(f"limit_mm_per_prompt: {kind!r} is no kind of media; known is {_IMAGE!r}, as in {{\"image\": 4}}.")
+            raise OptionError(
+                f'limit_mm_per_prompt: {kind!r} is no kind of media; known is {_IMAGE!r}, as in {{"image": 4}}.'
+            )
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= 1024:
             raise OptionError(f"limit_mm_per_prompt: {kind}={number!r}: must be a whole number from 0 to 1024.")
         if kind in _NOT_SERVED and number:
-            raise OptionError(f"limit_mm_per_prompt: {kind}={number}: only images are served. Set it to 0, or leave it out.")
+            raise OptionError(
+                f"limit_mm_per_prompt: {kind}={number}: only images are served. Set it to 0, or leave it out."
+            )
     return (limits or {}).get(_IMAGE, MOST_IMAGES)
 
 

@@ -9,27 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from quire.config.images import MOST_IMAGES
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
-from quire.renderer.images import decode_image, open_image
+from quire.renderer.image_decoder import ImageDecoder, OpenedImage, Pixels
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-# What a client writes in a message, and under which name the image stands there.
-_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
 _MOST_RATIO = 200
+# Pillow's number
+_BICUBIC = 3
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -47,11 +44,10 @@ class ImageProcessor:
     mean: Sequence[float] = _MEAN
     std: Sequence[float] = _STD
     max_images: int = MOST_IMAGES
+    decoder: ImageDecoder = field(default_factory=ImageDecoder)
 
     @classmethod
-    def find(
-        cls, folder: Path, hf_config: Mapping[str, Any], max_images: int = MOST_IMAGES
-    ) -> ImageProcessor | None:
+    def find(cls, folder: Path, hf_config: Mapping[str, Any], max_images: int = MOST_IMAGES) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
         if hf_config.get("model_type") not in MODEL_TYPES or "image_token_id" not in hf_config:
             return None
@@ -73,40 +69,15 @@ class ImageProcessor:
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: not a valid image processor's configuration.") from error
 
-    def take_from_chat(self, chat: Any) -> tuple[Any, list[Any]]:
-        """The chat with a bare {"type": "image"} for each image, and the images in their order."""
-        if not isinstance(chat, Sequence) or isinstance(chat, str | bytes):
-            return chat, []
-        sources: list[Any] = []
-        return [self._without(message, f"messages[{n}]", sources) for n, message in enumerate(chat)], sources
-
-    def _without(self, message: Any, where: str, sources: list[Any]) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list | tuple):
-            return message
-        parts = []
-        for number, part in enumerate(content):
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if not isinstance(kind, str) or kind not in _PARTS:
-                parts.append(part)
-                continue
-            place = f"{where}.content[{number}].{_PARTS[kind]}"
-            source = part.get(_PARTS[kind])
-            source = source.get("url") if isinstance(source, Mapping) else source
-            if source is None:
-                raise RequestError(f"{place}: this field is required; it holds the image.", param=place)
-            sources.append((source, place))
-            parts.append({"type": "image"})
-        return {**message, "content": parts}
-
     def expand(
         self, token_ids: list[int], sources: Sequence[tuple[Any, str]], max_tokens: int | None
     ) -> tuple[list[int], list[Media]]:
         """Each placeholder becomes as many as its image has tokens. All headers are read, and what does not fit is
         refused, before the first image is decoded."""
-        self._check_count(sources, token_ids.count(self.image_token_id))
-        images = _opened_once(sources)
-        given = iter(zip(images, (where for _, where in sources), strict=True))
+        self.check_limit(sources)
+        _check_placeholders(sources, token_ids.count(self.image_token_id))
+        images = [(self.decoder.open(source, where), where) for source, where in sources]
+        given = iter(images)
         starts: list[int] = []
         expanded: list[int] = []
         for token in token_ids:
@@ -114,41 +85,36 @@ class ImageProcessor:
                 expanded.append(token)
                 continue
             image, where = next(given)
-            length = self._length(image)
+            length = self._length(image, where)
             if max_tokens is not None:
                 _check_room(length, max_tokens - len(expanded), where)
             starts.append(len(expanded))
             expanded += [token] * length
-        media: dict[int, Media] = {}
-        for image in images:
-            if id(image) not in media:
-                media[id(image)] = self._media(image)
-        return expanded, [replace(media[id(image)], start=start) for image, start in zip(images, starts, strict=True)]
+        media: dict[Any, Media] = {}
+        for image, where in images:
+            if image.key not in media:
+                media[image.key] = self._media(image, where)
+        return expanded, [
+            replace(media[image.key], start=start) for (image, _), start in zip(images, starts, strict=True)
+        ]
 
-    def _check_count(self, sources: Sequence[tuple[Any, str]], num_placeholders: int) -> None:
-        param = "messages" if sources and sources[0][1].startswith("messages") else "multi_modal_data"
+    def check_limit(self, sources: Sequence[tuple[Any, str]]) -> None:
         if len(sources) > self.max_images:
             raise RequestError(
-                f"{param}: {len(sources)} images, at most {self.max_images} are allowed in a request "
+                f"{_param_of(sources)}: {len(sources)} images, at most {self.max_images} are allowed in a request "
                 "(limit_mm_per_prompt). Send fewer.",
-                param=param,
-            )
-        if num_placeholders != len(sources):
-            raise RequestError(
-                f"{param}: {len(sources)} images for {num_placeholders} placeholders in the prompt. Each image needs "
-                "one, which the chat template writes for the images of a chat.",
-                param=param,
+                param=_param_of(sources),
             )
 
-    def _length(self, image: _Opened) -> int:
+    def _length(self, image: OpenedImage, where: str) -> int:
         """Tokens; the same whichever way is up."""
-        height, width = self._resized(*image.size, image.where)
+        width, height = self._resized(*image.size, where)
         return height * width // (self.patch_size * self.merge_size) ** 2
 
-    def _media(self, image: _Opened) -> Media:
-        decoded = decode_image(image.image, image.where)
-        height, width = self._resized(*decoded.size, image.where)
-        pixels = self.patches(decoded, height, width)
+    def _media(self, image: OpenedImage, where: str) -> Media:
+        pixels_HWC = image.pixels(lambda width, height: self._resized(width, height, where), _BICUBIC)
+        height, width, _ = pixels_HWC.shape
+        pixels = self.patches(pixels_HWC)
         grid = [1, height // self.patch_size, width // self.patch_size]
         content = pixels.tobytes()
         # what is beside the bytes belongs to the name: the same bytes in another shape are another image
@@ -169,7 +135,7 @@ class ImageProcessor:
         )
 
     def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:
-        """Height and width in whole cells, with about the same ratio and a bounded number of pixels."""
+        """Width and height in whole cells, with about the same ratio and a bounded number of pixels."""
         if max(height, width) > _MOST_RATIO * min(height, width):
             raise RequestError(
                 f"{where}: the image is {width} x {height} pixels; its sides may differ by a factor of {_MOST_RATIO} "
@@ -186,31 +152,30 @@ class ImageProcessor:
             ratio = math.sqrt(self.min_pixels / (height * width))
             new_height = math.ceil(height * ratio / cell) * cell
             new_width = math.ceil(width * ratio / cell) * cell
-        return new_height, new_width
+        return new_width, new_height
 
-    def patches(self, image: Image, height: int, width: int) -> npt.NDArray[np.uint8]:
+    def patches(self, pixels_HWC: Pixels) -> Pixels:
         """[patches, colours, side * side], cell by cell."""
-        from PIL.Image import Resampling
-
-        resized = image.resize((width, height), resample=Resampling.BICUBIC)
-        pixels_HWC: npt.NDArray[np.uint8] = np.asarray(resized, dtype=np.uint8)
+        height, width, _ = pixels_HWC.shape
         side, merge = self.patch_size, self.merge_size
         rows, columns = height // side // merge, width // side // merge
         cells = pixels_HWC.reshape(rows, merge, side, columns, merge, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
         return np.ascontiguousarray(cells).reshape(rows * columns * merge**2, 3, side * side)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """An image whose header was read, and where it stands in the request."""
+def _param_of(sources: Sequence[tuple[Any, str]]) -> str:
+    """What holds all images: the first part of their places."""
+    return re.split(r"[.\[]", sources[0][1], maxsplit=1)[0] if sources else "multi_modal_data"
 
-    image: Image
-    where: str
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height, as they are stored."""
-        return self.image.size
+def _check_placeholders(sources: Sequence[tuple[Any, str]], count: int) -> None:
+    if count != len(sources):
+        param = _param_of(sources)
+        raise RequestError(
+            f"{param}: {len(sources)} images for {count} placeholders in the prompt. Each image needs one, which the "
+            "chat template writes for the images of a chat.",
+            param=param,
+        )
 
 
 def _check_room(length: int, room: int, where: str) -> None:
@@ -221,15 +186,3 @@ def _check_room(length: int, room: int, where: str) -> None:
             param=where,
             code="context_length_exceeded",
         )
-
-
-def _opened_once(sources: Sequence[tuple[Any, str]]) -> list[_Opened]:
-    """One for each source; the same object where the same content comes again."""
-    known: dict[Any, _Opened] = {}
-    images: list[_Opened] = []
-    for source, where in sources:
-        key = source if isinstance(source, str | bytes) else id(source)
-        if key not in known:
-            known[key] = _Opened(open_image(source, where), where)
-        images.append(known[key])
-    return images

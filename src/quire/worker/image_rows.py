@@ -184,7 +184,8 @@ def pixels_of(image: Media, device: torch.device) -> Tensor:
     """[patches, colours * frames * pixels], as the encoder takes them. The same bits on every device: each number is
     made of one byte, by one multiplication, subtraction and division."""
     levels_PCS = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).reshape(image.shape).to(device)
-    mean_C1, std_C1 = (torch.tensor(each, dtype=torch.float32, device=device)[:, None] for each in (image.mean, image.std))
+    numbers = torch.tensor([image.mean, image.std], dtype=torch.float32, device=device)
+    mean_C1, std_C1 = numbers[:, :, None]
     pixels_PCS = levels_PCS.to(torch.float32).mul_(1 / 255).sub_(mean_C1).div_(std_C1)
     num_patches, num_colours, num_pixels = image.shape
     frames_PCFS = pixels_PCS[:, :, None].expand(-1, -1, image.num_frames, -1)
