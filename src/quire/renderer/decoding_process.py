@@ -6,6 +6,7 @@ letter: "!" and why the image is refused, or "=", width, height and pixels. Ends
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import struct
 import sys
@@ -25,6 +26,7 @@ SIZE = struct.Struct("=cII")
 class Asked(msgspec.Struct, array_like=True):
     """Without sizes: what the header says."""
 
+    is_base64: bool = False
     # width and height, for an image that is stored upright and for one on its side
     sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
     resample: int = 0
@@ -44,13 +46,20 @@ def main() -> None:
 
 def answer(asked: Asked, content: bytes) -> bytes:
     try:
-        image = open_image(content)
+        image = open_image(_decoded(content) if asked.is_base64 else content)
         if asked.sizes is None:
             return SIZE.pack(b"=", *image.size)
         pixels = pixels_of(image, *asked.sizes, asked.resample)
         return SIZE.pack(b"=", pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
     except BadImageError as error:
         return REFUSED + str(error).encode()
+
+
+def _decoded(text: bytes) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise BadImageError("what follows the comma is not valid base64.") from None
 
 
 def _set_limits() -> None:

@@ -6,7 +6,6 @@ called by ImageProcessor in any thread.
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 import threading
 from collections.abc import Callable
@@ -33,8 +32,8 @@ _PROGRAM = "quire.renderer.decoding_process"
 # Of the largest image takes one or two, on a busy machine some more.
 _SECONDS = 30.0
 _DATA = "data:"
-# Of base64, decoded in one go: other threads wait that long at most. A multiple of four.
-_PIECE = 1 << 17
+# of a data URL: what stands before the comma
+_MOST_HEAD = 100
 
 
 class OpenedImage(Protocol):
@@ -64,13 +63,9 @@ class ImageDecoder:
         from PIL import Image
 
         if isinstance(source, str):
-            source = _bytes_of(source, where)
+            return self._encoded(_content_of(source, where), True, where)
         if isinstance(source, bytes | bytearray):
-            if len(source) > MOST_BYTES:
-                raise _too_many_bytes(len(source), where)
-            content = bytes(source)
-            width, height, _ = self.ask(Asked(), content, where)
-            return _Encoded(self, content, hashlib.sha256(content).digest(), (width, height), where)
+            return self._encoded(bytes(source), False, where)
         if not isinstance(source, Image.Image):
             raise RequestError(
                 f"{where}: must be a data URL, encoded bytes or an image of Pillow, not a {type(source).__name__}.",
@@ -81,6 +76,15 @@ class ImageDecoder:
         except BadImageError as error:
             raise _refused(str(error), where) from error
         return _Loaded(source, where)
+
+    def _encoded(self, content: bytes, is_base64: bool, where: str) -> OpenedImage:
+        num_bytes = len(content) // 4 * 3 if is_base64 else len(content)
+        if num_bytes > MOST_BYTES:
+            raise _refused(
+                f"the image has {num_bytes} bytes, at most {MOST_BYTES} are allowed. Make it smaller.", where
+            )
+        width, height, _ = self.ask(Asked(is_base64), content, where)
+        return _Encoded(self, content, is_base64, hashlib.sha256(content).digest(), (width, height), where)
 
     def ask(self, asked: Asked, content: bytes, where: str) -> tuple[int, int, Pixels]:
         """Width, height and pixels."""
@@ -109,12 +113,13 @@ class ImageDecoder:
 class _Encoded:
     decoder: ImageDecoder
     content: bytes
+    is_base64: bool
     key: Any
     size: tuple[int, int]
     where: str
 
     def pixels(self, resize: Resize, resample: int) -> Pixels:
-        asked = Asked((resize(*self.size), resize(*reversed(self.size))), resample)
+        asked = Asked(self.is_base64, (resize(*self.size), resize(*reversed(self.size))), resample)
         width, height, pixels = self.decoder.ask(asked, self.content, self.where)
         return pixels.reshape(height, width, 3)
 
@@ -142,29 +147,15 @@ class _Loaded:
             raise _refused(str(error), self.where) from error
 
 
-def _bytes_of(url: str, where: str) -> bytes:
+def _content_of(url: str, where: str) -> bytes:
+    """Of a data URL, as it stands there: in base64."""
     if not url[: len(_DATA)].lower() == _DATA:
         raise _refused("only data URLs are taken here (data:image/png;base64,...). Send the image itself.", where)
-    head, comma, content = url.partition(",")
-    if not comma or not head.lower().endswith(";base64") or not head.lower().startswith("data:image/"):
+    comma = url.find(",", 0, _MOST_HEAD)
+    head = url[: max(0, comma)].lower()
+    if not head.endswith(";base64") or not head.startswith("data:image/"):
         raise _refused("must begin with data:image/FORMAT;base64, and go on in base64.", where)
-    if len(content) // 4 * 3 > MOST_BYTES:
-        raise _too_many_bytes(len(content) // 4 * 3, where)
-    try:
-        return _decoded_base64(content)
-    except (binascii.Error, ValueError) as error:
-        raise _refused("what follows the comma is not valid base64.", where) from error
-
-
-def _decoded_base64(text: str) -> bytes:
-    if text.find("=", 0, len(text) - 2) >= 0:
-        raise ValueError("padding before the end")
-    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
-    return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
-
-
-def _too_many_bytes(count: int, where: str) -> RequestError:
-    return _refused(f"the image has {count} bytes, at most {MOST_BYTES} are allowed. Make it smaller.", where)
+    return url[comma + 1 :].encode()
 
 
 def _refused(why: str, where: str) -> RequestError:
