@@ -64,7 +64,7 @@ def _max_images(limits: Mapping[str, Any] | None) -> int:
             raise OptionError(
                 f"limit_mm_per_prompt: {kind}={number}: only images are served. Set it to 0, or leave it out."
             )
-    return (limits or {}).get(_IMAGE, MOST_IMAGES)
+    return int((limits or {}).get(_IMAGE, MOST_IMAGES))
 
 
 def _places(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -93,9 +93,10 @@ def _text(block: Block, where: str) -> dict[str, Any]:
 
 def _image(block: Block, where: str) -> dict[str, Any]:
     """As a chat has it."""
-    source = block.get("source")
+    given = block.get("source")
+    source = given if isinstance(given, dict) else {}
     where = f"{where}.source"
-    match source.get("type") if isinstance(source, dict) else None:
+    match source.get("type"):
         case "base64":
             url = f"data:{text_in(source, 'media_type', where)};base64,{text_in(source, 'data', where)}"
         case "url":
