@@ -102,13 +102,19 @@ class Tenancy(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
 
 
 class Media(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """An image, as its encoder takes it, and the tokens that stand for it: prompt[start : start + length]."""
+    """An image, cut as its encoder takes it, and the tokens that stand for it: prompt[start : start + length]."""
 
     start: int
     length: int
-    # float32 numbers, as bytes
+    # bytes of levels from 0 to 255, patch by patch and colour by colour: the worker makes numbers of them
     pixels: bytes
+    # [patches, colours, pixels]
     shape: list[int]
+    # of levels between 0 and 1, for each colour
+    mean: list[float]
+    std: list[float]
+    # so many equal frames are shown to the encoder
+    num_frames: int = 1
     # patches in time, height and width; merge_size x merge_size of them are one token
     grid: list[int]
     merge_size: int

@@ -54,7 +54,10 @@ def test_what_has_no_room_is_said_by_its_own_name() -> None:
 
 def image(start: int) -> Media:
     """Of two tokens, one beside the other."""
-    return Media(start=start, length=2, pixels=b"", shape=[8, 0], grid=[1, 2, 4], merge_size=2, content_hash=b"")
+    return Media(
+        start=start, length=2, pixels=b"", shape=[8, 3, 0], mean=[0.0] * 3, std=[1.0] * 3, grid=[1, 2, 4], merge_size=2,
+        content_hash=b"",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

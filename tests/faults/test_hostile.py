@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from tests.support.faults import hostile_bodies, hostile_forms, hostile_sockets
+from tests.support.faults import hostile_bodies, hostile_forms, hostile_images, hostile_sockets
 from tests.support.template_bombs import BOMBS as TEMPLATES
 from tests.support.tokenizer_bombs import BOMBS as TOKENIZERS
 
@@ -15,6 +15,7 @@ GENERATORS = {
     "forms": hostile_forms.request_of,
     "bodies": lambda seed: hostile_bodies.body_of(seed, PATHS),
     "connections": hostile_sockets.parts_of,
+    "images": hostile_images.request_of,
 }
 
 

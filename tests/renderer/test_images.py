@@ -2,19 +2,29 @@
 
 import base64
 import io
+import re
 import struct
 import tracemalloc
 import zlib
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from quire.errors import RequestError
+from quire.renderer.decoding_process import Asked
+from quire.renderer.image_decoder import ImageDecoder
 from quire.renderer.image_processor import ImageProcessor
-from quire.renderer.images import MOST_BYTES, MOST_PIXELS, image_of
+from quire.renderer.images import MOST_BYTES, MOST_PIXELS
+from quire.worker.image_rows import pixels_of
 
 PROCESSOR = ImageProcessor(image_token_id=5)
+
+
+def image_of(source: object, where: str) -> Image.Image:
+    """Decoded, and not resized."""
+    return Image.fromarray(PROCESSOR.decoder.open(source, where).pixels(lambda width, height: (width, height), 3))
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -64,6 +74,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_refused_in_one_line(name: str):
+    """With little memory here, whatever its process needs."""
     tracemalloc.start()
     with pytest.raises(RequestError) as caught:
         image_of(BAD[name], "messages[0].content[0].image_url")
@@ -111,8 +122,9 @@ def test_patches_equal_those_of_transformers(size: tuple[int, int]):
     _, (media,) = PROCESSOR.expand([5], [(image, "x")], None)
     theirs = Qwen2VLImageProcessorPil()(image, return_tensors="np")
     assert [media.grid] == theirs["image_grid_thw"].tolist()
-    ours = np.frombuffer(media.pixels, np.float32).reshape(media.shape)
+    ours = pixels_of(media, torch.device("cpu")).numpy()
     np.testing.assert_allclose(ours, theirs["pixel_values"], atol=2e-6)
+    assert len(media.pixels) * 8 == theirs["pixel_values"].nbytes
 
 
 def test_placeholders():
@@ -140,6 +152,41 @@ def test_the_hash_tells_shapes_apart():
 def test_what_does_not_fit(token_ids: list[int], num_images: int, room: int, text: str):
     with pytest.raises(RequestError, match=text):
         PROCESSOR.expand(token_ids, [(noise(56, 56), "x")] * num_images, room)
+
+
+def test_the_worker_makes_the_numbers_of_float_arithmetic():
+    """Levels cross to it as bytes; what it makes of them has the bits of the usual order of operations."""
+    _, (media,) = PROCESSOR.expand([5], [(noise(60, 90), "x")], None)
+    levels = np.frombuffer(media.pixels, np.uint8).reshape(media.shape).astype(np.float32)
+    mean, std = (np.asarray(each, np.float32)[:, None] for each in (PROCESSOR.mean, PROCESSOR.std))
+    frame = (levels * np.float32(1 / 255) - mean) / std
+    expected = np.repeat(frame[:, :, None], 2, axis=2).reshape(len(levels), -1)
+    assert (pixels_of(media, torch.device("cpu")).numpy() == expected).all()
+
+
+def test_what_is_too_large_for_the_context_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch):
+    """Also where it is the second image: its pixels never come, and nobody has asked for those of the first."""
+    monkeypatch.setattr("quire.renderer.image_decoder._Loaded.pixels", lambda *_: pytest.fail("decoded"))
+    sources = [(noise(56, 56), "a"), (huge_png(2000, 2000), "messages[2].content[1].image_url")]
+    with pytest.raises(RequestError, match=re.escape("messages[2].content[1].image_url: the image becomes")) as caught:
+        PROCESSOR.expand([5, 5], sources, 20)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_the_same_image_twice_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
+    decoded: list[str] = []
+    ask = ImageDecoder.ask
+
+    def asked(decoder: ImageDecoder, what: Asked, content: bytes, where: str) -> object:
+        decoded.extend([where] if what.sizes else [])
+        return ask(decoder, what, content, where)
+
+    monkeypatch.setattr(ImageDecoder, "ask", asked)
+    first, other = encoded(noise(56, 56), "png"), encoded(noise(56, 56, 1), "png")
+    tokens, media = PROCESSOR.expand([5, 5, 5], [(first, "a"), (other, "b"), (bytes(bytearray(first)), "c")], None)
+    assert decoded == ["a", "b"]
+    assert (len(tokens), [image.start for image in media]) == (12, [0, 4, 8])
+    assert media[0].content_hash == media[2].content_hash != media[1].content_hash
 
 
 def test_a_line_is_no_image():

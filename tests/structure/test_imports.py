@@ -69,6 +69,7 @@ ROOMS = {
         "quire.failpoints",
         "quire.json_files",
         "quire.panics",
+        "quire.asked_process",
     ),
 }
 

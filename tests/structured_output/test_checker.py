@@ -168,27 +168,27 @@ def test_what_can_be_followed_is_taken(checker, case):
 def test_one_that_takes_too_long_is_refused_and_its_process_killed():
     checker = Checker(vocabulary, seconds=0.5)
     checker.check(Params(regex="a"))
-    first = checker._process
+    first = checker._process.popen
     os.kill(first.pid, signal.SIGSTOP)  # stands for a grammar that is compiled for ever
     with pytest.raises(RequestError, match=r"takes more than 0\.5 s to compile"):
         checker.check(Params(regex="b"))
     assert first.poll() == -signal.SIGKILL
     checker.check(Params(regex="b"))
-    assert checker._process.pid != first.pid
+    assert checker._process.popen.pid != first.pid
     checker.close()
 
 
 def test_one_that_crashes_its_process_is_refused():
     checker = Checker(vocabulary, seconds=30)
     checker.check(Params(regex="a"))
-    process = checker._process
+    process = checker._process.popen
     os.kill(process.pid, signal.SIGSTOP)
     threading.Timer(0.2, process.kill).start()
     with pytest.raises(RequestError, match="cannot be compiled with 512 MiB"):
         checker.check(Params(regex="b"))
     checker.check(Params(regex="b"))
     checker.close()
-    assert checker._process.poll() is not None
+    assert checker._process.popen.poll() is not None
 
 
 def test_an_answer_is_remembered():
@@ -200,7 +200,7 @@ def test_an_answer_is_remembered():
     checker.check(Params(regex="a"))
     with pytest.raises(RequestError):
         checker.check(Params(regex="("))
-    assert checker._process.poll() is not None, "asked once more"
+    assert checker._process.popen.poll() is not None, "asked once more"
 
 
 def test_one_that_is_known_does_not_wait_for_one_that_is_slow(checker):

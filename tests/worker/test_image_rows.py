@@ -26,9 +26,10 @@ class Model:
 
 
 def image(start: int, value: int) -> Media:
-    pixels = np.full((8, 1), value, np.float32).tobytes()
-    name = bytes([value])
-    return Media(start=start, length=2, pixels=pixels, shape=[8, 1], grid=[1, 2, 4], merge_size=2, content_hash=name)
+    return Media(
+        start=start, length=2, pixels=bytes([value] * 8), shape=[8, 1, 1], mean=[0.0], std=[1 / 255], grid=[1, 2, 4],
+        merge_size=2, content_hash=bytes([value]),
+    )  # fmt: skip
 
 
 def admitted(row: int, value: int) -> AdmittedSequence:
@@ -133,3 +134,28 @@ def test_where_the_tokens_of_a_row_may_be_divided(first: int, end: int, middle: 
     rows.admit(sequence)
     assert rows.middle(0, first, end) == middle
     assert rows.middle(1, first, end) == (first + end) // 2
+
+
+def test_the_least_recently_used_go_when_its_bytes_are_full():
+    """Two images of two numbers fit."""
+    rows = ImageRows(Model(), torch.device("cpu"), cache_bytes=2 * 2 * 4)
+
+    def use(value: int) -> int:
+        rows.admit(admitted(0, value))
+        rows.of(batch(0, 0, 5))
+        assert rows.statistics()["image_cache_bytes"] <= 16
+        return rows.statistics()["num_images_encoded"]
+
+    assert [use(value) for value in (7, 9, 7)] == [1, 2, 2]
+    assert use(8) == 3, "9 has gone, which was used before 7"
+    assert use(7) == 3
+    assert use(9) == 4
+
+
+def test_the_last_image_stays_without_any_bytes():
+    """Its row may be in the middle of it."""
+    rows = ImageRows(Model(), torch.device("cpu"), cache_bytes=0)
+    rows.admit(admitted(0, 7))
+    for first in range(1, 5):
+        rows.of(batch(0, first, 1))
+    assert rows.statistics()["num_images_encoded"] == 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.config.images import ImageConfig
 from quire.config.model_facts import ModelFacts
 from quire.config.speculation import SpeculationConfig
 
@@ -62,6 +63,8 @@ class WorkerConfig:
     # slots for adapters, and the greatest rank that one of them may have; 0: no adapters
     max_loras: int = 0
     max_lora_rank: int = 0
+    # memory for what an encoder made of images
+    encoder_cache_bytes: int = 256 * 2**20
 
     def of_rank(self, rank: int) -> WorkerConfig:
         """The same for another rank, on processors of its own."""
@@ -130,3 +133,5 @@ class EngineConfig:
     max_cpu_loras: int = 0
     # (name, path) of those that are loaded at start
     lora_modules: tuple[tuple[str, str], ...] = ()
+    # how many a request may have, and where they may come from
+    images: ImageConfig = field(default_factory=ImageConfig)

@@ -187,6 +187,33 @@ class EngineOptions:
         flag="--lora-modules",
     )  # fmt: skip
 
+    # images
+    limit_mm_per_prompt: Mapping[str, Any] | None = option(
+        None, 'most media of a kind in a request, as {"image": N}; by default 8 images', section="images"
+    )
+    max_num_encoder_tokens: int | None = option(
+        None, "tokens of images that are encoded in one step, one image always; the others wait for the next steps; by "
+        "default half of max_num_batched_tokens",
+        section="images", least=1, unit="tokens",
+    )  # fmt: skip
+    encoder_cache_bytes: int = option(
+        256 * 2**20, "memory for encoded images, the least recently used of which go first; the last one stays",
+        section="images", least=0, unit="bytes",
+    )  # fmt: skip
+    allowed_media_domains: tuple[str, ...] = option(
+        (), "host from which images may be fetched (http, https), or a private address or network that may be reached "
+        "for it; without any nothing is fetched",
+        section="images", flag="--allowed-media-domains",
+    )  # fmt: skip
+    media_fetch_seconds: float = option(
+        5.0, "longest time for fetching the images of a request", section="images", least=0.001, greatest=600,
+        unit="seconds",
+    )  # fmt: skip
+    allowed_local_media_path: str | None = option(
+        None, "folder below which file:// URLs of images may lead; anyone who may ask reads what images are there",
+        section="images",
+    )  # fmt: skip
+
     # execution
     device: str = option("auto", "where the model runs", section="execution", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option("auto", "attention kernels: cpu (C++), reference (PyTorch)", section="execution")

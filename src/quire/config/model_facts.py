@@ -42,6 +42,11 @@ class ModelFacts:
     # size of the weight files; 0 where there are none
     num_weight_bytes: int
 
+    @property
+    def sees_images(self) -> bool:
+        """Whether there is an encoder of images."""
+        return "vision_config" in self.hf_config
+
     @classmethod
     def read(cls, path: Path) -> ModelFacts:
         if path.is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.images import resolve_images
 from quire.config.lora import resolve_lora_modules, resolve_max_cpu_loras
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
@@ -57,6 +58,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     connector = _kv_connector(options)
     lora_modules = resolve_lora_modules(options)
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
+    images, decided["max_num_encoder_tokens"] = resolve_images(options)
     _check_ranks(options, device)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
@@ -91,6 +93,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         kv_connector=connector,
         max_loras=options.max_loras if options.enable_lora else 0,
         max_lora_rank=options.max_lora_rank if options.enable_lora else 0,
+        encoder_cache_bytes=options.encoder_cache_bytes,
     )
     config = EngineConfig(
         facts=facts,
@@ -131,6 +134,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         kv_connector=connector,
         max_cpu_loras=max_cpu_loras,
         lora_modules=lora_modules,
+        images=images,
     )
     return config, _reasons(options, decided)
 

@@ -17,7 +17,13 @@ from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
 from quire.engine_core.rows import Rows
-from quire.engine_core.scheduler.constraints import AdapterSlots, ChunkAlignment, Constraint, LongPrefill
+from quire.engine_core.scheduler.constraints import (
+    AdapterSlots,
+    ChunkAlignment,
+    Constraint,
+    EncoderBudget,
+    LongPrefill,
+)
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
@@ -160,6 +166,8 @@ def _constraints(config: EngineConfig) -> list[Constraint]:
         constraints.append(ChunkAlignment(config.chunk_alignment))
     if config.worker.max_loras:
         constraints.append(AdapterSlots(config.worker.max_loras))
+    if config.facts.sees_images:
+        constraints.append(EncoderBudget(config.images.max_num_encoder_tokens))
     return constraints
 
 

@@ -104,6 +104,7 @@ class Sequence:
         self.row = rows.take(self.sequence_id, self.request.priority, self.request.tenant, self._prompt)
         rows.use_adapter(self.row, self.request.message.adapter)
         rows.keep_whole(self.row, self.request.whole_ranges)
+        rows.use_media(self.row, self.request.message.media)
         self._rows = rows
         self._prompt = _NO_TOKENS
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.engine_core.whole_ranges import WholeRanges
-from quire.messages import IntArray, int_array
+from quire.messages import IntArray, Media, int_array
 
 Tokens = npt.NDArray[np.int32]
 
@@ -38,6 +38,9 @@ class Rows:
         self.adapter = np.zeros(num_rows, dtype=np.int64)
         # of those rows that have some
         self.whole_ranges: dict[int, WholeRanges] = {}
+        # the images of those rows that have some, and where the last of them ends
+        self.media: dict[int, list[Media]] = {}
+        self.media_until = np.zeros(num_rows, dtype=np.int64)
         # Tokens below this may be written without asking the KV cache manager: blocks are there and not shared.
         self.writable_until = np.zeros(num_rows, dtype=np.int64)
         # Where a recurrent state may have absorbed one token more than were computed: the row has stepped back there.
@@ -90,9 +93,16 @@ class Rows:
         if ranges:
             self.whole_ranges[row] = ranges
 
+    def use_media(self, row: int, media: list[Media]) -> None:
+        if media:
+            self.media[row] = media
+            self.media_until[row] = media[-1].end
+
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
         self.whole_ranges.pop(row, None)
+        self.media.pop(row, None)
+        self.media_until[row] = 0
         for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
             numbers[row] = 0
         self.is_watched[row] = self.runs_on[row] = False

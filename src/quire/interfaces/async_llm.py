@@ -25,12 +25,13 @@ from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.embeddings import PreparedEmbedding, embedded
 from quire.interfaces.engine_parts import EngineParts
 from quire.interfaces.held_engine import HeldEngine
+from quire.interfaces.image_rendering import ImageRendering
 from quire.interfaces.jobs import Job, run_jobs
 from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
 from quire.interfaces.output_stream import OutputObserver, OutputStream, Unobserved
 from quire.interfaces.pinned_prefixes import PinnedPrefix
-from quire.interfaces.prompts import Prompt, checked_cache_salt, render, salt_of, text_of
+from quire.interfaces.prompts import Prompt, checked_cache_salt, images_of, render, salt_of, text_of
 from quire.interfaces.received_request import ReceivedRequest
 from quire.interfaces.recording import read_recording
 from quire.interfaces.requests import PreparedRequest
@@ -77,6 +78,7 @@ class AsyncLLM:
         self._held = HeldEngine(config, self._defaults, renderer, client)
         self._labels = Labels()
         self._text_threads = TextThreads()
+        self._images = ImageRendering(config.images)
         self._form_threads = TextThreads(1)  # a form that takes long to check must not hold up texts
 
     # ------------------------------------------------------------------------------------------ starting, ending
@@ -377,6 +379,12 @@ class AsyncLLM:
         parts = await self._started()
         return parts.sessions.open(self, name, checked_cache_salt(cache_salt), tenant)
 
+    async def render_chat(self, chat: Sequence[Mapping[str, Any]], **options: Any) -> RenderedPrompt:
+        """`Renderer.render_prompt` beside the event loop; images are fetched from where it is allowed."""
+        render = partial(self.renderer.render_prompt, chat, **options)
+        sources = self.renderer.image_sources(chat)
+        return await (self._images.call(render, sources) if sources else self._text_threads.call(render))
+
     async def in_text_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         """Renders or tokenises while the event loop goes on."""
         return await self._text_threads.call(function, *args)
@@ -431,6 +439,8 @@ class AsyncLLM:
         """Text, tokens and media; a long text becomes tokens while the event loop goes on."""
         text = text_of(prompt)
         length = parts.maker.limits.max_model_len
+        if sources := self.renderer.image_sources("", images_of(prompt)):
+            return await self._images.call(partial(render, prompt, self.renderer, length), sources)
         if text is not None and len(text) > LONG_TEXT:
             return await self._text_threads.call(render, prompt, self.renderer, length)
         return render(prompt, self.renderer, length)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 class EngineParts:
     def __init__(self, config: EngineConfig, ready: EngineReady, renderer: Renderer, defaults: SamplingParams) -> None:
         self._config = config
+        self._renderer = renderer
         self._is_new = True
         self.maker = request_maker(config, ready, renderer)
         self.structured = StructuredOutputs(renderer, self.maker.limits.vocab_size)
@@ -52,3 +53,4 @@ class EngineParts:
 
     def close(self) -> None:
         self.structured.close()
+        self._renderer.close()

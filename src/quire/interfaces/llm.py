@@ -132,15 +132,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one conversation or to several: lists of {"role": ..., "content": ...}. Only requests of the same
         cache_salt share the prefix cache."""
+        options: dict[str, Any] = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "template_kwargs": chat_template_kwargs,
+            "max_tokens": self._engine.ready.max_model_len,
+        }
         rendered: list[RenderedPrompt] = [
-            self.renderer.render_prompt(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                template_kwargs=chat_template_kwargs,
-                max_tokens=self._engine.ready.max_model_len,
-            )
-            for conversation in _conversations(messages)
+            self._run(self._engine.render_chat(conversation, **options)) for conversation in _conversations(messages)
         ]
         each = each_of(sampling_params, len(rendered), "sampling_params")
         return self._generate(rendered, each, priority, use_tqdm, cache_salt=cache_salt, lora_request=lora_request)

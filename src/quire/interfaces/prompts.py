@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from quire.errors import RequestError, suggestion
 from quire.parameter_checks import check_encodable, plain
+from quire.renderer.image_parts import NOTHING_FETCHED
 
 if TYPE_CHECKING:
     from quire.renderer import RenderedPrompt, Renderer
@@ -36,19 +37,23 @@ def text_of(prompt: object) -> str | None:
     return str(prompt["prompt"]) if isinstance(prompt.get("prompt"), str) else None
 
 
-def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None, list[int], list[Any]]:
+def render(
+    prompt: Any, renderer: Renderer, max_tokens: int, fetched: Mapping[str, bytes] = NOTHING_FETCHED
+) -> tuple[str | None, list[int], list[Any]]:
     """(text, token ids, media) of a prompt in any form, also of one that was rendered before.
 
-    A text that cannot be max_tokens or fewer is refused before it is tokenised.
+    A text that cannot be max_tokens or fewer is refused before it is tokenised. `fetched`: by URLs of its images.
     """
     text = text_of(prompt)
     if text is not None:
-        rendered: RenderedPrompt = renderer.render_prompt(text, max_tokens=max_tokens, images=_images_of(prompt))
+        rendered: RenderedPrompt = renderer.render_prompt(
+            text, max_tokens=max_tokens, images=images_of(prompt), fetched=fetched
+        )
         return text, rendered.token_ids, rendered.media
     prompt = _as_plain(prompt)
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
-            rendered = renderer.render_tokens(_ids(prompt["prompt_token_ids"]), _images_of(prompt), max_tokens)
+            rendered = renderer.render_tokens(_ids(prompt["prompt_token_ids"]), images_of(prompt), max_tokens, fetched)
             return None, rendered.token_ids, rendered.media
     elif hasattr(prompt, "token_ids"):
         return prompt.text, prompt.token_ids, prompt.media
@@ -59,7 +64,7 @@ def render(prompt: Any, renderer: Renderer, max_tokens: int) -> tuple[str | None
     raise RequestError(f"prompt={_short(prompt)}: must be {_FORMS}.{hint}", param="prompt")
 
 
-def _images_of(prompt: object) -> list[Any]:
+def images_of(prompt: object) -> list[Any]:
     """{"multi_modal_data": {"image": one or a list}}, in the order of their placeholders."""
     data = prompt.get(_MEDIA) if isinstance(prompt, Mapping) else None
     if data is None:

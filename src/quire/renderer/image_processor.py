@@ -9,28 +9,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+from msgspec.structs import replace
 
+from quire.config.images import MOST_IMAGES
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
-from quire.renderer.images import image_of
+from quire.renderer.image_decoder import ImageDecoder, OpenedImage, Pixels
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from quire.renderer.tokenizer import Tokenizer
 
-# What a client writes in a message, and under which name the image stands there.
-_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
+# What is resized to whole cells, and what is brought to one size.
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _POOLED = "gemma3"
 _MOST_RATIO = 200
+# Pillow's number
+_BICUBIC = 3
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -47,14 +48,15 @@ class ImageProcessor:
     max_pixels: int = 28 * 28 * 1280
     mean: Sequence[float] = _MEAN
     std: Sequence[float] = _STD
-    max_images: int = 8
+    max_images: int = MOST_IMAGES
+    decoder: ImageDecoder = field(default_factory=ImageDecoder)
     # Pillow's number
-    resample: int = 3
+    resample: int = _BICUBIC
     # its tokens see each other
     is_whole: bool = False
 
     @classmethod
-    def find(cls, folder: Path, hf_config: Mapping[str, Any]) -> ImageProcessor | None:
+    def find(cls, folder: Path, hf_config: Mapping[str, Any], max_images: int = MOST_IMAGES) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
         is_pooled = hf_config.get("model_type") == _POOLED and "vision_config" in hf_config
         is_known = hf_config.get("model_type") in MODEL_TYPES and "image_token_id" in hf_config
@@ -66,7 +68,7 @@ class ImageProcessor:
             if is_pooled:
                 from quire.renderer.pooled_images import PooledImageProcessor
 
-                return PooledImageProcessor.read(file, given, hf_config)
+                return PooledImageProcessor.read(file, given, hf_config, max_images)
             size = given.get("size") or {}
             return cls(
                 image_token_id=int(hf_config["image_token_id"]),
@@ -77,37 +79,12 @@ class ImageProcessor:
                 max_pixels=int(given.get("max_pixels") or size.get("longest_edge") or cls.max_pixels),
                 mean=tuple(given.get("image_mean") or _MEAN),
                 std=tuple(given.get("image_std") or _STD),
+                max_images=max_images,
             )
         except ModelError:
             raise
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{file}: not a valid image processor's configuration.") from error
-
-    def take_from_chat(self, chat: Any) -> tuple[Any, list[Any]]:
-        """The chat with a bare {"type": "image"} for each image, and the images in their order."""
-        if not isinstance(chat, Sequence) or isinstance(chat, str | bytes):
-            return chat, []
-        sources: list[Any] = []
-        return [self._without(message, f"messages[{n}]", sources) for n, message in enumerate(chat)], sources
-
-    def _without(self, message: Any, where: str, sources: list[Any]) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list | tuple):
-            return message
-        parts = []
-        for number, part in enumerate(content):
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if not isinstance(kind, str) or kind not in _PARTS:
-                parts.append(part)
-                continue
-            place = f"{where}.content[{number}].{_PARTS[kind]}"
-            source = part.get(_PARTS[kind])
-            source = source.get("url") if isinstance(source, Mapping) else source
-            if source is None:
-                raise RequestError(f"{place}: this field is required; it holds the image.", param=place)
-            sources.append((source, place))
-            parts.append({"type": "image"})
-        return {**message, "content": parts}
 
     def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
         """A text whose marks of images stand as the model has learned them."""
@@ -116,62 +93,71 @@ class ImageProcessor:
     def expand(
         self, token_ids: list[int], sources: Sequence[tuple[Any, str]], max_tokens: int | None
     ) -> tuple[list[int], list[Media]]:
-        """Each placeholder becomes as many as its image has tokens."""
-        param = "messages" if sources and sources[0][1].startswith("messages") else "multi_modal_data"
-        if len(sources) > self.max_images:
-            raise RequestError(
-                f"{param}: {len(sources)} images, at most {self.max_images} are allowed in a request.", param=param
-            )
-        count = token_ids.count(self.image_token_id)
-        if count != len(sources):
-            raise RequestError(
-                f"{param}: {len(sources)} images for {count} placeholders in the prompt. Each image needs one, which "
-                "the chat template writes for the images of a chat.",
-                param=param,
-            )
-        given = iter(sources)
-        media: list[Media] = []
+        """Each placeholder becomes as many as its image has tokens. All headers are read, and what does not fit is
+        refused, before the first image is decoded."""
+        self.check_limit(sources)
+        _check_placeholders(sources, token_ids.count(self.image_token_id))
+        images = [(self.decoder.open(source, where), where) for source, where in sources]
+        given = iter(images)
+        starts: list[int] = []
         expanded: list[int] = []
         for token in token_ids:
             if token != self.image_token_id:
                 expanded.append(token)
                 continue
-            room = None if max_tokens is None else max_tokens - len(expanded)
-            media.append(self._media(*next(given), len(expanded), room))
-            expanded += [token] * media[-1].length
-        return expanded, media
+            image, where = next(given)
+            length = self._length(image, where)
+            if max_tokens is not None:
+                _check_room(length, max_tokens - len(expanded), where)
+            starts.append(len(expanded))
+            expanded += [token] * length
+        media: dict[Any, Media] = {}
+        for image, where in images:
+            if image.key not in media:
+                media[image.key] = self._media(image, where)
+        return expanded, [
+            replace(media[image.key], start=start) for (image, _), start in zip(images, starts, strict=True)
+        ]
 
-    def _media(self, source: Any, where: str, start: int, room: int | None) -> Media:
-        image = image_of(source, where)
-        height, width = self._resized(image, where)
-        side = self.patch_size
-        grid = [1, height // side, width // side]
-        length = grid[1] * grid[2] // self.merge_size**2
-        if room is not None and length > room:
+    def check_limit(self, sources: Sequence[tuple[Any, str]]) -> None:
+        if len(sources) > self.max_images:
             raise RequestError(
-                f"{where}: the image becomes {length} tokens, and the model's context has room for {max(0, room)} "
-                "more. Make it smaller.",
-                param=where,
-                code="context_length_exceeded",
+                f"{_param_of(sources)}: {len(sources)} images, at most {self.max_images} are allowed in a request "
+                "(limit_mm_per_prompt). Send fewer.",
+                param=_param_of(sources),
             )
-        pixels = self.patches(image, height, width)
+
+    def _length(self, image: OpenedImage, where: str) -> int:
+        """Tokens; the same whichever way is up."""
+        width, height = self._resized(*image.size, where)
+        return height * width // (self.patch_size * self.merge_size) ** 2
+
+    def _media(self, image: OpenedImage, where: str) -> Media:
+        pixels_HWC = image.pixels(lambda width, height: self._resized(width, height, where), self.resample)
+        height, width, _ = pixels_HWC.shape
+        pixels = self.patches(pixels_HWC)
+        grid = [1, height // self.patch_size, width // self.patch_size]
         content = pixels.tobytes()
-        # shape and type belong to the name: the same bytes in another shape are another image
-        head = f"image {pixels.dtype} {pixels.shape} {grid} ".encode()
+        # what is beside the bytes belongs to the name: the same bytes in another shape are another image
+        numbers = (pixels.dtype.name, pixels.shape, grid, tuple(self.mean), tuple(self.std), self.temporal_patch_size)
+        name = hashlib.sha256(f"image {numbers} ".encode())
+        name.update(content)
         return Media(
-            start=start,
-            length=length,
+            start=0,
+            length=grid[1] * grid[2] // self.merge_size**2,
             pixels=content,
             shape=list(pixels.shape),
+            mean=list(self.mean),
+            std=list(self.std),
+            num_frames=self.temporal_patch_size,
             grid=grid,
             merge_size=self.merge_size,
-            content_hash=hashlib.sha256(head + content).digest(),
+            content_hash=name.digest(),
             is_whole=self.is_whole,
         )
 
-    def _resized(self, image: Image, where: str) -> tuple[int, int]:
-        """Height and width in whole cells, with about the same ratio and a bounded number of pixels."""
-        width, height = image.size
+    def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:
+        """Width and height in whole cells, with about the same ratio and a bounded number of pixels."""
         if max(height, width) > _MOST_RATIO * min(height, width):
             raise RequestError(
                 f"{where}: the image is {width} x {height} pixels; its sides may differ by a factor of {_MOST_RATIO} "
@@ -188,18 +174,37 @@ class ImageProcessor:
             ratio = math.sqrt(self.min_pixels / (height * width))
             new_height = math.ceil(height * ratio / cell) * cell
             new_width = math.ceil(width * ratio / cell) * cell
-        return new_height, new_width
+        return new_width, new_height
 
-    def patches(self, image: Image, height: int, width: int) -> npt.NDArray[np.float32]:
-        """[patches, channels * temporal * side * side], cell by cell."""
-        from PIL.Image import Resampling
-
-        resized = image.resize((width, height), resample=Resampling(self.resample))
-        pixels_HWC: npt.NDArray[Any] = np.asarray(resized, dtype=np.float32) * np.float32(1 / 255)
-        pixels_HWC = (pixels_HWC - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        side, merge, times = self.patch_size, self.merge_size, self.temporal_patch_size
+    def patches(self, pixels_HWC: Pixels) -> Pixels:
+        """[patches, colours, side * side], cell by cell."""
+        height, width, _ = pixels_HWC.shape
+        side, merge = self.patch_size, self.merge_size
         rows, columns = height // side // merge, width // side // merge
         cells = pixels_HWC.reshape(rows, merge, side, columns, merge, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-        # a still image is shown to the encoder as so many equal frames
-        cells = np.repeat(cells[..., None, :, :], times, axis=5)
-        return np.ascontiguousarray(cells.reshape(rows * columns * merge**2, -1), dtype=np.float32)
+        return np.ascontiguousarray(cells).reshape(rows * columns * merge**2, 3, side * side)
+
+
+def _param_of(sources: Sequence[tuple[Any, str]]) -> str:
+    """What holds all images: the first part of their places."""
+    return re.split(r"[.\[]", sources[0][1], maxsplit=1)[0] if sources else "multi_modal_data"
+
+
+def _check_placeholders(sources: Sequence[tuple[Any, str]], count: int) -> None:
+    if count != len(sources):
+        param = _param_of(sources)
+        raise RequestError(
+            f"{param}: {len(sources)} images for {count} placeholders in the prompt. Each image needs one, which the "
+            "chat template writes for the images of a chat.",
+            param=param,
+        )
+
+
+def _check_room(length: int, room: int, where: str) -> None:
+    if length > room:
+        raise RequestError(
+            f"{where}: the image becomes {length} tokens, and the model's context has room for {max(0, room)} more. "
+            "Make it smaller.",
+            param=where,
+            code="context_length_exceeded",
+        )

@@ -1,118 +1,104 @@
-"""Images of a request: from what a client sent to pixels, within bounds (4.3.2).
+"""Images of strangers: from bytes to pixels, within bounds (4.3.2).
 
 Owns the decoding, which is the one place that gives bytes of strangers to a decoder. Must never: fetch anything, or
-show a decoder's own words. Called by ImageProcessor in a thread of the renderer.
+show a decoder's own words. Bytes are decoded in decoding_process.py alone: decoders hold the interpreter for tenths of
+a second, and nobody knows all their mistakes.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from quire.errors import RequestError
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_BYTES = 20 << 20
-# 48 MB as RGB; a few copies of it stay below 256 MB
+# 64 MiB in Pillow, which has four bytes a pixel; a few copies of it stay below 256 MiB
 MOST_PIXELS = 16 << 20
-_DATA = "data:"
+# its decoder has three copies of its own
+MOST_WEBP_PIXELS = 12 << 20
 
 
-def image_of(source: Any, where: str) -> Image:
-    """An RGB image of a data URL, encoded bytes or an image of Pillow; the right way up, on white where transparent."""
-    from PIL import Image
-
-    if isinstance(source, str):
-        source = _bytes_of(source, where)
-    try:
-        if isinstance(source, bytes | bytearray):
-            source = _opened(bytes(source), where)
-        if not isinstance(source, Image.Image):
-            raise RequestError(
-                f"{where}: must be a data URL, encoded bytes or an image of Pillow, not a {type(source).__name__}.",
-                param=where,
-            )
-        _check_size(source, where)
-        return _as_rgb(source)
-    except RequestError:
-        raise
-    except Exception as error:
-        # A decoder fails in any way, and its words may hold addresses of this process.
-        raise RequestError(
-            f"{where}: the image cannot be decoded; it is damaged or incomplete. Send it once more, or as another "
-            f"format ({', '.join(FORMATS).lower()}).",
-            param=where,
-        ) from error
+class BadImageError(ValueError):
+    """Why an image is refused, in words for who sent it."""
 
 
-def _bytes_of(url: str, where: str) -> bytes:
-    if not url[: len(_DATA)].lower() == _DATA:
-        raise RequestError(
-            f"{where}: only data URLs are taken (data:image/png;base64,...); nothing is fetched from the network. Send "
-            "the image itself.",
-            param=where,
-        )
-    head, comma, content = url.partition(",")
-    if not comma or not head.lower().endswith(";base64") or not head.lower().startswith("data:image/"):
-        raise RequestError(f"{where}: must begin with data:image/FORMAT;base64, and go on in base64.", param=where)
-    if len(content) // 4 * 3 > MOST_BYTES:
-        raise _too_many_bytes(len(content) // 4 * 3, where)
-    try:
-        return base64.b64decode(content, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(f"{where}: what follows the comma is not valid base64.", param=where) from error
-
-
-def _opened(content: bytes, where: str) -> Image:
+def open_image(content: bytes) -> Image:
+    """Its header alone is read; format and size are within bounds."""
     from PIL import Image, UnidentifiedImageError
 
-    if len(content) > MOST_BYTES:
-        raise _too_many_bytes(len(content), where)
-    try:
-        return Image.open(io.BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError as error:
-        raise RequestError(
-            f"{where}: the bytes are no image of a known format. Allowed are {', '.join(FORMATS).lower()}.", param=where
-        ) from error
-    except Image.DecompressionBombError as error:
-        raise RequestError(
-            f"{where}: the image has too many pixels, at most {MOST_PIXELS} are allowed.", param=where
-        ) from error
+    with in_our_words():
+        try:
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        except UnidentifiedImageError:
+            allowed = ", ".join(FORMATS).lower()
+            raise BadImageError(f"the bytes are no image of a known format. Allowed are {allowed}.") from None
+        except Image.DecompressionBombError:
+            raise BadImageError(f"the image has too many pixels, at most {MOST_PIXELS} are allowed.") from None
+        check_size(image)
+        return image
 
 
-def _check_size(image: Image, where: str) -> None:
+def check_size(image: Image) -> None:
     """Before anything is decoded: the header says it."""
     width, height = image.size
-    if width < 1 or height < 1 or width * height > MOST_PIXELS:
-        raise RequestError(
-            f"{where}: the image is {width} x {height} pixels; from 1 to {MOST_PIXELS} pixels are allowed. Make it "
-            "smaller.",
-            param=where,
+    most = MOST_WEBP_PIXELS if image.format == "WEBP" else MOST_PIXELS
+    if width < 1 or height < 1 or width * height > most:
+        raise BadImageError(
+            f"the image is {width} x {height} pixels; from 1 to {most} pixels are allowed. Make it smaller."
         )
+
+
+def pixels_of(
+    image: Image, size: tuple[int, int], size_if_turned: tuple[int, int], resample: int
+) -> npt.NDArray[np.uint8]:
+    """[height, width, colours]: the right way up, on white where it is transparent, resized. Sizes are widths and
+    heights; the second is for an image that was stored lying on its side."""
+    from PIL.Image import Resampling
+
+    with in_our_words():
+        stored = image.size
+        image = _as_rgb(image)
+        wanted = size if image.size == stored else size_if_turned
+        return np.asarray(image.resize(wanted, resample=Resampling(resample)), dtype=np.uint8)
+
+
+@contextmanager
+def in_our_words() -> Iterator[None]:
+    """A decoder fails in any way, and its words may hold addresses of this process."""
+    try:
+        yield
+    except BadImageError:
+        raise
+    except MemoryError:
+        raise BadImageError("the image takes too much memory to decode. Make it smaller.") from None
+    except Exception as error:
+        formats = ", ".join(FORMATS).lower()
+        raise BadImageError(
+            "the image cannot be decoded; it is damaged or incomplete. Send it once more, or as another format "
+            f"({formats})."
+        ) from error
 
 
 def _as_rgb(image: Image) -> Image:
-    from PIL import Image, ImageOps
+    """A copy is made only where something changes: each has 64 MiB at worst."""
+    from PIL import ExifTags, Image, ImageOps
 
     image.load()
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(ground, image)
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
+        ground = Image.new("RGB", image.size, "white")
+        ground.paste(image, mask=image.getchannel("A"))
+        return ground
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _too_many_bytes(count: int, where: str) -> RequestError:
-    return RequestError(
-        f"{where}: the image has {count} bytes, at most {MOST_BYTES} are allowed. Make it smaller.", param=where
-    )

@@ -36,7 +36,9 @@ class PooledImageProcessor(ImageProcessor):
     is_whole: bool = True
 
     @classmethod
-    def read(cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any]) -> PooledImageProcessor:
+    def read(
+        cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any], max_images: int
+    ) -> PooledImageProcessor:
         if given.get("do_pan_and_scan"):
             raise ModelError(f"{file}: do_pan_and_scan=true: pieces of an image are not built. Set it to false.")
         vision = hf_config.get("vision_config") or {}
@@ -51,6 +53,7 @@ class PooledImageProcessor(ImageProcessor):
             merge_size=max(1, image_size // patch_size // max(1, tokens_of_side)),
             mean=tuple(given.get("image_mean") or _HALVES),
             std=tuple(given.get("image_std") or _HALVES),
+            max_images=max_images,
             resample=int(given.get("resample") or _BILINEAR),
         )
 
@@ -72,5 +75,5 @@ class PooledImageProcessor(ImageProcessor):
                     opened.append(self.closing_id)
         return super().expand(opened, sources, max_tokens)
 
-    def _resized(self, *_: Any) -> tuple[int, int]:
+    def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:
         return self.image_size, self.image_size

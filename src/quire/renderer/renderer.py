@@ -17,6 +17,7 @@ from quire.errors import RequestError
 from quire.messages import Media
 from quire.renderer.chat_template import ChatTemplates, NotBriefError
 from quire.renderer.growing_text import GrowingText, PieceEncoder
+from quire.renderer.image_parts import NOTHING_FETCHED, placed, take_images
 from quire.renderer.image_processor import ImageProcessor
 from quire.renderer.output_formats import AUTO, OutputFormats
 from quire.renderer.special_tokens import SpecialTokens
@@ -76,7 +77,7 @@ class Renderer:
             reasoning_parser=config.reasoning_parser,
             special_tokens_in_messages=config.special_tokens_in_messages,
         )
-        renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config)
+        renderer._images = ImageProcessor.find(config.facts.path, config.facts.hf_config, config.images.max_images)
         if renderer._images is not None and renderer._images.is_whole and config.worker.model_impl == "transformers":
             renderer._images = None  # attention is causal there, and its images want another
         if renderer._templates is not None:
@@ -122,6 +123,20 @@ class Renderer:
     def sees_images(self) -> bool:
         return self._images is not None
 
+    def close(self) -> None:
+        """Ends what works for it beside this process; it may be used again."""
+        if self._images is not None:
+            self._images.decoder.close()
+
+    def image_sources(self, chat: str | Chat, images: Sequence[Any] = ()) -> list[tuple[Any, str]]:
+        """What stands for images in a chat, or beside a text, and where: an image, a data URL, or a URL that must be
+        fetched before this is rendered. No more than a request may have."""
+        if self._images is None:
+            return []
+        sources = placed(images) if isinstance(chat, str) else take_images(chat)[1]
+        self._images.check_limit(sources)
+        return sources
+
     # ------------------------------------------------------------------------------------------ to tokens
 
     def render_prompt(
@@ -136,6 +151,7 @@ class Renderer:
         max_tokens: int | None = None,
         is_brief: bool = False,
         images: Sequence[Any] = (),
+        fetched: Mapping[str, bytes] = NOTHING_FETCHED,
     ) -> RenderedPrompt:
         """A text is tokenised as it is; a chat goes through the model's template first.
 
@@ -143,14 +159,15 @@ class Renderer:
         max_tokens: a text that cannot be so few tokens is refused before it is tokenised.
         is_brief: NotBriefError instead of what takes more than a few milliseconds.
         images: those that the placeholders of a text stand for; a chat brings its own.
+        fetched: what stands behind those of their URLs that are no data URLs.
         """
         param = "prompt" if isinstance(chat, str) else "messages"
         tokenizer = self._needed_tokenizer(param)
         if is_brief and not tokenizer.is_known:
             raise NotBriefError
-        sources = [(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
+        sources = placed(images)
         if self._images is not None and not isinstance(chat, str):
-            chat, sources = self._images.take_from_chat(chat)
+            chat, sources = take_images(chat)
         if sources and is_brief:
             raise NotBriefError
         if isinstance(chat, str):
@@ -175,20 +192,31 @@ class Renderer:
         if max_tokens is not None:
             tokenizer.check_can_fit(text, max_tokens, param)
         token_ids = tokenizer.encode_pieces(pieces, add_special_tokens=bool(add_special_tokens))
-        return self._with_images(RenderedPrompt(token_ids, text=text), sources, max_tokens)
+        return self._with_images(RenderedPrompt(token_ids, text=text), sources, max_tokens, fetched)
 
-    def render_tokens(self, token_ids: list[int], images: Sequence[Any], max_tokens: int | None) -> RenderedPrompt:
+    def render_tokens(
+        self,
+        token_ids: list[int],
+        images: Sequence[Any],
+        max_tokens: int | None,
+        fetched: Mapping[str, bytes] = NOTHING_FETCHED,
+    ) -> RenderedPrompt:
         """A prompt of tokens in which each image has one placeholder."""
-        sources = [(image, f"multi_modal_data.image[{number}]") for number, image in enumerate(images)]
-        return self._with_images(RenderedPrompt(token_ids), sources, max_tokens)
+        return self._with_images(RenderedPrompt(token_ids), placed(images), max_tokens, fetched)
 
     def _with_images(
-        self, prompt: RenderedPrompt, sources: Sequence[tuple[Any, str]], max_tokens: int | None
+        self,
+        prompt: RenderedPrompt,
+        sources: Sequence[tuple[Any, str]],
+        max_tokens: int | None,
+        fetched: Mapping[str, bytes],
     ) -> RenderedPrompt:
         if not sources:
             return prompt
         if self._images is None:
             raise RequestError("multi_modal_data: this model takes text only. Leave it out.", param="multi_modal_data")
+        if fetched:
+            sources = [(fetched.get(one, one) if isinstance(one, str) else one, where) for one, where in sources]
         prompt.token_ids, prompt.media = self._images.expand(prompt.token_ids, sources, max_tokens)
         return prompt
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
+from quire.asked_process import frames, read_frame, write_frame
 from quire.errors import one_line
 from quire.panics import panics_are_errors
 from quire.structured_output.grammar import Form, GrammarError, json_grammar, matcher_of, reason_of
@@ -20,13 +21,7 @@ from quire.structured_output.schema_place import place_of_error
 from quire.structured_output.vocabulary import Vocabulary
 from quire.structured_outputs_params import StructuredOutputsParams
 
-LENGTH_BYTES = 8
 MEMORY_LIMIT = 512 * 2**20
-
-
-def write_frame(file: IO[bytes], data: bytes) -> None:
-    file.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
-    file.flush()
 
 
 def why_not(params: StructuredOutputsParams, tokenizer: Any) -> str | None:
@@ -68,11 +63,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    tokenizer = msgspec.msgpack.decode(_read_frame(source), type=Vocabulary).tokenizer()
+    tokenizer = msgspec.msgpack.decode(read_frame(source), type=Vocabulary).tokenizer()
     decoder = msgspec.msgpack.Decoder(StructuredOutputsParams)
-    while data := _read_frame(source):
+    for data in frames(source):
         write_frame(sink, (why_not(decoder.decode(data), tokenizer) or "").encode())
-
-
-def _read_frame(file: IO[bytes]) -> bytes:
-    return file.read(int.from_bytes(file.read(LENGTH_BYTES), "big"))

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from quire.messages import Media
 from quire.testing.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, widen, write_tokenizer
+from quire.worker.image_rows import pixels_of
 
+_CPU = torch.device("cpu")
 MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 IMAGE_TOKEN_ID = 259
 CHAT_TEMPLATE = (
@@ -128,7 +129,7 @@ def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tenso
     if model_type != GEMMA:
         inputs: dict[str, Any] = {"mm_token_type_ids": (token_ids == IMAGE_TOKEN_ID).int()}
         if media:
-            inputs["pixel_values"] = torch.cat([_patches(image) for image in media])
+            inputs["pixel_values"] = torch.cat([pixels_of(image, _CPU) for image in media])
             inputs["image_grid_thw"] = torch.tensor([image.grid for image in media])
         return inputs
     is_image = torch.zeros_like(token_ids)
@@ -140,14 +141,11 @@ def reference_inputs(model_type: str, media: list[Media], token_ids: torch.Tenso
     return inputs
 
 
-def _patches(image: Media) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(image.pixels, np.float32).reshape(image.shape).copy())
-
-
 def _whole_image(image: Media) -> torch.Tensor:
     """[3, height, width] of patches that stand square by square."""
     rows, columns = image.cells
-    side = round((image.shape[1] // 3) ** 0.5)
-    squares = _patches(image).view(rows, columns, image.merge_size, image.merge_size, 3, side, side)
+    patches = pixels_of(image, _CPU)
+    side = round((patches.shape[1] // 3) ** 0.5)
+    squares = patches.view(rows, columns, image.merge_size, image.merge_size, 3, side, side)
     pixels = squares.permute(4, 0, 2, 5, 1, 3, 6)
     return pixels.reshape(3, rows * image.merge_size * side, columns * image.merge_size * side)

@@ -6,6 +6,7 @@ bounded in bytes. A row without images gets the same numbers whoever shares its 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,8 +20,6 @@ from quire.errors import ModelError
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, SchedulerOutput, StepOutput
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_member import StepMember
-
-_CACHE_BYTES = 256 << 20
 
 
 class ModelInputs(Protocol):
@@ -107,11 +106,15 @@ class _Images:
 
 
 class ImageRows(StepMember):
-    """Of a model with an encoder of images. Positions have three dimensions if it has grid positions."""
+    """Of a model with an encoder of images. Positions have three dimensions if it has grid positions.
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    What was encoded is kept in so many bytes of memory, and the last of it in any case: its row may be in the middle.
+    """
+
+    def __init__(self, model: Any, device: torch.device, cache_bytes: int = 256 << 20) -> None:
         self._model = model
         self._device = device
+        self._cache_bytes = cache_bytes
         self._by_row: dict[int, _Images] = {}
         self._encoded: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
         self._num_bytes = 0
@@ -123,7 +126,7 @@ class ImageRows(StepMember):
         self.release(sequence.row)
         if sequence.media:
             for image in sequence.media:
-                _pixels(image)  # a strange shape is this row's trouble, not that of a step
+                _check(image)  # a strange shape is this row's trouble, not that of a step
             self._by_row[sequence.row] = _Images.of(sequence.media)
 
     def fork(self, fork: ForkedSequence) -> None:
@@ -204,12 +207,11 @@ class ImageRows(StepMember):
             self._encoded.move_to_end(key)
             self._num_hits += 1
             return known
-        pixels = torch.from_numpy(_pixels(image).copy()).to(self._device)
-        encoded: Tensor = self._model.encode_image(pixels, image.grid)
+        encoded: Tensor = self._model.encode_image(pixels_of(image, self._device), image.grid)
         self._num_encoded += 1
         self._encoded[key] = encoded
         self._num_bytes += encoded.nbytes
-        while self._num_bytes > _CACHE_BYTES and len(self._encoded) > 1:
+        while self._num_bytes > self._cache_bytes and len(self._encoded) > 1:
             self._num_bytes -= self._encoded.popitem(last=False)[1].nbytes
         return encoded
 
@@ -221,8 +223,20 @@ class ImageRows(StepMember):
         }
 
 
-def _pixels(image: Media) -> Any:
-    pixels = np.frombuffer(image.pixels, dtype=np.float32).reshape(image.shape)
-    if pixels.ndim != 2 or len(pixels) != image.grid[0] * image.grid[1] * image.grid[2]:
+def _check(image: Media) -> None:
+    num_patches = image.grid[0] * image.grid[1] * image.grid[2]
+    is_cut = len(image.shape) == 3 and image.shape[0] == num_patches and math.prod(image.shape) == len(image.pixels)
+    if not is_cut or not len(image.mean) == len(image.std) == image.shape[1]:
         raise ModelError(f"media: {image.shape} pixels do not fill a grid of {image.grid} patches.")
-    return pixels
+
+
+def pixels_of(image: Media, device: torch.device) -> Tensor:
+    """[patches, colours * frames * pixels], as the encoder takes them. The same bits on every device: each number is
+    made of one byte, by one multiplication, subtraction and division."""
+    levels_PCS = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).reshape(image.shape).to(device)
+    numbers = torch.tensor([image.mean, image.std], dtype=torch.float32, device=device)
+    mean_C1, std_C1 = numbers[:, :, None]
+    pixels_PCS = levels_PCS.to(torch.float32).mul_(1 / 255).sub_(mean_C1).div_(std_C1)
+    num_patches, num_colours, num_pixels = image.shape
+    frames_PCFS = pixels_PCS[:, :, None].expand(-1, -1, image.num_frames, -1)
+    return frames_PCFS.reshape(num_patches, num_colours * image.num_frames * num_pixels)

@@ -147,7 +147,8 @@ class Worker:
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
-        self._inputs = ImageRows(model, device) if _takes_images(model) else TokenInputs()
+        if _takes_images(model):
+            self._inputs = ImageRows(model, device, config.encoder_cache_bytes)
         computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._inputs)
         isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
         transfers = Transfers(self._connector, isolation)

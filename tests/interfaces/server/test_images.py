@@ -38,14 +38,15 @@ def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) 
     source = {"type": "base64", "media_type": "image/png", "data": image.partition(",")[2]}
     blocks = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
     body = {"model": expected.model, "max_tokens": 6, "temperature": 0}
-    for content, status in ((blocks, 200), (blocks[1:], 200), ([{**blocks[1], "source": {"type": "url"}}], 400)):
+    fetched = {"type": "url", "url": "https://127.0.0.1/x.png"}
+    for content, status in ((blocks, 200), (blocks[1:], 200), ([blocks[0], {**blocks[1], "source": fetched}], 400)):
         answer = httpx.post(url + "/messages", json={**body, "messages": [{"role": "user", "content": content}]})
         assert answer.status_code == status, answer.text
         if content is blocks:
             usage = answer.json()["usage"]
             assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected.usage.prompt_tokens
             assert answer.json()["content"][0]["text"] == expected.choices[0].message.content
-    assert "images are not fetched" in answer.text
+    assert "messages[0].content[1].source: no URL is fetched here" in answer.text
 
 
 def test_the_official_client(tmp_path):
@@ -65,7 +66,7 @@ def test_the_official_client(tmp_path):
             tokens = [[token.token for token in answer.choices[0].logprobs.content] for answer in answers]
             assert tokens[0] == tokens[1] != tokens[2]
             assert {answer.usage.prompt_tokens for answer in answers} == {answers[0].usage.prompt_tokens}
-            for bad in ("http://127.0.0.1/x.png", "data:image/png;base64,AAAA"):
+            for bad in ("http://127.0.0.1/x.png", "file:///etc/passwd", "data:image/png;base64,AAAA"):
                 with pytest.raises(openai.BadRequestError) as caught:
                     ask(bad)
                 assert "messages[0].content[1].image_url: " in str(caught.value)

@@ -1,4 +1,4 @@
-"""Requests and files that were made to hurt, by the thousand, beside clients that mean well (H1 to H4).
+"""Requests and files that were made to hurt, by the thousand, beside clients that mean well (H1 to H5).
 
 Each follows from its seed, which an error names: `--only H2 --seed N --hostile 1` does that one again.
 """
@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
 import httpx2 as httpx
 import psutil
-from tests.support.faults import hostile_bodies, hostile_forms, hostile_sockets, turn_clock
+from tests.support.faults import hostile_bodies, hostile_forms, hostile_images, hostile_sockets, turn_clock
 from tests.support.faults.case import Case, Core, Figures
 from tests.support.faults.disconnects import address_of
 from tests.support.faults.history import FINISHED
@@ -31,14 +32,19 @@ from tests.support.faults.streams import PROMPTS, LiveStreams
 from tests.support.template_bombs import BOMBS as TEMPLATES
 from tests.support.tokenizer_bombs import BOMBS as TOKENIZERS
 
+from quire.testing.image_checkpoints import make_image_checkpoint
+
 _SECONDS = 240.0
 _NUM_STREAMS = 4
 # hostile requests at a time
 _NUM_AT_ONCE = 4
 # how much of all requests are forms: they are computed, and take the longest
 _SHARE_OF_FORMS, _SHARE_OF_SOCKETS = 0.02, 0.5
+# of images: some take a second each
+_SHARE_OF_IMAGES = 0.05
 _MOST_DESCRIPTORS = 150
 _MEMORY = 256 << 20
+_MOST_ANSWER = 8 << 10
 _PHASES = 6
 # what they make holds blocks until it is deleted
 _KEEPS_BLOCKS = ("/v1/sessions", "/v1/admin/pinned_prefixes")
@@ -271,18 +277,76 @@ async def bombs_in_tokenizers(setting: Setting) -> Figures:
     return {"exit": slowest}
 
 
+# ---- H5: images
+
+
+async def hostile_images_case(setting: Setting) -> Figures:
+    """A model that sees images: each is answered or refused, beside streams of text."""
+    seeds, statuses, asked = _seeds(setting, _SHARE_OF_IMAGES), Counter[int](), list[float]()
+    # its answers are not those of the model that the other cases serve
+    setting = replace(setting, right_answers={True: {}, False: {}})
+    with private_folder() as folder:
+        model = await asyncio.to_thread(make_image_checkpoint, folder / "vision")
+        await asyncio.to_thread(hostile_images.make_all)
+        turns = folder / "turns.json"
+        more = {"prelude": "import tests.support.faults.turn_clock", turn_clock.VARIABLE: str(turns)}
+        async with (
+            _beside(setting, str(model), "--dtype", "float32", **more) as (server, streams),
+            httpx.AsyncClient(timeout=300) as client,
+        ):
+
+            async def ask(seed: int) -> None:
+                path, body = hostile_images.request_of(seed)
+                answer = await client.post(streams.url + path, json=body)
+                assert answer.status_code in (200, 400, 413), f"{answer.status_code} {answer.text[:400]} to {path}"
+                assert len(answer.content) < _MOST_ANSWER, answer.text[:400]
+                statuses[answer.status_code] += 1
+
+            # the first image starts the process that decodes
+            await ask(seeds.start)
+            before = _memory_below(server.pid)
+            server.signal(signal.SIGUSR1)
+            async with _asking(streams, asked), _highest(server.pid, _memory_below) as highest:
+                await _all(seeds, ask, _NUM_AT_ONCE)
+            server.signal(signal.SIGUSR2)
+            await until(turns.exists)
+        told = json.loads(turns.read_text(encoding="utf-8"))
+    taken = highest[0] - before
+    assert taken < _MEMORY, f"{taken >> 20} MiB"
+    if told["longest"] > _TURNS["longest turn"]:
+        print(*told["what"], sep="\n", flush=True)
+    return {
+        "longest turn": told["longest"],
+        "turn at p99.9": told["p999"],
+        "live answers at p99": _at(asked, 0.99),
+        "memory, KiB": taken >> 10,
+        "answered with 200, requests": statuses[200],
+        "refused, requests": statuses.total() - statuses[200],
+    }
+
+
+def _memory_below(pid: int) -> int:
+    """Of a process and of all that it has started."""
+    process = psutil.Process(pid)
+    return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+
+
+def _memory_of(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
 def _chosen(bombs: dict[str, Any], setting: Setting) -> list[str]:
     return random.Random(setting.seed).sample(sorted(bombs), min(setting.num_bombs, len(bombs)))
 
 
 @contextlib.asynccontextmanager
-async def _highest(pid: int) -> AsyncIterator[list[int]]:
+async def _highest(pid: int, memory: Callable[[int], int] = _memory_of) -> AsyncIterator[list[int]]:
     """The most memory that a process has had meanwhile."""
     highest = [0]
 
     async def look() -> None:
         for _ in itertools.count():
-            highest[0] = max(highest[0], psutil.Process(pid).memory_info().rss)
+            highest[0] = max(highest[0], memory(pid))
             await asyncio.sleep(0.01)
 
     task = asyncio.create_task(look())
@@ -301,4 +365,5 @@ CASES = (
     Case("H3", "connections that mean nothing", raw_connections, {"answer afterwards": 5.0}, 1, Core.EMBEDDED),
     Case("H4", "templates of any amount of work", bombs_in_templates, {"it is told": 40.0}, 1, Core.EMBEDDED),
     Case("H4b", "tokenizers of any amount of work", bombs_in_tokenizers, {"exit": 60.0}, 1, Core.EMBEDDED),
+    Case("H5", "images that hurt their decoder", hostile_images_case, _TURNS, 1, Core.EMBEDDED),
 )

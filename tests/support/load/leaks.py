@@ -24,7 +24,11 @@ _IDLE_GAUGES = (
     "quire:queued_requests",
 )
 _TASKS = "quire:event_loop_tasks"
-_ROLES = {"engine_core.process": "engine", "structured_output.checking_process": "checker"}
+_ROLES = {
+    "engine_core.process": "engine",
+    "structured_output.checking_process": "checker",
+    "renderer.decoding_process": "decoder",
+}
 
 
 @dataclass

@@ -16,8 +16,8 @@ NATIVE = (
     "llama llama_tied llama_bias llama_rope_llama3 llama_rope_linear llama_rope_dynamic llama_rope_yarn mistral "
     "mistral_full qwen2 qwen2_window qwen3 qwen3_tied opt opt_post_norm gpt2 gpt2_inverse_layer "
     "mixtral qwen3_moe qwen2_moe deepseek_v2 deepseek_v2_groups deepseek_v3 deepseek_v3_groups deepseek_v3_halves "
-    "deepseek_v3_bias llama4 llama4_dense gpt_oss gemma4 gemma4_moe lfm2 mamba2 granitemoehybrid granitemoehybrid_dense "
-    "gemma3 gemma3_cap"
+    "deepseek_v3_bias llama4 llama4_dense gpt_oss gemma4 gemma4_moe lfm2 mamba2 granitemoehybrid "
+    "granitemoehybrid_dense gemma3 gemma3_cap"
 ).split()
 # Transformers computes these in chunks by another way, which is less exact than a recurrence.
 DELTA_NETS = ("qwen3_next", "qwen3_5_text")

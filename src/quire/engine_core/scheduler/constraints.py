@@ -166,3 +166,32 @@ class AdapterSlots(Constraint):
         in_order = used[is_adapter][np.argsort(first[is_adapter], kind="stable")]
         has_turn = (adapters == 0) | np.isin(adapters, in_order[: self.num_slots])
         return np.where(has_turn, num_tokens, 0)
+
+
+@dataclass(frozen=True)
+class EncoderBudget(Constraint):
+    """A step encodes images of at most so many tokens, one image always: the others of a prompt that has many wait for
+    the next steps. An image is encoded whole when a token of it is computed, so all that a step touches count, each
+    content once. What the worker has kept of an image is not known here."""
+
+    num_tokens: int
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        touching = np.flatnonzero((num_tokens > 0) & (rows.num_computed[row] < rows.media_until[row]))
+        if not len(touching):
+            return num_tokens
+        num_tokens = num_tokens.copy()
+        left = self.num_tokens
+        counted: set[bytes] = set()
+        for number in touching.tolist():
+            start = int(rows.num_computed[row[number]])
+            end = start + int(num_tokens[number])
+            for image in rows.media[int(row[number])]:
+                if image.end <= start or image.start >= end or image.content_hash in counted:
+                    continue
+                if counted and image.length > left:
+                    num_tokens[number] = max(0, image.start - start)
+                    break
+                counted.add(image.content_hash)
+                left -= image.length
+        return num_tokens

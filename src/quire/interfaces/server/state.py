@@ -9,6 +9,8 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from quire.config.images import ImageConfig
+from quire.interfaces.image_rendering import ImageRendering
 from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.access.turnstile import Turnstile
@@ -57,6 +59,8 @@ class ServerState:
         # one of them is put together or parsed in a turn of the event loop
         self.long_bodies = Turnstile(1)
         self.text_threads = TextThreads()
+        # with the options of the engine
+        self.images = ImageRendering(ImageConfig())
         # the end of an answer must not wait for the long texts of others
         self.count_threads = TextThreads(1)
         self.strict = options.strict
@@ -76,6 +80,7 @@ class ServerState:
         self._engine = engine
         self.model_name = engine.config.served_model_name
         self.defaults = generation_defaults(engine.config)
+        self.images = ImageRendering(engine.config.images)
         self.metrics.set_model_name(self.model_name)
         self.services.serve(engine)
         self.readiness = Readiness.READY

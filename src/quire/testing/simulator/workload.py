@@ -381,6 +381,8 @@ def _whole_range(start: int, length: int, name: bytes) -> Media:
         length=length,
         pixels=b"",
         shape=[0],
+        mean=[],
+        std=[],
         grid=[1, 1, length],
         merge_size=1,
         content_hash=name,

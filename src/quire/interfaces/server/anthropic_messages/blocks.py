@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.interfaces.server.openai.dialect import text_in
 from quire.interfaces.server.wire.errors import invalid
+from quire.renderer.image_parts import ImagePart
 
 Block = dict[str, Any]
 _OF_USER = "text, tool_result"
@@ -92,13 +93,18 @@ def _text(block: Block, where: str) -> dict[str, Any]:
 
 def _image(block: Block, where: str) -> dict[str, Any]:
     """As a chat has it."""
-    source = block.get("source")
-    if not isinstance(source, dict) or source.get("type") != "base64":
-        text = 'must be {"type": "base64", "media_type": ..., "data": ...}; images are not fetched'
-        raise invalid(f"{where}.source: {text}.", f"{where}.source")
-    kind = text_in(source, "media_type", f"{where}.source")
-    data = text_in(source, "data", f"{where}.source")
-    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+    given = block.get("source")
+    source = given if isinstance(given, dict) else {}
+    where = f"{where}.source"
+    match source.get("type"):
+        case "base64":
+            url = f"data:{text_in(source, 'media_type', where)};base64,{text_in(source, 'data', where)}"
+        case "url":
+            url = text_in(source, "url", where)
+        case _:
+            text = 'must be {"type": "base64", "media_type": ..., "data": ...} or {"type": "url", "url": ...}'
+            raise invalid(f"{where}: {text}.", where)
+    return ImagePart({"type": "image_url", "image_url": {"url": url}}, where)
 
 
 def _of_result(block: Block, where: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 from quire.interfaces.server.openai.requests import ChatRequest, TokenizeRequest
@@ -40,9 +41,12 @@ def opens_answer(body: ChatRequest | TokenizeRequest) -> bool:
 
 
 async def render(state: ServerState, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:
-    """`Renderer.render_prompt`, in a thread if the text is long; what cannot fit into the model is refused first."""
+    """`Renderer.render_prompt`, in a thread if the text is long or there are images, which may have to be fetched; what
+    cannot fit into the model is refused first."""
     renderer = state.engine.renderer
     options["max_tokens"] = state.max_model_len
+    if sources := renderer.image_sources(chat):
+        return await state.images.call(partial(renderer.render_prompt, chat, **options), sources)
     if not options.get("tools") and _is_short(chat, options):
         # a short chat may become a long text, and a template may take long over it
         with contextlib.suppress(NotBriefError):

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.interfaces.server.openai.dialect import text_in
 from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.renderer.image_parts import ImagePart
 
 Item = dict[str, Any]
 MAX_ITEMS = 4096
@@ -93,7 +94,8 @@ def _image_part(part: Item, where: str) -> Item:
     if part.get("file_id") is not None:
         raise invalid(f"{where}.file_id: images are not read from files. Send a data URL.", f"{where}.file_id")
     url = text_in(part, "image_url", where)
-    return {"type": "input_image", "image_url": url, "detail": str(part.get("detail") or "auto")[:16]}
+    image = {"type": "input_image", "image_url": url, "detail": str(part.get("detail") or "auto")[:16]}
+    return ImagePart(image, f"{where}.image_url")
 
 
 def _text_part(kind: str, text: str) -> Item:

@@ -1,0 +1,71 @@
+"""A process that decodes images of strangers. It may hang, crash or eat memory in the place of others.
+
+Reads from its standard input: what is asked, and the bytes of an image, each behind its length. Answers each with a
+letter: "!" and why the image is refused, or "=", width, height and pixels. Ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import struct
+import sys
+from pathlib import Path
+
+import msgspec
+
+from quire.asked_process import frames, read_frame, write_frame
+from quire.renderer.images import BadImageError, open_image, pixels_of
+
+# on top of what it has taken when it has imported everything
+MEMORY_LIMIT = 320 << 20
+REFUSED = b"!"
+SIZE = struct.Struct("=cII")
+
+
+class Asked(msgspec.Struct, array_like=True):
+    """Without sizes: what the header says."""
+
+    is_base64: bool = False
+    # width and height, for an image that is stored upright and for one on its side
+    sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
+    resample: int = 0
+
+
+def main() -> None:
+    import PIL.ImageOps
+    import PIL.PngImagePlugin
+
+    PIL.Image.preinit()
+    _set_limits()
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    decoder = msgspec.msgpack.Decoder(Asked)
+    for head in frames(source):
+        write_frame(sink, answer(decoder.decode(head), read_frame(source)))
+
+
+def answer(asked: Asked, content: bytes) -> bytes:
+    try:
+        image = open_image(_decoded(content) if asked.is_base64 else content)
+        if asked.sizes is None:
+            return SIZE.pack(b"=", *image.size)
+        pixels = pixels_of(image, *asked.sizes, asked.resample)
+        return SIZE.pack(b"=", pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+    except BadImageError as error:
+        return REFUSED + str(error).encode()
+
+
+def _decoded(text: bytes) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise BadImageError("what follows the comma is not valid base64.") from None
+
+
+def _set_limits() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits on this system
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT, used + MEMORY_LIMIT))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
