@@ -34,7 +34,7 @@ from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.kernels.cache_format import has_scales, row_elements
 from quire.worker.lazy_memory import commit_ahead, lazy_zeros
-from quire.worker.state_cache import RecurrentLayer
+from quire.worker.state_cache import StatefulLayer
 from quire.worker.swap_arena import SwapArena
 
 # Of the cache on a CPU, what is committed before it is needed. Blocks are handed out from the first one on.
@@ -58,7 +58,7 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         device: torch.device,
-        states: Mapping[str, RecurrentLayer] | None = None,
+        states: Mapping[str, StatefulLayer] | None = None,
     ) -> None:
         """Allocate and bind. Layers with `states` form the last group."""
         states = states or {}
@@ -93,7 +93,7 @@ class KVCache:
     def _bind_states(
         self,
         layout: StateLayout | None,
-        states: Mapping[str, RecurrentLayer],
+        states: Mapping[str, StatefulLayer],
         by_place: Mapping[tuple[Shape, int], tuple[Tensor, Tensor, Tensor]],
         num_blocks: int,
         device: torch.device,

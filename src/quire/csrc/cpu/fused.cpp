@@ -232,6 +232,7 @@ QUIRE_ROWS(weigh_experts, WeighArgs, weigh_rows)
 extern const AdapterKernels adapter_kernels;
 extern const AttentionKernels attention_kernels;
 extern const MatmulKernels matmul_kernels;
+extern const RecurrentKernels recurrent_kernels;
 extern const SamplingKernels sampling_kernels;
 
 #define QUIRE_STRING(x) #x
@@ -241,7 +242,7 @@ extern const SamplingKernels sampling_kernels;
 const KernelTable* table() {
   static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, clamped_swiglu, rotary,
                                         combine_pair, activate, layer_norm, weigh_experts, &adapter_kernels,
-                                        &attention_kernels, &matmul_kernels, &sampling_kernels};
+                                        &attention_kernels, &matmul_kernels, &recurrent_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -81,6 +81,7 @@ struct WeighArgs {
 struct AdapterKernels;
 struct AttentionKernels;
 struct MatmulKernels;
+struct RecurrentKernels;
 struct SamplingKernels;
 
 struct KernelTable {
@@ -97,6 +98,7 @@ struct KernelTable {
   const AdapterKernels* adapters;  // adapters.h
   const AttentionKernels* attention;  // attention_args.h
   const MatmulKernels* matmul;  // matmul.h
+  const RecurrentKernels* recurrent;  // recurrent.h
   const SamplingKernels* sampling;  // sampling_kernels.h
 };
 

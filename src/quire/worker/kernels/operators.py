@@ -17,6 +17,10 @@ from torch import Tensor
 
 from quire.worker.kernels import reference
 
+# of a recurrent layer: sequence_states.py
+_STATES = (
+    "Tensor(a!)[] places, int first_chunk, Tensor tables, Tensor starts, Tensor query_starts, Tensor num_kept"
+)
 _SCHEMAS = {
     "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
@@ -44,12 +48,13 @@ _SCHEMAS = {
     "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
     "Tensor(a!)? counts) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
-    "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) window, Tensor query_starts, Tensor num_kept, "
-    "Tensor num_read, Tensor(b!) out, bool has_silu) -> ()",
+    "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, " + _STATES + ", Tensor(b!) out, bool has_silu) -> ()",
     "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, "
-    "Tensor(a!) state, Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
-    "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, Tensor(a!) state, "
-    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out, float least_dt, float most_dt) -> ()",
+    + _STATES
+    + ", Tensor(b!) out) -> ()",
+    "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, "
+    + _STATES
+    + ", Tensor(b!) out, float least_dt, float most_dt) -> ()",
     "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
     "bool is_interleaved) -> ()",
