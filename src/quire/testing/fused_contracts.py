@@ -33,7 +33,7 @@ class FusedKernels(Protocol):
         is_interleaved: bool = False,
     ) -> None: ...
 
-    def join(self, x: Tensor, y: Tensor) -> Tensor: ...
+    def join(self, tensors: list[Tensor]) -> Tensor: ...
 
 
 # (rows, width); None: [T, H, D] as a slice of a fused projection, the norm of each head.
@@ -93,6 +93,6 @@ def check_join(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -
     """Slices of wider tensors, of two and of three dimensions."""
     for shape in ((3,), (0,), (5, 4), (5, 1)):
         x, y = _rows((*shape, 24), dtype, 6).to(device), _rows((*shape, 7), dtype, 7).to(device)
-        joined = kernels.join(x, y)
+        joined = kernels.join([x, y])
         assert joined.is_contiguous()
         assert torch.equal(joined, torch.cat((x, y), -1))

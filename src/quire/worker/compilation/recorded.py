@@ -48,13 +48,39 @@ _VIEWS = {
 }
 
 
-def _of_two_alike(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+def _of_two(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A sum or product of tensors of one shape; the one of the shorter type is converted first."""
+
     def run(x: Tensor, y: Tensor, **keywords: Any) -> Tensor:
-        if keywords or not isinstance(y, Tensor) or x.shape != y.shape or x.dtype != y.dtype:
+        if keywords or not isinstance(y, Tensor) or x.shape != y.shape:
             raise CannotRecordError("a sum or product of unlike tensors")
-        return operator(x, y)
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return operator(*(z if z.dtype == dtype else operators.convert(z, dtype) for z in (x, y)))
 
     return run
+
+
+_product = _of_two(operators.multiply)
+
+
+def _multiply(x: Tensor, y: Any) -> Tensor:
+    return operators.scale(x, y, False) if isinstance(y, float | int) else _product(x, y)
+
+
+def _divide(x: Tensor, y: Any) -> Tensor:
+    if not isinstance(y, float | int):
+        raise CannotRecordError("a quotient of tensors")
+    return operators.scale(x, y, True)
+
+
+def _copy(x: Tensor, *, memory_format: Any = None) -> Tensor:
+    return operators.join([x])
+
+
+def _to_type(x: Tensor, *, dtype: torch.dtype | None = None, **keywords: Any) -> Tensor:
+    if dtype is None or any(value not in (None, False) for value in keywords.values()):
+        raise CannotRecordError("a copy to somewhere else")
+    return operators.convert(x, dtype)
 
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -75,9 +101,9 @@ def _layer_norm(
 
 
 def _join(tensors: list[Tensor], dim: int = 0) -> Tensor:
-    if len(tensors) != 2 or dim not in (-1, tensors[0].ndim - 1):
-        raise CannotRecordError("other tensors side by side than two rows")
-    return operators.join(*tensors)
+    if dim not in (-1, tensors[0].ndim - 1):
+        raise CannotRecordError("tensors one below the other")
+    return operators.join(tensors)
 
 
 def _embedding(weight: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -92,8 +118,11 @@ def _new_empty(like: Tensor, size: list[int], *, dtype: torch.dtype | None = Non
 
 # What models may use of torch itself.
 _TWINS: dict[Any, Callable[..., Any]] = {
-    _aten.add.Tensor: _of_two_alike(operators.add),
-    _aten.mul.Tensor: _of_two_alike(operators.multiply),
+    _aten.add.Tensor: _of_two(operators.add),
+    _aten.mul.Tensor: _multiply,
+    _aten.div.Tensor: _divide,
+    _aten.clone.default: _copy,
+    _aten._to_copy.default: _to_type,
     _aten.relu.default: _activation("relu"),
     _aten.silu.default: _activation("silu"),
     _aten.sigmoid.default: _activation("sigmoid"),

@@ -30,10 +30,13 @@ _SCHEMAS = {
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    "gated_rms_norm": "(Tensor x, Tensor gate, Tensor weight, float eps, bool gates_first) -> Tensor",
     "silu_and_mul": "(Tensor x) -> Tensor",
     "clamped_swiglu": "(Tensor x, float alpha, float limit) -> Tensor",
     "add": "(Tensor x, Tensor y) -> Tensor",
     "multiply": "(Tensor x, Tensor y) -> Tensor",
+    "convert": "(Tensor x, ScalarType dtype) -> Tensor",
+    "scale": "(Tensor x, float factor, bool is_division) -> Tensor",
     "activate": "(Tensor x, int kind) -> Tensor",
     "layer_norm": "(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
     "look_up": "(Tensor table, Tensor ids) -> Tensor",
@@ -58,7 +61,7 @@ _SCHEMAS = {
     "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
     "bool is_interleaved) -> ()",
-    "join": "(Tensor x, Tensor y) -> Tensor",
+    "join": "(Tensor[] tensors) -> Tensor",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor uniform) -> (Tensor, Tensor)",
@@ -94,10 +97,13 @@ def _logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, most: int) ->
 _SHAPES: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight, eps: _contiguous_like(x),
     "add_rms_norm": lambda x, residual, weight, eps: (_contiguous_like(x), _contiguous_like(x)),
+    "gated_rms_norm": lambda x, gate, weight, eps, gates_first: _contiguous_like(x),
     "silu_and_mul": lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
     "clamped_swiglu": lambda x, alpha, limit: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
     "add": lambda x, y: _contiguous_like(x),
     "multiply": lambda x, y: _contiguous_like(x),
+    "convert": lambda x, dtype: torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format),
+    "scale": lambda x, factor, is_division: _contiguous_like(x),
     "activate": lambda x, kind: _contiguous_like(x),
     "layer_norm": lambda x, weight, bias, eps: _contiguous_like(x),
     "packed_linear": lambda x, packed, bias, num_rows: x.new_empty((*x.shape[:-1], num_rows)),
@@ -109,7 +115,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty(
         (*(x.shape[:2] if ids is None else ids.shape), num_rows)
     ),
-    "join": lambda x, y: x.new_empty((*x.shape[:-1], x.shape[-1] + y.shape[-1])),
+    "join": lambda tensors: tensors[0].new_empty((*tensors[0].shape[:-1], sum(x.shape[-1] for x in tensors))),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
     "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
@@ -157,6 +163,7 @@ copy_blocks = torch.ops.quire.copy_blocks.default
 move_blocks = torch.ops.quire.move_blocks.default
 rms_norm = torch.ops.quire.rms_norm.default
 add_rms_norm = torch.ops.quire.add_rms_norm.default
+gated_rms_norm = torch.ops.quire.gated_rms_norm.default
 silu_and_mul = torch.ops.quire.silu_and_mul.default
 clamped_swiglu = torch.ops.quire.clamped_swiglu.default
 rotary_embedding = torch.ops.quire.rotary_embedding.default
@@ -174,6 +181,8 @@ ssd_scan = torch.ops.quire.ssd_scan.default
 add_adapters = torch.ops.quire.add_adapters.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
+convert = torch.ops.quire.convert.default
+scale = torch.ops.quire.scale.default
 activate = torch.ops.quire.activate.default
 layer_norm = torch.ops.quire.layer_norm.default
 look_up = torch.ops.quire.look_up.default
