@@ -1,4 +1,4 @@
-"""Models with recurrent layers: a step of one stream and of 16 requests, and a prompt, beside what to hold them against.
+"""Models with recurrent layers: a step of one stream and of 16 requests, and a prompt, beside other models.
 
     python benchmarks/recurrent.py [--shapes lfm2 lfm2_large qwen3_next granite] [--rounds 3] [--threads N]
                                    [--prompt 512] [--steps 48] [--profile]

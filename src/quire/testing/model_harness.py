@@ -155,9 +155,7 @@ class ModelHarness:
         first = [len(self.tokens[sequence]) - count for sequence, count in zip(sequences, new, strict=True)]
         kept = [count - num_drafts.get(sequence, 0) for sequence, count in zip(sequences, new, strict=True)]
         tables = self._tensor(sequences).unsqueeze(1).repeat(1, self._layout.num_blocks)
-        return StateBatch(
-            self._places, tables, self._tensor(first), self._tensor(kept), self._tensor(starts).int()
-        )
+        return StateBatch(self._places, tables, self._tensor(first), self._tensor(kept), self._tensor(starts).int())
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

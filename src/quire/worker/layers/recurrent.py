@@ -62,7 +62,8 @@ class GatedDeltaRule(StatefulLayer):
         return self.run([query_THK, key_THK, value_TVE, a_TV, b_TV], value_TVE.new_empty(value_TVE.shape))
 
     def change(self, states: SequenceStates, inputs: list[Tensor], out: Tensor) -> None:
-        kernels.gated_delta_rule(*inputs, self.A_log, self.dt_bias, states, out)
+        query_THK, key_THK, value_TVE, a_TV, b_TV = inputs
+        kernels.gated_delta_rule(query_THK, key_THK, value_TVE, a_TV, b_TV, self.A_log, self.dt_bias, states, out)
 
 
 class StateSpaceScan(StatefulLayer):
