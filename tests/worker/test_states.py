@@ -1,7 +1,5 @@
 """Recurrent layers in a real worker: greedy tokens are those of Transformers, whatever the steps look like."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -10,9 +8,10 @@ from tests.support.worker_driver import WorkerDriver
 from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
-from quire.worker import state_cache
+from quire.worker.kernels import operators, reference, sequence_states
+from quire.worker.kernels.sequence_states import put
+from quire.worker.layers import CausalConv, GatedDeltaRule, StateSpaceScan
 from quire.worker.speculative import NoProposer
-from quire.worker.state_cache import recurrent_layers
 from quire.worker.worker import Worker
 
 PROMPTS = {
@@ -169,14 +168,13 @@ def test_drafts_leave_no_trace_in_a_state(checkpoint, expected, wrong_every):
     assert (num_steps < NUM_NEW) == (wrong_every > 1)
 
 
-@pytest.mark.parametrize("place", ["behind all", "between two chunks of a state"])
-def test_a_failed_step_absorbs_nothing_twice(driver, expected, monkeypatch, place):
-    """It is ended in the middle, or when all has been computed; its rows are computed again one by one."""
+def test_a_failed_step_absorbs_nothing_twice(driver, expected, monkeypatch):
+    """It is ended when all has been computed; its rows are computed again one by one."""
     driver.admit(6, PROMPTS[6])
     driver.admit(3, PROMPTS[3])
     driver.step({6: 9, 3: 1})
     computation = driver.worker._runner.isolation.computation
-    compute, put = computation.compute, state_cache._put
+    compute = computation.compute
     failed = []
 
     def fail_together(rows, num_tokens):
@@ -186,22 +184,39 @@ def test_a_failed_step_absorbs_nothing_twice(driver, expected, monkeypatch, plac
             raise RuntimeError("together they cannot be computed")
         return computed
 
-    def put_one_chunk(layer, tables, buffer):
-        if len(tables) > 1 and len(layer.chunks) > 1 and sys._getframe(1).f_code.co_name == "scatter":
-            failed.append(len(tables))
-            entry, chunks = layer.chunks[0]
-            chunks.index_copy_(0, tables[:, entry], buffer.chunk(len(layer.chunks), dim=1)[0])
-            raise RuntimeError("together they cannot be kept")
-        put(layer, tables, buffer)
-
-    if place == "behind all":
-        monkeypatch.setattr(computation, "compute", fail_together)
-    else:
-        monkeypatch.setattr(state_cache, "_put", put_one_chunk)
+    monkeypatch.setattr(computation, "compute", fail_together)
     driver.step({6: 9, 3: 1})
     driver.generate(NUM_NEW)
-    has_several = any(len(layer.chunks) > 1 for layer in recurrent_layers(driver.worker._model).values())
-    assert failed or (place != "behind all" and not has_several)
+    assert failed
+    assert outputs(driver) == {3: expected[3], 6: expected[6]}
+
+
+def test_a_step_that_ends_between_two_chunks_of_a_state_absorbs_nothing_twice(checkpoint, expected, monkeypatch):
+    """Where a recurrence is written in Python: C++ changes all chunks in one call."""
+    for kind, name in ((CausalConv, "causal_conv"), (GatedDeltaRule, "gated_delta_rule"), (StateSpaceScan, "ssd_scan")):
+        monkeypatch.setattr(kind, "is_kernel", False)
+        monkeypatch.setattr(operators, name, getattr(reference, name))
+    driver = started(checkpoint)
+    driver.admit(6, PROMPTS[6])
+    driver.admit(3, PROMPTS[3])
+    driver.step({6: 9, 3: 1})
+    # together with the others' last one, so that a state of one token is torn as well
+    for count in (9, 1):
+        failed = []
+
+        def put_one_chunk(place, blocks, rows, failed=failed):
+            if failed == [2]:
+                failed.append(len(blocks))
+                raise RuntimeError("together they cannot be kept")
+            put(place, blocks, rows)
+            if len(blocks) > 1 and not failed:
+                failed.append(len(blocks))
+
+        monkeypatch.setattr(sequence_states, "put", put_one_chunk)
+        driver.step({6: count, 3: 1})
+        assert failed == [2, 2]
+        monkeypatch.setattr(sequence_states, "put", put)
+    driver.generate(NUM_NEW)
     assert outputs(driver) == {3: expected[3], 6: expected[6]}
 
 

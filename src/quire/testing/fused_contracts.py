@@ -20,6 +20,12 @@ class FusedKernels(Protocol):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]: ...
 
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, gates_first: bool) -> Tensor: ...
+
+    def convert(self, x: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+    def scale(self, x: Tensor, factor: float, is_division: bool = False) -> Tensor: ...
+
     def silu_and_mul(self, x_T2I: Tensor) -> Tensor: ...
 
     def clamped_swiglu(self, x_T2I: Tensor, alpha: float, limit: float) -> Tensor: ...
@@ -33,7 +39,7 @@ class FusedKernels(Protocol):
         is_interleaved: bool = False,
     ) -> None: ...
 
-    def join(self, x: Tensor, y: Tensor) -> Tensor: ...
+    def join(self, tensors: list[Tensor]) -> Tensor: ...
 
 
 # (rows, width); None: [T, H, D] as a slice of a fused projection, the norm of each head.
@@ -56,6 +62,36 @@ def check_norms(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") 
         expected, expected_total = reference.add_rms_norm(x, residual, weight, 1e-5)
         assert torch.equal(total, expected_total)
         assert_close(normed, expected, factor=2)
+
+
+def check_gated_norms(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Both orders; one weight for all rows, and one for each row of a token; gates far from zero too."""
+    for shape in (*WIDTHS, (6, 4, 64), (5, 3, 7)):
+        x, gate = _rows(shape, dtype, 1).to(device), (_rows(shape, dtype, 2) * 20).to(device)
+        for weight_shape in (shape[-1:], shape[-2:] if len(shape) == 3 else shape[-1:]):
+            weight = _rows(weight_shape, dtype, 3).to(device).contiguous()
+            for gates_first in (False, True):
+                result = kernels.gated_rms_norm(x, gate, weight, 1e-6, gates_first)
+                expected = reference.gated_rms_norm(x, gate, weight, 1e-6, gates_first)
+                assert result.is_contiguous()
+                # products of values of some twenty: the bound is relative to the greatest
+                size = float(expected.abs().max()) if expected.numel() else 1.0
+                assert_close(result / max(size, 1.0), expected / max(size, 1.0), factor=4)
+
+
+def check_conversions(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Exactly what PyTorch does, NaN and infinities included."""
+    for shape in WIDTHS:
+        x = (_rows(shape, dtype, 4) * 100).to(device)
+        if x.shape[0]:
+            x[0, ..., :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        for other in (torch.float32, torch.bfloat16, torch.float16):
+            result = kernels.convert(x, other)
+            assert result.is_contiguous()
+            assert torch.equal(result.nan_to_num(7.0), x.to(other).nan_to_num(7.0))
+        for is_division in (False, True):
+            found = kernels.scale(x, 0.22, is_division)
+            assert torch.equal(found.nan_to_num(7.0), reference.scale(x, 0.22, is_division).nan_to_num(7.0))
 
 
 def check_silu_and_mul(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -90,9 +126,10 @@ def check_rotary_embedding(kernels: FusedKernels, dtype: torch.dtype, device: st
 
 
 def check_join(kernels: FusedKernels, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Slices of wider tensors, of two and of three dimensions."""
+    """Slices of wider tensors, of two and of three dimensions: one, two, three of them."""
     for shape in ((3,), (0,), (5, 4), (5, 1)):
         x, y = _rows((*shape, 24), dtype, 6).to(device), _rows((*shape, 7), dtype, 7).to(device)
-        joined = kernels.join(x, y)
-        assert joined.is_contiguous()
-        assert torch.equal(joined, torch.cat((x, y), -1))
+        for tensors in ([x, y], [x], [y, x, y]):
+            joined = kernels.join(tensors)
+            assert joined.is_contiguous()
+            assert torch.equal(joined, torch.cat(tensors, -1))

@@ -71,6 +71,9 @@ class _Reference:
     clamped_swiglu = staticmethod(reference.clamped_swiglu)
     rotary_embedding = staticmethod(reference.rotary_embedding)
     join = staticmethod(reference.join)
+    gated_rms_norm = staticmethod(reference.gated_rms_norm)
+    convert = staticmethod(reference.convert)
+    scale = staticmethod(reference.scale)
 
     @staticmethod
     def paged_attention(

@@ -144,9 +144,9 @@ class ModelHarness:
             return
         sizes = (num_sequences, self._layout.chunk_bytes)
         # Not zeros: what nobody has written must not be read.
-        places = [torch.full(sizes, 0xFF, dtype=torch.uint8) for _ in range(self._layout.num_places)]
+        self._places = [torch.full(sizes, 0xFF, dtype=torch.uint8) for _ in range(self._layout.num_places)]
         for layer in layers.values():
-            layer.bind(self._layout, places)
+            layer.bind(self._layout, self._places)
 
     def _state_batch(self, sequences: list[int], starts: list[int], num_drafts: Mapping[int, int]) -> StateBatch | None:
         if self._layout is None:
@@ -154,11 +154,8 @@ class ModelHarness:
         new = [end - begin for begin, end in pairwise(starts)]
         first = [len(self.tokens[sequence]) - count for sequence, count in zip(sequences, new, strict=True)]
         kept = [count - num_drafts.get(sequence, 0) for sequence, count in zip(sequences, new, strict=True)]
-        tables = self._tensor(sequences).unsqueeze(1).expand(-1, self._layout.num_blocks)
-        begin = self._tensor([index for index, position in enumerate(first) if not position])
-        return StateBatch(
-            tables, self._tensor(first), self._tensor(kept), self._tensor(starts).int(), begin, self._tensor([])
-        )
+        tables = self._tensor(sequences).unsqueeze(1).repeat(1, self._layout.num_blocks)
+        return StateBatch(self._places, tables, self._tensor(first), self._tensor(kept), self._tensor(starts).int())
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -36,7 +36,7 @@ from quire.worker.attention import Attention
 from quire.worker.host_memory import HostMemory, OrdinaryMemory
 from quire.worker.kernels.cache_format import row_elements
 from quire.worker.lazy_memory import commit_ahead, lazy_zeros
-from quire.worker.state_cache import RecurrentLayer
+from quire.worker.state_cache import StatefulLayer
 from quire.worker.swap_arena import SwapArena
 
 # Of the cache on a CPU, what is committed before it is needed. Blocks are handed out from the first one on.
@@ -59,7 +59,7 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         device: torch.device,
-        states: Mapping[str, RecurrentLayer] | None = None,
+        states: Mapping[str, StatefulLayer] | None = None,
     ) -> None:
         """Allocate and bind. Layers with `states` form the last group."""
         states = states or {}
@@ -88,7 +88,7 @@ class KVCache:
             commit_ahead(arrays, _COMMIT_AHEAD_BYTES)
 
     def _bind_states(
-        self, layout: StateLayout, states: Mapping[str, RecurrentLayer], num_blocks: int, device: torch.device
+        self, layout: StateLayout, states: Mapping[str, StatefulLayer], num_blocks: int, device: torch.device
     ) -> None:
         """States lie in the blocks of attention, whose first tensors are those of the target; without attention in
         tensors of their own."""

@@ -90,7 +90,7 @@ def _check(file: Path, key: str, value: Any, default: Any) -> None:
     if not isinstance(value, allowed) or isinstance(value, bool) is not isinstance(default, bool):
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[type(default)]
         raise ModelError(f"{file}: {key}={value!r} must be {kind}. Take the config.json that belongs to the weights.")
-    if is_size and isinstance(default, int) and value < 1:
+    if is_size and isinstance(default, int) and not isinstance(default, bool) and value < 1:
         raise ModelError(f"{file}: {key}={value} must be at least 1. Correct config.json.")
     most = _MOST_LAYERS if key in _LAYERS else _MOST
     if isinstance(default, int) and not isinstance(default, bool) and value > most:

@@ -143,7 +143,7 @@ class Worker:
         table.open_groups(len(groups), blocks_per_row, num_blocks, windows, states.num_blocks if states else 0)
         backend = next((layer.backend for layer in layers.values()), None)
         sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._group.size == 1)
-        state_tables = StateTables(table, states, device) if states else NoStates()
+        state_tables = StateTables(table, list(recurrent.values()), device) if states else NoStates()
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
@@ -244,9 +244,10 @@ class Worker:
         """Where the forward pass of a model can be one program, it is from now on."""
         config = self._config
         layers = attention_layers(model).values()
-        # a recurrence is no step of a program yet
-        can_be_recorded = not recurrent_layers(model)
-        if can_be_recorded and layers and all(isinstance(layer.backend, CpuBackend) for layer in layers):
+        recurrent = recurrent_layers(model).values()
+        can_be_recorded = all(isinstance(layer.backend, CpuBackend) for layer in layers)
+        can_be_recorded &= all(layer.is_changed_by_one_call for layer in recurrent)
+        if can_be_recorded and (layers or recurrent):
             blocks_per_row = -(-config.max_model_len // config.block_size)
             drafts = config.speculation.num_speculative_tokens if config.speculation else 0
             rows = min(config.max_num_batched_tokens, config.max_num_seqs * (1 + drafts))

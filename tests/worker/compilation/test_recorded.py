@@ -16,7 +16,8 @@ from quire.worker.model_loader import load_model
 pytestmark = pytest.mark.skipif(not cpu.load(), reason="programs are made of C++ kernels")
 NAMES = (
     "llama llama_bias mistral qwen2_window qwen3_tied opt opt_post_norm gpt2 qwen3_moe qwen2_moe deepseek_v2 "
-    "deepseek_v3_groups llama4 llama4_dense gpt_oss gemma4"
+    "deepseek_v3_groups llama4 llama4_dense gpt_oss gemma4 lfm2 qwen3_next qwen3_5_text mamba2 granitemoehybrid "
+    "granitemoehybrid_dense"
 ).split()
 
 
@@ -61,8 +62,9 @@ def test_the_same_bits_as_operator_by_operator(name, dtype, checkpoint, two_thre
             assert torch.equal(found[sequence], expected[sequence])
 
 
-def test_a_measured_step_touches_no_cache(checkpoint):
-    model = loaded(checkpoint("llama"))
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_a_measured_step_touches_no_cache(name, checkpoint):
+    model = loaded(checkpoint(name))
     harness = ModelHarness(model)
     record(model, harness)
     before = harness.step({0: [5, 6, 7]})

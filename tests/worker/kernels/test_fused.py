@@ -16,6 +16,14 @@ def test_norms(cpu_kernels, dtype):
     fused_contracts.check_norms(cpu_kernels, dtype)
 
 
+def test_gated_norms(cpu_kernels, dtype):
+    fused_contracts.check_gated_norms(cpu_kernels, dtype)
+
+
+def test_conversions(cpu_kernels, dtype):
+    fused_contracts.check_conversions(cpu_kernels, dtype)
+
+
 def test_silu_and_mul(cpu_kernels, dtype):
     fused_contracts.check_silu_and_mul(cpu_kernels, dtype)
 

@@ -250,6 +250,11 @@ def test_a_value_of_the_wrong_kind_is_named(values, words, tmp_path):
         ours(write(tmp_path, model_type="llama", **values))
 
 
+def test_a_switch_whose_name_sounds_like_a_size_may_be_off(tmp_path):
+    config = ours(write(tmp_path, model_type="lfm2", block_auto_adjust_ff_dim=False))
+    assert config.block_auto_adjust_ff_dim is False
+
+
 @pytest.mark.parametrize(("model_type", "key"), [("gpt2", "n_head"), ("opt", "num_attention_heads")])
 def test_no_heads_are_refused_everywhere(model_type, key, tmp_path):
     with pytest.raises(ModelError, match=f"{key}=0 must be at least 1"):

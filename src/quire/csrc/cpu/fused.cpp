@@ -49,6 +49,48 @@ template <class T> void norm_rows(const NormArgs& args, int64_t begin, int64_t e
   }
 }
 
+// What a gated norm takes the norm of, W elements of it.
+template <class T, bool GATES_FIRST> QUIRE_INLINE vf normed_part(const T* x, const T* gate, int64_t n) {
+  const vf v = load_upto(x, n);
+  if (!GATES_FIRST) return v;
+  const vf g = load_upto(gate, n);
+  return v * (g / (set1(1.0f) + exp(zero() - g)));
+}
+
+template <class T, bool GATES_FIRST> void gated_norm_row(const GatedNormArgs& args, const T* x, const T* gate,
+                                                         const T* weight, T* out) {
+  const int64_t width = args.width;
+  vf sum = zero();
+  for (int64_t i = 0; i < width; i += W) {
+    const vf v = normed_part<T, GATES_FIRST>(x + i, gate + i, width - i);
+    sum = fma(v, v, sum);
+  }
+  const vf scale = set1(1.0f / __builtin_sqrtf(hsum(sum) / static_cast<float>(width) + args.eps));
+  for (int64_t i = 0; i < width; i += W) {
+    const int64_t n = width - i;
+    const vf normed = rounded(x, normed_part<T, GATES_FIRST>(x + i, gate + i, n) * scale);
+    vf result = load_upto(weight + i, n) * normed;
+    if (!GATES_FIRST) {
+      const vf g = load_upto(gate + i, n);
+      result = rounded(x, result) * (g / (set1(1.0f) + exp(zero() - g)));
+    }
+    store_upto(out + i, result, n);
+  }
+}
+
+template <class T> void gated_norm_rows(const GatedNormArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t i = 0; i < args.inner; ++i) {
+      const T* x = static_cast<const T*>(args.x) + t * args.x_token_stride + i * args.x_inner_stride;
+      const T* gate = static_cast<const T*>(args.gate) + t * args.gate_token_stride + i * args.gate_inner_stride;
+      const T* weight = static_cast<const T*>(args.weight) + i * args.weight_stride;
+      T* out = static_cast<T*>(args.out) + (t * args.inner + i) * args.width;
+      if (args.gates_first) gated_norm_row<T, true>(args, x, gate, weight, out);
+      else gated_norm_row<T, false>(args, x, gate, weight, out);
+    }
+  }
+}
+
 template <class T> void gate_rows(const GateArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.width;
   for (int64_t row = begin; row < end; ++row) {
@@ -126,6 +168,42 @@ template <class T> void pair_rows(const PairArgs& args, int64_t begin, int64_t e
       const int64_t n = args.width - i;
       const vf a = load_upto(x + i, n), b = load_upto(y + i, n);
       store_upto(out + i, args.is_product ? a * b : a + b, n);
+    }
+  }
+}
+
+template <class From, class To> void convert_rows_to(const ConvertArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    const From* x = static_cast<const From*>(args.x) + t * args.x_stride;
+    To* out = static_cast<To*>(args.out) + t * args.width;
+    for (int64_t i = 0; i < args.width; i += W) store_upto(out + i, load_upto(x + i, args.width - i), args.width - i);
+  }
+}
+
+template <class From> void convert_rows(const ConvertArgs& args, int64_t begin, int64_t end) {
+  switch (args.to) {
+    case DType::float32: return convert_rows_to<From, float>(args, begin, end);
+    case DType::bfloat16: return convert_rows_to<From, bf16>(args, begin, end);
+    case DType::float16: return convert_rows_to<From, fp16>(args, begin, end);
+  }
+}
+
+void convert(const ConvertArgs& args, int64_t begin, int64_t end) {
+  switch (args.from) {
+    case DType::float32: return convert_rows<float>(args, begin, end);
+    case DType::bfloat16: return convert_rows<bf16>(args, begin, end);
+    case DType::float16: return convert_rows<fp16>(args, begin, end);
+  }
+}
+
+template <class T> void scale_rows(const ScaleArgs& args, int64_t begin, int64_t end) {
+  const vf factor = set1(args.factor);
+  for (int64_t t = begin; t < end; ++t) {
+    const T* x = static_cast<const T*>(args.x) + t * args.x_stride;
+    T* out = static_cast<T*>(args.out) + t * args.width;
+    for (int64_t i = 0; i < args.width; i += W) {
+      const vf v = load_upto(x + i, args.width - i);
+      store_upto(out + i, args.is_division ? v / factor : v * factor, args.width - i);
     }
   }
 }
@@ -221,6 +299,8 @@ template <class T> void weigh_rows(const WeighArgs& args, int64_t begin, int64_t
     }                                                                      \
   }
 QUIRE_ROWS(rms_norm, NormArgs, norm_rows)
+QUIRE_ROWS(gated_norm, GatedNormArgs, gated_norm_rows)
+QUIRE_ROWS(scale, ScaleArgs, scale_rows)
 QUIRE_ROWS(silu_and_mul, GateArgs, gate_rows)
 QUIRE_ROWS(clamped_swiglu, GateArgs, clamped_gate_rows)
 QUIRE_ROWS(rotary, RotaryArgs, rotate_rows)
@@ -232,6 +312,7 @@ QUIRE_ROWS(weigh_experts, WeighArgs, weigh_rows)
 extern const AdapterKernels adapter_kernels;
 extern const AttentionKernels attention_kernels;
 extern const MatmulKernels matmul_kernels;
+extern const RecurrentKernels recurrent_kernels;
 extern const SamplingKernels sampling_kernels;
 
 #define QUIRE_STRING(x) #x
@@ -239,9 +320,9 @@ extern const SamplingKernels sampling_kernels;
 
 // The one thing that isa.cpp takes from here; a function, so that nothing of this object runs before it is chosen.
 const KernelTable* table() {
-  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, silu_and_mul, clamped_swiglu, rotary,
-                                        combine_pair, activate, layer_norm, weigh_experts, &adapter_kernels,
-                                        &attention_kernels, &matmul_kernels, &sampling_kernels};
+  static constexpr KernelTable TABLE = {QUIRE_NAME(QUIRE_ISA), rms_norm, gated_norm, silu_and_mul, clamped_swiglu, rotary,
+                                        combine_pair, convert, scale, activate, layer_norm, weigh_experts, &adapter_kernels,
+                                        &attention_kernels, &matmul_kernels, &recurrent_kernels, &sampling_kernels};
   return &TABLE;
 }
 

@@ -23,6 +23,18 @@ struct NormArgs {
   float eps;
 };
 
+// A norm with a gate: silu(gate) is multiplied onto what is normed, or onto the norm.
+struct GatedNormArgs {
+  DType dtype;
+  bool gates_first;
+  const void *x, *gate, *weight;
+  void* out;
+  int64_t inner, width;  // rows of a token, elements of a row
+  int64_t x_token_stride, x_inner_stride, gate_token_stride, gate_inner_stride;
+  int64_t weight_stride;  // from a row of a token to the next; 0: one weight for all
+  float eps;
+};
+
 struct GateArgs {
   DType dtype;
   const void* x;
@@ -47,6 +59,22 @@ struct PairArgs {
   const void *x, *y;
   void* out;
   int64_t width, x_stride, y_stride;
+};
+
+struct ConvertArgs {
+  DType from, to;
+  const void* x;
+  void* out;
+  int64_t width, x_stride;
+};
+
+struct ScaleArgs {
+  DType dtype;
+  bool is_division;
+  float factor;
+  const void* x;
+  void* out;
+  int64_t width, x_stride;
 };
 
 enum class Activation : int { relu, silu, sigmoid, tanh, gelu, gelu_tanh };
@@ -81,22 +109,27 @@ struct WeighArgs {
 struct AdapterKernels;
 struct AttentionKernels;
 struct MatmulKernels;
+struct RecurrentKernels;
 struct SamplingKernels;
 
 struct KernelTable {
   const char* isa;
   // Tokens [begin, end) of what the arguments describe; the caller splits the work over threads.
   void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*gated_norm)(const GatedNormArgs&, int64_t begin, int64_t end);
   void (*silu_and_mul)(const GateArgs&, int64_t begin, int64_t end);
   void (*clamped_swiglu)(const GateArgs&, int64_t begin, int64_t end);
   void (*rotary)(const RotaryArgs&, int64_t begin, int64_t end);
   void (*combine_pair)(const PairArgs&, int64_t begin, int64_t end);
+  void (*convert)(const ConvertArgs&, int64_t begin, int64_t end);
+  void (*scale)(const ScaleArgs&, int64_t begin, int64_t end);
   void (*activate)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
   void (*weigh_experts)(const WeighArgs&, int64_t begin, int64_t end);
   const AdapterKernels* adapters;  // adapters.h
   const AttentionKernels* attention;  // attention_args.h
   const MatmulKernels* matmul;  // matmul.h
+  const RecurrentKernels* recurrent;  // recurrent.h
   const SamplingKernels* sampling;  // sampling_kernels.h
 };
 

@@ -75,6 +75,30 @@ Rows flat_rows(const Tensor& t, const char* name) {
   return rows;
 }
 
+Tensor gated_rms_norm_op(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps, bool gates_first) {
+  const Rows rows = rows_of(x, "x"), gates = rows_of(gate, "gate");
+  STD_TORCH_CHECK(sizes_of(x) == sizes_of(gate) && gate.scalar_type() == x.scalar_type() &&
+                      weight.scalar_type() == x.scalar_type() && weight.is_contiguous(),
+                  "x and gate must be alike, and the weight contiguous and of their dtype");
+  const bool is_shared = weight.dim() == 1 && weight.size(0) == rows.width;
+  STD_TORCH_CHECK(is_shared || sizes_of(weight) == std::vector<int64_t>({rows.inner, rows.width}),
+                  "weight must be a vector of the last dimension, or one for each row of a token");
+  Tensor out = empty(sizes_of(x), x);
+  GatedNormArgs args{};
+  args.dtype = dtype_of(x), args.gates_first = gates_first;
+  args.x = x.const_data_ptr(), args.gate = gate.const_data_ptr(), args.weight = weight.const_data_ptr();
+  args.out = out.mutable_data_ptr();
+  args.inner = rows.inner, args.width = rows.width;
+  args.x_token_stride = rows.token_stride, args.x_inner_stride = rows.inner_stride;
+  args.gate_token_stride = gates.token_stride, args.gate_inner_stride = gates.inner_stride;
+  args.weight_stride = is_shared ? 0 : rows.width;
+  args.eps = static_cast<float>(eps);
+  perform(std::make_unique<RowStep<GatedNormArgs>>(&KernelTable::gated_norm, args,
+                                                   (NORM + 2 * GATE) * rows.inner * rows.width),
+          {rows.tokens, 0});
+  return out;
+}
+
 using GateFunction = void (*KernelTable::*)(const GateArgs&, int64_t, int64_t);
 
 Tensor gate(const Tensor& x, GateFunction function, double alpha, double limit) {
@@ -112,6 +136,24 @@ Tensor pair(const Tensor& x, const Tensor& y, bool is_product) {
 
 Tensor add_op(const Tensor& x, const Tensor& y) { return pair(x, y, false); }
 Tensor multiply_op(const Tensor& x, const Tensor& y) { return pair(x, y, true); }
+
+Tensor convert_op(const Tensor& x, ScalarType dtype) {
+  Tensor out = empty(sizes_of(x), dtype);
+  const Rows rows = flat_rows(x, "x");
+  const ConvertArgs args{dtype_of(x), dtype_of(out), x.const_data_ptr(), out.mutable_data_ptr(), rows.width,
+                         rows.token_stride};
+  perform(std::make_unique<RowStep<ConvertArgs>>(&KernelTable::convert, args, SUM * args.width), {rows.tokens, 0});
+  return out;
+}
+
+Tensor scale_op(const Tensor& x, double factor, bool is_division) {
+  Tensor out = empty(sizes_of(x), x);
+  const Rows rows = flat_rows(x, "x");
+  const ScaleArgs args{dtype_of(x), is_division, static_cast<float>(factor), x.const_data_ptr(),
+                       out.mutable_data_ptr(), rows.width, rows.token_stride};
+  perform(std::make_unique<RowStep<ScaleArgs>>(&KernelTable::scale, args, SUM * args.width), {rows.tokens, 0});
+  return out;
+}
 
 Tensor activate_op(const Tensor& x, int64_t kind) {
   Tensor out = empty(sizes_of(x), x);
@@ -189,15 +231,15 @@ void rotary_op(const Tensor& positions, const Tensor& query, const Tensor& key, 
   perform(std::make_unique<RotaryStep>(positions, query, key, cos_sin, is_interleaved), {positions.size(0), 0});
 }
 
-// Rows of x and y side by side.
+// Rows of several tensors side by side; of one, a contiguous copy.
 class JoinStep final : public TokenStep {
  public:
-  JoinStep(const Tensor& x, const Tensor& y, const Tensor& out)
-      : parts_{{rows_of(x, "x"), static_cast<const char*>(x.const_data_ptr())},
-               {rows_of(y, "y"), static_cast<const char*>(y.const_data_ptr())}},
-        size_(static_cast<int64_t>(out.element_size())),
+  JoinStep(const std::vector<Tensor>& tensors, const Tensor& out)
+      : size_(static_cast<int64_t>(out.element_size())),
         row_bytes_(out.size(out.dim() - 1) * size_),
-        out_(static_cast<char*>(out.mutable_data_ptr())) {}
+        out_(static_cast<char*>(out.mutable_data_ptr())) {
+    for (const Tensor& t : tensors) parts_.push_back({rows_of(t, "a tensor"), static_cast<const char*>(t.const_data_ptr())});
+  }
 
   int64_t tokens() const { return parts_[0].rows.tokens; }
   int64_t work(const Extent& extent) const override { return extent.tokens * parts_[0].rows.inner * row_bytes_; }
@@ -219,21 +261,26 @@ class JoinStep final : public TokenStep {
     Rows rows;
     const char* data;
   };
-  Part parts_[2];
+  std::vector<Part> parts_;
   int64_t size_, row_bytes_;
   char* out_;
 };
 
-Tensor join_op(const Tensor& x, const Tensor& y) {
-  std::vector<int64_t> sizes = sizes_of(x), others = sizes_of(y);
-  STD_TORCH_CHECK(!sizes.empty() && sizes.size() == others.size() && x.scalar_type() == y.scalar_type(),
-                  "x and y must be alike");
-  const int64_t width = others.back();
-  others.back() = sizes.back();
-  STD_TORCH_CHECK(sizes == others, "x and y must be alike but for their last dimension");
-  sizes.back() += width;
-  Tensor out = empty(sizes, x);
-  auto step = std::make_unique<JoinStep>(x, y, out);
+Tensor join_op(const std::vector<Tensor>& tensors) {
+  STD_TORCH_CHECK(!tensors.empty() && tensors[0].dim() > 0, "there must be rows to join");
+  std::vector<int64_t> sizes = sizes_of(tensors[0]);
+  int64_t width = 0;
+  for (const Tensor& t : tensors) {
+    std::vector<int64_t> others = sizes_of(t);
+    STD_TORCH_CHECK(others.size() == sizes.size() && t.scalar_type() == tensors[0].scalar_type(),
+                    "tensors must be alike");
+    width += others.back();
+    others.back() = sizes.back();
+    STD_TORCH_CHECK(sizes == others, "tensors must be alike but for their last dimension");
+  }
+  sizes.back() = width;
+  Tensor out = empty(sizes, tensors[0]);
+  auto step = std::make_unique<JoinStep>(tensors, out);
   const int64_t tokens = step->tokens();
   perform(std::move(step), {tokens, 0});
   return out;
@@ -417,6 +464,9 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("silu_and_mul", TORCH_BOX(&silu_and_mul_op));
   library.impl("clamped_swiglu", TORCH_BOX(&clamped_swiglu_op));
   library.impl("rotary_embedding", TORCH_BOX(&rotary_op));
+  library.impl("gated_rms_norm", TORCH_BOX(&gated_rms_norm_op));
+  library.impl("convert", TORCH_BOX(&convert_op));
+  library.impl("scale", TORCH_BOX(&scale_op));
   library.impl("add", TORCH_BOX(&add_op));
   library.impl("multiply", TORCH_BOX(&multiply_op));
   library.impl("activate", TORCH_BOX(&activate_op));

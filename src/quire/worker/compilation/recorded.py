@@ -7,8 +7,8 @@ operator by operator. Between two steps of a program lies a barrier of a microse
 Python, and neighbours that treat every token by itself (norms, rotary positions, gates, the KV write) run together
 while a token is in the cache: this is how Quire fuses on a CPU, and why model code needs no fused operators.
 
-What changes from step to step is copied into buffers that stay where they are: token ids, positions, block tables,
-slots of adapters.
+What changes from step to step is copied into buffers that stay where they are: token ids, positions, block tables and
+numbers of states, slots of adapters.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from quire.worker.forward_context import ForwardContext, current_forward_context
 from quire.worker.kernels import operators
 from quire.worker.kernels.cpu.program import Program
 from quire.worker.kernels.reference.activate import ACTIVATIONS
+from quire.worker.state_cache import StateBatch, recurrent_layers
 
 _logger = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -47,17 +48,41 @@ _VIEWS = {
 }
 
 
-def _of_two_alike(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A vector is added to every row, or multiplied with it."""
+def _of_two(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A sum or product of tensors of one shape, or of every row with a vector; the shorter type is converted first."""
 
     def run(x: Tensor, y: Tensor, **keywords: Any) -> Tensor:
         if isinstance(y, Tensor) and y.ndim == 1 and y.shape == x.shape[-1:]:
             y = y.expand_as(x)
-        if keywords or not isinstance(y, Tensor) or x.shape != y.shape or x.dtype != y.dtype:
+        if keywords or not isinstance(y, Tensor) or x.shape != y.shape:
             raise CannotRecordError("a sum or product of unlike tensors")
-        return operator(x, y)
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return operator(*(z if z.dtype == dtype else operators.convert(z, dtype) for z in (x, y)))
 
     return run
+
+
+_product = _of_two(operators.multiply)
+
+
+def _multiply(x: Tensor, y: Any) -> Tensor:
+    return operators.scale(x, y, False) if isinstance(y, float | int) else _product(x, y)
+
+
+def _divide(x: Tensor, y: Any) -> Tensor:
+    if not isinstance(y, float | int):
+        raise CannotRecordError("a quotient of tensors")
+    return operators.scale(x, y, True)
+
+
+def _copy(x: Tensor, *, memory_format: Any = None) -> Tensor:
+    return operators.join([x])
+
+
+def _to_type(x: Tensor, *, dtype: torch.dtype | None = None, **keywords: Any) -> Tensor:
+    if dtype is None or any(value not in (None, False) for value in keywords.values()):
+        raise CannotRecordError("a copy to somewhere else")
+    return operators.convert(x, dtype)
 
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -78,9 +103,9 @@ def _layer_norm(
 
 
 def _join(tensors: list[Tensor], dim: int = 0) -> Tensor:
-    if len(tensors) != 2 or dim not in (-1, tensors[0].ndim - 1):
-        raise CannotRecordError("other tensors side by side than two rows")
-    return operators.join(*tensors)
+    if dim not in (-1, tensors[0].ndim - 1):
+        raise CannotRecordError("tensors one below the other")
+    return operators.join(tensors)
 
 
 def _embedding(weight: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -95,8 +120,11 @@ def _new_empty(like: Tensor, size: list[int], *, dtype: torch.dtype | None = Non
 
 # What models may use of torch itself.
 _TWINS: dict[Any, Callable[..., Any]] = {
-    _aten.add.Tensor: _of_two_alike(operators.add),
-    _aten.mul.Tensor: _of_two_alike(operators.multiply),
+    _aten.add.Tensor: _of_two(operators.add),
+    _aten.mul.Tensor: _multiply,
+    _aten.div.Tensor: _divide,
+    _aten.clone.default: _copy,
+    _aten._to_copy.default: _to_type,
     _aten.relu.default: _activation("relu"),
     _aten.silu.default: _activation("silu"),
     _aten.sigmoid.default: _activation("sigmoid"),
@@ -147,6 +175,8 @@ class RecordedForward:
         self._adapter_slots = np.full(max_tokens, -1, dtype=np.int32)
         groups = sorted({layer.group for layer in attention_layers(model).values()})
         self._groups = {group: _GroupBuffers(max_tokens, max_sequences, blocks_per_row) for group in groups}
+        recurrent = list(recurrent_layers(model).values())
+        self._states = _StateBuffers(max_sequences, recurrent[0].num_blocks, recurrent[0].places) if recurrent else None
         self._program = Program()
         self.hidden = self._record()
         _logger.info("the forward pass is a program of %d steps", len(self._program))
@@ -156,7 +186,8 @@ class RecordedForward:
         for group, buffers in self._groups.items():
             metadata[group] = buffers.batch
         inputs = torch.from_numpy(self._input_ids), torch.from_numpy(self._positions)
-        context = ForwardContext(tuple(metadata), adapter_slots=torch.from_numpy(self._adapter_slots))
+        states = self._states.batch if self._states is not None else None
+        context = ForwardContext(tuple(metadata), states, adapter_slots=torch.from_numpy(self._adapter_slots))
         with forward_context(context), self._program.recording(self._max_tokens), _OnlyRecorded():
             hidden: Tensor = self._forward(*inputs)
         if hidden.shape[0] != self._max_tokens or not hidden.is_contiguous():
@@ -185,6 +216,8 @@ class RecordedForward:
                 buffers.keep_nothing(num_tokens)
             else:
                 num_sequences = buffers.fill(context.metadata[group])
+        if self._states is not None and not context.is_profiling:
+            num_sequences = self._states.fill(context.states)
         self._program.run(num_tokens, num_sequences)
         return self.hidden[:num_tokens]
 
@@ -243,6 +276,27 @@ class _GroupBuffers:
     def keep_nothing(self, num_tokens: int) -> None:
         """For a step that is only measured: no sequence, and no slot to write to."""
         self._slots[:num_tokens] = -1
+
+
+class _StateBuffers:
+    """The inputs of recurrent layers."""
+
+    def __init__(self, max_sequences: int, blocks_per_sequence: int, places: list[Tensor]) -> None:
+        self._tables = np.zeros((max_sequences, blocks_per_sequence), dtype=np.int64)
+        self._numbers = np.zeros((2, max_sequences), dtype=np.int64)
+        self._query_starts = np.zeros(max_sequences + 1, dtype=np.int32)
+        starts, kept = torch.from_numpy(self._numbers)
+        tables, query_starts = torch.from_numpy(self._tables), torch.from_numpy(self._query_starts)
+        self.batch = StateBatch(places, tables, starts, kept, query_starts)
+
+    def fill(self, batch: StateBatch) -> int:
+        """Returns the number of sequences."""
+        num_sequences, width = batch.tables_Sn.shape
+        self._tables[:num_sequences, :width] = batch.tables_Sn.numpy()
+        self._numbers[0, :num_sequences] = batch.starts_S.numpy()
+        self._numbers[1, :num_sequences] = batch.num_kept_S.numpy()
+        self._query_starts[: num_sequences + 1] = batch.query_starts_S1.numpy()
+        return int(num_sequences)
 
 
 def record_model(model: Any, max_tokens: int, max_sequences: int, blocks_per_row: int, max_logits: int) -> bool:

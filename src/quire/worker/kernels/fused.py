@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.worker.kernels import operators
@@ -15,6 +16,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual): the norm at the head of a layer and the residual that goes on."""
     return operators.add_rms_norm(x, residual, weight, eps)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, gates_first: bool) -> Tensor:
+    """rms_norm(x * silu(gate)) or rms_norm(x) * silu(gate); the weight is for all rows or for each row of a token."""
+    return operators.gated_rms_norm(x, gate, weight, eps, gates_first)
 
 
 def silu_and_mul(x_T2I: Tensor) -> Tensor:
@@ -43,9 +49,19 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return operators.add(x, y)
 
 
-def join(x: Tensor, y: Tensor) -> Tensor:
-    """Rows of x and y side by side: tensors that are alike but for their last dimension."""
-    return operators.join(x, y)
+def join(tensors: list[Tensor]) -> Tensor:
+    """Rows side by side, of tensors that are alike but for their last dimension; of one, a contiguous copy."""
+    return operators.join(tensors)
+
+
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In another type."""
+    return operators.convert(x, dtype)
+
+
+def scale(x: Tensor, factor: float, is_division: bool = False) -> Tensor:
+    """x * factor, or x / factor."""
+    return operators.scale(x, factor, is_division)
 
 
 def look_up(table: Tensor, ids_T: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from quire.worker.kernels import reference
 
+# of a recurrent layer: sequence_states.py
+_STATES = "Tensor(a!)[] places, int first_chunk, Tensor tables, Tensor starts, Tensor query_starts, Tensor num_kept"
 _SCHEMAS = {
     "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
@@ -26,10 +28,13 @@ _SCHEMAS = {
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    "gated_rms_norm": "(Tensor x, Tensor gate, Tensor weight, float eps, bool gates_first) -> Tensor",
     "silu_and_mul": "(Tensor x) -> Tensor",
     "clamped_swiglu": "(Tensor x, float alpha, float limit) -> Tensor",
     "add": "(Tensor x, Tensor y) -> Tensor",
     "multiply": "(Tensor x, Tensor y) -> Tensor",
+    "convert": "(Tensor x, ScalarType dtype) -> Tensor",
+    "scale": "(Tensor x, float factor, bool is_division) -> Tensor",
     "activate": "(Tensor x, int kind) -> Tensor",
     "layer_norm": "(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
     "look_up": "(Tensor table, Tensor ids) -> Tensor",
@@ -47,16 +52,17 @@ _SCHEMAS = {
     "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
     "Tensor(a!)? counts) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
-    "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) window, Tensor query_starts, Tensor num_kept, "
-    "Tensor num_read, Tensor(b!) out, bool has_silu) -> ()",
+    "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, " + _STATES + ", Tensor(b!) out, bool has_silu) -> ()",
     "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, "
-    "Tensor(a!) state, Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out) -> ()",
-    "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, Tensor(a!) state, "
-    "Tensor query_starts, Tensor num_kept, Tensor num_read, Tensor(b!) out, float least_dt, float most_dt) -> ()",
+    + _STATES
+    + ", Tensor(b!) out) -> ()",
+    "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, "
+    + _STATES
+    + ", Tensor(b!) out, float least_dt, float most_dt) -> ()",
     "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
     "bool is_interleaved) -> ()",
-    "join": "(Tensor x, Tensor y) -> Tensor",
+    "join": "(Tensor[] tensors) -> Tensor",
     "best_tokens": "(Tensor logits, Tensor? rows) -> (Tensor, Tensor)",
     "choose_tokens": "(Tensor logits, Tensor? rows, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
     "Tensor uniform) -> (Tensor, Tensor)",
@@ -92,10 +98,13 @@ def _logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, most: int) ->
 _SHAPES: dict[str, Callable[..., Any]] = {
     "rms_norm": lambda x, weight, eps: _contiguous_like(x),
     "add_rms_norm": lambda x, residual, weight, eps: (_contiguous_like(x), _contiguous_like(x)),
+    "gated_rms_norm": lambda x, gate, weight, eps, gates_first: _contiguous_like(x),
     "silu_and_mul": lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
     "clamped_swiglu": lambda x, alpha, limit: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
     "add": lambda x, y: _contiguous_like(x),
     "multiply": lambda x, y: _contiguous_like(x),
+    "convert": lambda x, dtype: torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format),
+    "scale": lambda x, factor, is_division: _contiguous_like(x),
     "activate": lambda x, kind: _contiguous_like(x),
     "layer_norm": lambda x, weight, bias, eps: _contiguous_like(x),
     "packed_linear": lambda x, packed, bias, num_rows: x.new_empty((*x.shape[:-1], num_rows)),
@@ -111,7 +120,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty(
         (*(x.shape[:2] if ids is None else ids.shape), num_rows)
     ),
-    "join": lambda x, y: x.new_empty((*x.shape[:-1], x.shape[-1] + y.shape[-1])),
+    "join": lambda tensors: tensors[0].new_empty((*tensors[0].shape[:-1], sum(x.shape[-1] for x in tensors))),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
     "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
@@ -159,6 +168,7 @@ copy_blocks = torch.ops.quire.copy_blocks.default
 move_blocks = torch.ops.quire.move_blocks.default
 rms_norm = torch.ops.quire.rms_norm.default
 add_rms_norm = torch.ops.quire.add_rms_norm.default
+gated_rms_norm = torch.ops.quire.gated_rms_norm.default
 silu_and_mul = torch.ops.quire.silu_and_mul.default
 clamped_swiglu = torch.ops.quire.clamped_swiglu.default
 rotary_embedding = torch.ops.quire.rotary_embedding.default
@@ -178,6 +188,8 @@ ssd_scan = torch.ops.quire.ssd_scan.default
 add_adapters = torch.ops.quire.add_adapters.default
 add = torch.ops.quire.add.default
 multiply = torch.ops.quire.multiply.default
+convert = torch.ops.quire.convert.default
+scale = torch.ops.quire.scale.default
 activate = torch.ops.quire.activate.default
 layer_norm = torch.ops.quire.layer_norm.default
 look_up = torch.ops.quire.look_up.default

@@ -1,7 +1,6 @@
 """The recurrences of layers that keep a state. Specified in `reference/<name>.py`.
 
-Each fills `out` and changes the states in place. `num_kept`: how many tokens of each sequence its state absorbs;
-`num_read`: 1 where it has absorbed the first one before (worker/state_cache.py).
+Each fills `out` and changes the states where they lie.
 """
 
 from __future__ import annotations
@@ -9,24 +8,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.worker.kernels import operators
+from quire.worker.kernels.sequence_states import SequenceStates
 
 
 def causal_conv(
     x_TC: Tensor,
-    weight_CW: Tensor,
+    weight_WC: Tensor,
     bias_C: Tensor | None,
-    window_SCW: Tensor,
-    query_starts_S1: Tensor,
-    num_kept_S: Tensor,
-    num_read_S: Tensor,
+    states: SequenceStates,
     out_TC: Tensor,
     *,
     has_silu: bool,
 ) -> None:
     """A short convolution over the tokens of each sequence, each channel by itself."""
-    operators.causal_conv(
-        x_TC, weight_CW, bias_C, window_SCW, query_starts_S1, num_kept_S, num_read_S, out_TC, has_silu
-    )
+    operators.causal_conv(x_TC, weight_WC, bias_C, *states.arguments(), out_TC, has_silu)
 
 
 def gated_delta_rule(
@@ -37,10 +32,7 @@ def gated_delta_rule(
     b_TV: Tensor,
     a_log_V: Tensor,
     dt_bias_V: Tensor,
-    state_SVKE: Tensor,
-    query_starts_S1: Tensor,
-    num_kept_S: Tensor,
-    num_read_S: Tensor,
+    states: SequenceStates,
     out_TVE: Tensor,
 ) -> None:
     """The recurrence of Gated DeltaNet."""
@@ -52,10 +44,7 @@ def gated_delta_rule(
         b_TV,
         a_log_V,
         dt_bias_V,
-        state_SVKE,
-        query_starts_S1,
-        num_kept_S,
-        num_read_S,
+        *states.arguments(),
         out_TVE,
     )
 
@@ -68,10 +57,7 @@ def ssd_scan(
     b_TGN: Tensor,
     c_TGN: Tensor,
     d_H: Tensor,
-    state_SHPN: Tensor,
-    query_starts_S1: Tensor,
-    num_kept_S: Tensor,
-    num_read_S: Tensor,
+    states: SequenceStates,
     out_THP: Tensor,
     *,
     least_dt: float,
@@ -86,10 +72,7 @@ def ssd_scan(
         b_TGN,
         c_TGN,
         d_H,
-        state_SHPN,
-        query_starts_S1,
-        num_kept_S,
-        num_read_S,
+        *states.arguments(),
         out_THP,
         least_dt,
         most_dt,

@@ -11,7 +11,7 @@ from quire.worker.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from quire.worker.layers.norm import LayerNorm, RMSNorm
+from quire.worker.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
 from quire.worker.layers.parameter import load_weight, make_parameter
 from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, StateSpaceScan
 from quire.worker.layers.rotary import RotaryEmbedding
@@ -24,6 +24,7 @@ __all__ = [
     "Experts",
     "GatedActivation",
     "GatedDeltaRule",
+    "GatedRMSNorm",
     "LMHead",
     "LatentProjection",
     "LayerNorm",

@@ -35,6 +35,26 @@ class RMSNorm(nn.Module):
         return source.add_rms_norm(x, residual, self.weight, self.eps)
 
 
+class GatedRMSNorm(nn.Module):
+    """A norm with a gate, in the order of Mamba 2 (`gates_first`) or of Gated DeltaNet."""
+
+    def __init__(self, size: int, eps: float, *, gates_first: bool, num_groups: int | None = None) -> None:
+        """`num_groups`: the last dimension is cut into so many rows; without it, rows [..., size] share a weight."""
+        super().__init__()
+        self.weight = make_parameter(size)
+        self.eps = eps
+        self.gates_first = gates_first
+        self.num_groups = num_groups
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        source = reference if torch.compiler.is_compiling() else kernels
+        if self.num_groups is None:
+            return source.gated_rms_norm(x, gate, self.weight, self.eps, self.gates_first)
+        rows, gates = (y.unflatten(-1, (self.num_groups, -1)) for y in (x, gate))
+        weight = self.weight.view(self.num_groups, -1)
+        return source.gated_rms_norm(rows, gates, weight, self.eps, self.gates_first).flatten(-2)
+
+
 def _one_more(whole: Tensor, weight: Any, part: Part) -> tuple[Tensor, Any]:
     return whole, weight.float() + 1.0
 

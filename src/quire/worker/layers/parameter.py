@@ -26,9 +26,15 @@ class ShapeMismatchError(ValueError):
     """The checkpoint's weight does not fit; the loader turns it into a ModelError with the names."""
 
 
-def make_parameter(*shape: int, pick: PickShard | None = None, parts: tuple[Part, ...] = (None,)) -> nn.Parameter:
-    """An uninitialised parameter in torch's default type and device. `parts` are the pieces that fill it."""
-    parameter = nn.Parameter(torch.empty(*shape), requires_grad=False)
+def make_parameter(
+    *shape: int,
+    pick: PickShard | None = None,
+    parts: tuple[Part, ...] = (None,),
+    dtype: torch.dtype | None = None,
+) -> nn.Parameter:
+    """An uninitialised parameter on torch's default device, in its default type or `dtype`. `parts` are the pieces that
+    fill it."""
+    parameter = nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
     parameter.quire_pick = pick
     parameter.quire_parts = parts
     return parameter

@@ -1,85 +1,75 @@
 """Layers that keep a state of each sequence: a short convolution, the gated delta rule, the scan of Mamba 2.
 
-Each is a RecurrentLayer (`state_cache.py`): the tensors that it keeps, and one kernel. What is kept, and what a kernel
-computes, is float32, whatever the model's type is.
+Each is a StatefulLayer (`state_cache.py`): the tensors that it keeps, and one kernel. What is kept, what a kernel
+computes, and the few weights of it are float32, whatever the model's type is.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.worker import kernels
-from quire.worker.layers.parameter import make_parameter
-from quire.worker.state_cache import RecurrentLayer, StateTensor, TokenSpans
+from quire.worker.kernels.sequence_states import SequenceStates
+from quire.worker.layers.parameter import Part, make_parameter
+from quire.worker.state_cache import StatefulLayer, StateTensor
 
 
-class CausalConv(RecurrentLayer):
+class CausalConv(StatefulLayer):
     """A short convolution over the tokens of each sequence, each channel by itself.
 
-    Its weight is [channels, 1, width], as checkpoints write that of a Conv1d.
+    Checkpoints write its weight as that of a Conv1d, [channels, 1, width].
     """
 
+    is_kernel = True
+
     def __init__(self, channels: int, width: int, *, name: str, bias: bool, activation: str | None = None) -> None:
-        super().__init__(name, {"window": StateTensor((channels, width), torch.float32)})
+        super().__init__(name, {"window": StateTensor((width, channels), torch.float32)})
         if activation not in (None, "silu"):
             raise ValueError(f"{name}: activation={activation!r}: must be None or 'silu'")
         self.has_silu = activation is not None
-        self.weight = make_parameter(channels, 1, width)
-        self.bias = make_parameter(channels) if bias else None
+        self.weight = make_parameter(width, channels, pick=_channels_last, dtype=torch.float32)
+        self.bias = make_parameter(channels, dtype=torch.float32) if bias else None
 
     def forward(self, x_TC: Tensor) -> Tensor:
-        return self.run([x_TC], torch.empty_like(x_TC, memory_format=torch.contiguous_format))
+        return self.run([x_TC], x_TC.new_empty(x_TC.shape))
 
-    def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+    def change(self, states: SequenceStates, inputs: list[Tensor], out: Tensor) -> None:
         [x_TC] = inputs
-        kernels.causal_conv(
-            x_TC,
-            self.weight.squeeze(1).float(),
-            None if self.bias is None else self.bias.float(),
-            states["window"],
-            spans.query_starts_S1,
-            spans.num_kept_S,
-            spans.num_read_S,
-            out,
-            has_silu=self.has_silu,
-        )
+        kernels.causal_conv(x_TC, self.weight, self.bias, states, out, has_silu=self.has_silu)
 
 
-class GatedDeltaRule(RecurrentLayer):
+def _channels_last(whole: Tensor, weight: Any, part: Part) -> tuple[Tensor, Any]:
+    """[channels, 1, width] -> [width, channels]. What has another shape is refused as it is."""
+    is_fit = isinstance(weight, Tensor) and weight.shape == (whole.shape[1], 1, whole.shape[0])
+    return whole, weight.squeeze(1).T if is_fit else weight
+
+
+class GatedDeltaRule(StatefulLayer):
     """The recurrence of Gated DeltaNet, with the two numbers a head that say how fast it forgets."""
+
+    is_kernel = True
 
     def __init__(self, num_value_heads: int, key_dim: int, value_dim: int, *, name: str) -> None:
         super().__init__(name, {"memory": StateTensor((num_value_heads, key_dim, value_dim), torch.float32)})
-        self.A_log = make_parameter(num_value_heads)
-        self.dt_bias = make_parameter(num_value_heads)
+        self.A_log = make_parameter(num_value_heads, dtype=torch.float32)
+        self.dt_bias = make_parameter(num_value_heads, dtype=torch.float32)
 
     def forward(self, query_THK: Tensor, key_THK: Tensor, value_TVE: Tensor, a_TV: Tensor, b_TV: Tensor) -> Tensor:
-        out_TVE = torch.empty_like(value_TVE, memory_format=torch.contiguous_format)
-        return self.run([query_THK, key_THK, value_TVE, a_TV, b_TV], out_TVE)
+        return self.run([query_THK, key_THK, value_TVE, a_TV, b_TV], value_TVE.new_empty(value_TVE.shape))
 
-    def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+    def change(self, states: SequenceStates, inputs: list[Tensor], out: Tensor) -> None:
         query_THK, key_THK, value_TVE, a_TV, b_TV = inputs
-        kernels.gated_delta_rule(
-            query_THK,
-            key_THK,
-            value_TVE,
-            a_TV,
-            b_TV,
-            self.A_log.float(),
-            self.dt_bias.float(),
-            states["memory"],
-            spans.query_starts_S1,
-            spans.num_kept_S,
-            spans.num_read_S,
-            out,
-        )
+        kernels.gated_delta_rule(query_THK, key_THK, value_TVE, a_TV, b_TV, self.A_log, self.dt_bias, states, out)
 
 
-class StateSpaceScan(RecurrentLayer):
+class StateSpaceScan(StatefulLayer):
     """The recurrence of Mamba 2, with its numbers of each head. Limits are those of a time step."""
+
+    is_kernel = True
 
     def __init__(
         self,
@@ -92,28 +82,25 @@ class StateSpaceScan(RecurrentLayer):
     ) -> None:
         super().__init__(name, {"memory": StateTensor((num_heads, head_dim, state_size), torch.float32)})
         self.limits = limits
-        self.dt_bias = make_parameter(num_heads)
-        self.A_log = make_parameter(num_heads)
-        self.D = make_parameter(num_heads)
+        self.dt_bias = make_parameter(num_heads, dtype=torch.float32)
+        self.A_log = make_parameter(num_heads, dtype=torch.float32)
+        self.D = make_parameter(num_heads, dtype=torch.float32)
 
     def forward(self, x_THP: Tensor, dt_TH: Tensor, b_TGN: Tensor, c_TGN: Tensor) -> Tensor:
-        return self.run([x_THP, dt_TH, b_TGN, c_TGN], torch.empty_like(x_THP, memory_format=torch.contiguous_format))
+        return self.run([x_THP, dt_TH, b_TGN, c_TGN], x_THP.new_empty(x_THP.shape))
 
-    def compute(self, states: dict[str, Tensor], inputs: list[Tensor], out: Tensor, spans: TokenSpans) -> None:
+    def change(self, states: SequenceStates, inputs: list[Tensor], out: Tensor) -> None:
         x_THP, dt_TH, b_TGN, c_TGN = inputs
         least_dt, most_dt = self.limits
         kernels.ssd_scan(
             x_THP,
             dt_TH,
-            self.dt_bias.float(),
-            self.A_log.float(),
+            self.dt_bias,
+            self.A_log,
             b_TGN,
             c_TGN,
-            self.D.float(),
-            states["memory"],
-            spans.query_starts_S1,
-            spans.num_kept_S,
-            spans.num_read_S,
+            self.D,
+            states,
             out,
             least_dt=least_dt,
             most_dt=most_dt,

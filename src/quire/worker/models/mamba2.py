@@ -12,19 +12,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from quire.errors import ModelError
-from quire.worker import kernels
 from quire.worker.layers import (
     CausalConv,
+    GatedRMSNorm,
     ReplicatedLinear,
     RMSNorm,
     StateSpaceScan,
     VocabEmbedding,
-    activation,
-    make_parameter,
 )
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
@@ -46,23 +43,6 @@ class MixerSizes:
     time_step_limit: tuple[float, float] = (0.0, math.inf)
 
 
-class GatedGroupNorm(nn.Module):
-    """The gate first, then a norm in each group of channels."""
-
-    def __init__(self, size: int, num_groups: int, eps: float) -> None:
-        super().__init__()
-        self.weight = make_parameter(size)
-        self.num_groups = num_groups
-        self.eps = eps
-        self.silu = activation("silu")
-
-    def forward(self, x_TF: Tensor, gate_TF: Tensor) -> Tensor:
-        gated_TF = x_TF.float() * self.silu(gate_TF.float())
-        gated_TGF = gated_TF.unflatten(-1, (self.num_groups, -1))
-        normed_TGF = kernels.rms_norm(gated_TGF, torch.ones_like(gated_TGF[0, 0]), self.eps)
-        return self.weight * normed_TGF.flatten(1).to(x_TF.dtype)
-
-
 class Mamba2Mixer(nn.Module):
     def __init__(self, sizes: MixerSizes, name: str) -> None:
         super().__init__()
@@ -79,7 +59,7 @@ class Mamba2Mixer(nn.Module):
         self.scan = StateSpaceScan(
             sizes.num_heads, sizes.head_dim, sizes.state_size, name=f"{name}.scan", limits=sizes.time_step_limit
         )
-        self.norm = GatedGroupNorm(inner, sizes.num_groups, sizes.eps)
+        self.norm = GatedRMSNorm(inner, sizes.eps, gates_first=True, num_groups=sizes.num_groups)
         self.out_proj = ReplicatedLinear(inner, sizes.hidden_size, bias=sizes.bias)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:

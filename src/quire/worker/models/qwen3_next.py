@@ -20,6 +20,7 @@ from quire.worker.attention import Attention
 from quire.worker.layers import (
     CausalConv,
     GatedDeltaRule,
+    GatedRMSNorm,
     MergedColumnParallelLinear,
     ReplicatedLinear,
     RMSNorm,
@@ -54,10 +55,10 @@ class Qwen3NextAttention(nn.Module):
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         query_gate, key, value = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
         query, gate = query_gate.unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, dim=-1)
-        query = self.q_norm(query.contiguous()).flatten(1)
-        key = self.k_norm(key.unflatten(-1, (-1, self.head_dim)).contiguous()).flatten(1)
+        query = self.q_norm(query).flatten(1)
+        key = self.k_norm(key.unflatten(-1, (-1, self.head_dim))).flatten(1)
         self.rotary(positions, query, key, self.head_dim)
-        out = self.attn(query, key, value.contiguous())
+        out = self.attn(query, key, value)
         return self.o_proj(out * self.sigmoid(gate.flatten(1)))
 
 
@@ -79,8 +80,7 @@ class GatedDeltaNet(nn.Module):
             channels, config.linear_conv_kernel_dim, name=f"{name}.conv", bias=False, activation="silu"
         )
         self.rule = GatedDeltaRule(self.num_value_heads, self.key_dim, self.value_dim, name=f"{name}.rule")
-        self.silu = activation("silu")
-        self.norm = RMSNorm(self.value_dim, config.rms_norm_eps)
+        self.norm = GatedRMSNorm(self.value_dim, config.rms_norm_eps, gates_first=False)
         self.out_proj = ReplicatedLinear(values, config.hidden_size, bias=False)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
@@ -93,8 +93,7 @@ class GatedDeltaNet(nn.Module):
             a_TV,
             b_TV,
         )
-        gated_TVE = self.norm(out_TVE) * self.silu(z_TVE.float())
-        return self.out_proj(gated_TVE.to(hidden.dtype).flatten(1))
+        return self.out_proj(self.norm(out_TVE, z_TVE).flatten(1))
 
     def make_projections(self, hidden_size: int, channels: int, values: int) -> None:
         self.in_proj_qkvz = ReplicatedLinear(hidden_size, channels + values, bias=False)

@@ -42,6 +42,7 @@ PER_ISA = (
     "cache_rows.cpp",
     "fused.cpp",
     "matmul.cpp",
+    "recurrent.cpp",
     "sampling_kernels.cpp",
 )
 # Sets that differ from a lesser one in these files alone; isa.cpp puts the rest together.
@@ -64,6 +65,7 @@ COMMON = (
     "operators_sampling.cpp",
     "program.cpp",
     "sampling.cpp",
+    "sequence_states.cpp",
 )
 EMULATED = ("amx_support.cpp", "matmul_amx.cpp")  # what QUIRE_EMULATE_AMX is for
 FLAGS = (

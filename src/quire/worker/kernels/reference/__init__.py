@@ -13,8 +13,10 @@ from quire.worker.kernels.reference.best_tokens import best_tokens
 from quire.worker.kernels.reference.causal_conv import causal_conv
 from quire.worker.kernels.reference.choose_tokens import choose_tokens
 from quire.worker.kernels.reference.clamped_swiglu import clamped_swiglu
+from quire.worker.kernels.reference.convert import convert
 from quire.worker.kernels.reference.copy_blocks import copy_blocks
 from quire.worker.kernels.reference.gated_delta_rule import gated_delta_rule
+from quire.worker.kernels.reference.gated_rms_norm import gated_rms_norm
 from quire.worker.kernels.reference.gather_logits import gather_logits
 from quire.worker.kernels.reference.grouped_linear import grouped_linear
 from quire.worker.kernels.reference.join import join
@@ -32,6 +34,7 @@ from quire.worker.kernels.reference.penalise import penalise
 from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
 from quire.worker.kernels.reference.route_tokens import route_tokens
+from quire.worker.kernels.reference.scale import scale
 from quire.worker.kernels.reference.silu_and_mul import silu_and_mul
 from quire.worker.kernels.reference.sliced_linear import sliced_linear
 from quire.worker.kernels.reference.ssd_scan import ssd_scan
@@ -51,8 +54,10 @@ __all__ = [
     "causal_conv",
     "choose_tokens",
     "clamped_swiglu",
+    "convert",
     "copy_blocks",
     "gated_delta_rule",
+    "gated_rms_norm",
     "gather_logits",
     "grouped_linear",
     "join",
@@ -70,6 +75,7 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "route_tokens",
+    "scale",
     "silu_and_mul",
     "sliced_linear",
     "ssd_scan",

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.worker.kernels.sequence_states import SequenceStates, bytes_of, floats_of
+
 _EPS = 1e-6
 
 
@@ -24,13 +26,21 @@ def gated_delta_rule(
     b_TV: Tensor,
     a_log_V: Tensor,
     dt_bias_V: Tensor,
-    state_SVKE: Tensor,
+    places: list[Tensor],
+    first_chunk: int,
+    tables_Sn: Tensor,
+    starts_S: Tensor,
     query_starts_S1: Tensor,
     num_kept_S: Tensor,
-    num_read_S: Tensor,
     out_TVE: Tensor,
 ) -> None:
+    shape = value_TVE.shape[1], query_THK.shape[2], value_TVE.shape[2]
+    states = SequenceStates(places, first_chunk, tables_Sn, starts_S, query_starts_S1, num_kept_S)
+    buffer, num_read_S = states.gather(bytes_of(*shape))
+    state_SVKE = floats_of(buffer, *shape)
     num_shared = value_TVE.shape[1] // query_THK.shape[1]
+    a_TV = a_TV.float()
+    b_TV = b_TV.float()
     query_TVK = _normalised(query_THK).repeat_interleave(num_shared, dim=1) * query_THK.shape[2] ** -0.5
     key_TVK = _normalised(key_THK).repeat_interleave(num_shared, dim=1)
     starts = query_starts_S1.tolist()
@@ -45,6 +55,7 @@ def gated_delta_rule(
             out_TVE[t] = (state_VKE * query_TVK[t].unsqueeze(-1)).sum(dim=1).to(out_TVE.dtype)
             if index == num_kept - 1:
                 state_SVKE[s] = state_VKE
+    states.scatter(buffer)
 
 
 def _normalised(x: Tensor) -> Tensor:

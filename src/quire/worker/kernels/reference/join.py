@@ -1,4 +1,4 @@
-"""Two tensors side by side, in their last dimension."""
+"""Rows side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,5 @@ import torch
 from torch import Tensor
 
 
-def join(x: Tensor, y: Tensor) -> Tensor:
-    """Alike but for the last dimension; the result is contiguous."""
-    return torch.cat((x, y), dim=-1)
+def join(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors, dim=-1)

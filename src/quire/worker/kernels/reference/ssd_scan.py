@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.worker.kernels.sequence_states import SequenceStates, bytes_of, floats_of
+
 
 def ssd_scan(
     x_THP: Tensor,
@@ -21,16 +23,23 @@ def ssd_scan(
     b_TGN: Tensor,
     c_TGN: Tensor,
     d_H: Tensor,
-    state_SHPN: Tensor,
+    places: list[Tensor],
+    first_chunk: int,
+    tables_Sn: Tensor,
+    starts_S: Tensor,
     query_starts_S1: Tensor,
     num_kept_S: Tensor,
-    num_read_S: Tensor,
     out_THP: Tensor,
     least_dt: float,
     most_dt: float,
 ) -> None:
+    shape = *x_THP.shape[1:], b_TGN.shape[2]
+    states = SequenceStates(places, first_chunk, tables_Sn, starts_S, query_starts_S1, num_kept_S)
+    buffer, num_read_S = states.gather(bytes_of(*shape))
+    state_SHPN = floats_of(buffer, *shape)
     num_shared = x_THP.shape[1] // b_TGN.shape[1]
     x = x_THP.float()
+    dt_TH = dt_TH.float()
     b_THN = b_TGN.float().repeat_interleave(num_shared, dim=1)
     c_THN = c_TGN.float().repeat_interleave(num_shared, dim=1)
     starts = query_starts_S1.tolist()
@@ -45,3 +54,4 @@ def ssd_scan(
             out_THP[t] = out.to(out_THP.dtype)
             if index == num_kept - 1:
                 state_SHPN[s] = state_HPN
+    states.scatter(buffer)
