@@ -101,6 +101,12 @@ _GEMMA4_EXPERTS = {
 }  # fmt: skip
 _GEMMA3 = {"head_dim": 16, "sliding_window": _WINDOW, "layer_types": _ALTERNATING, "query_pre_attn_scalar": 24}
 
+# layers with a window have twice as many heads of keys
+_MIMO = {
+    "head_dim": 32, "v_head_dim": 16, "sliding_window": _WINDOW, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "layer_types": ["full_attention", *_ALTERNATING[:2]],
+}  # fmt: skip
+
 # name -> (model_type, what differs from _SIZES). Several names may share a model_type.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -173,6 +179,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     # layers of two shapes
+    "mimo_v2_flash": ("mimo_v2_flash", _MIMO),
     "gemma4": ("gemma4_text", _GEMMA4),
     "gemma4_moe": ("gemma4_text", _GEMMA4_EXPERTS),
     # refused, each for a reason of its own

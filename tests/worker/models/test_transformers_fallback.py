@@ -10,7 +10,7 @@ from quire.worker.attention import attention_layers
 from quire.worker.model_loader import load_model
 from quire.worker.models.transformers_fallback import TransformersModel
 
-SERVED = ("gemma2 phi3 granite olmo2 olmo3 cohere stablelm starcoder2 gpt_neox smollm3").split()
+SERVED = ("gemma2 phi3 granite olmo2 olmo3 cohere stablelm starcoder2 gpt_neox smollm3 mimo_v2_flash").split()
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -39,6 +39,7 @@ def test_windows_caps_scales_and_sinks_are_found_by_watching(checkpoint):
     assert [layer.scale for layer in layers("granite")] == [0.2] * 3
     assert all(layer.sinks is not None and layer.sinks.shape == (4,) for layer in layers("gpt_oss"))
     assert [(layer.head_dim, layer.value_dim) for layer in layers("deepseek_v3")] == [(32, 24)] * 3
+    assert [layer.num_kv_heads for layer in layers("mimo_v2_flash")] == [2, 4, 2]
     assert [(layer.num_kv_heads, layer.head_dim) for layer in layers("gemma4_moe")] == [(4, 16), (1, 32)] * 3
     assert [layer.name for layer in layers("gemma2")] == [f"model.layers.{index}.self_attn.attn" for index in range(3)]
 
