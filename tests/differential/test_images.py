@@ -1,5 +1,8 @@
 """Models with an encoder of images against Transformers, in every way of scheduling."""
 
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,7 @@ WAYS = {
     },
     "operator by operator": {"enforce_eager": True, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4},
     LIBRARY: {"model_impl": "transformers"},
+    "an image a step": {"max_num_encoder_tokens": 1},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }
 
@@ -174,6 +178,33 @@ def test_encoder_runs_are_counted(family: str, checkpoint: Path):
             assert llm.statistics()["num_images_encoded_total"] == 1
         llm.generate(PROMPTS[2], GREEDY, use_tqdm=False)
         assert llm.statistics()["num_images_encoded_total"] == 2
+
+
+def test_images_by_url(checkpoint: Path, tmp_path: Path):
+    """Of a named host, or below a named folder; the tokens are those of the image itself."""
+    IMAGES[0].save(tmp_path / "a.png")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    options = {"allowed_media_domains": ("127.0.0.1",), "allowed_local_media_path": str(tmp_path)}
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        LLM(str(checkpoint), dtype="float32", max_model_len=128, **options) as llm,
+    ):
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a.png"
+        answers = [
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": image}]}], GREEDY, use_tqdm=False)[0]
+            for image in (IMAGES[0], url, (tmp_path / "a.png").as_uri())
+        ]
+        answers += llm.generate(
+            [{"prompt": "x<|image_pad|>", "multi_modal_data": {"image": image}} for image in (url, IMAGES[0])],
+            GREEDY, use_tqdm=False,
+        )  # fmt: skip
+        server.shutdown()
+        with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\]\.image: .* not among the hosts"):
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": "https://evil.test/x"}]}], GREEDY)
+    tokens = [list(answer.outputs[0].token_ids) for answer in answers]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert tokens[3] == tokens[4]
 
 
 def test_a_text_model_refuses_images(tmp_path: Path):

@@ -338,3 +338,12 @@ def test_nothing_that_reads_requests_can_fetch() -> None:
         if (found := CLIENTS.search(file.read_text(encoding="utf-8")))
     ]
     assert wrong == []
+
+
+def test_one_module_fetches_what_requests_name() -> None:
+    """Beside the command line's own client, which asks the servers that its user names."""
+    import quire
+
+    root = Path(quire.__file__).parent
+    files = [str(file.relative_to(root)) for file in sorted(root.rglob("*.py")) if "httpx2" in file.read_text("utf-8")]
+    assert [name for name in files if not name.startswith("interfaces/cli/")] == ["interfaces/media_fetch.py"]

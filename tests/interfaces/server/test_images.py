@@ -47,6 +47,9 @@ def check_other_dialects(client: openai.OpenAI, url: str, expected, image: str) 
             assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected.usage.prompt_tokens
             assert answer.json()["content"][0]["text"] == expected.choices[0].message.content
     assert "messages[0].content[1].source: no URL is fetched here" in answer.text
+    content = [text, {"type": "input_image", "image_url": "http://127.0.0.1/x.png", "detail": "auto"}]
+    answer = httpx.post(url + "/responses", json={"input": [{"role": "user", "content": content}], "instructions": "x"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].content[1].image_url")
 
 
 def test_the_official_client(tmp_path):
