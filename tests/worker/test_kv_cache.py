@@ -6,8 +6,8 @@ import torch
 
 from quire.engine_core.kv_cache_manager.groups import make_groups
 from quire.worker.attention import Attention
-from quire.worker.kv_cache import KVCache
 from quire.worker.kernels.sequence_states import SequenceStates
+from quire.worker.kv_cache import KVCache
 from quire.worker.state_cache import RecurrentLayer, StateTensor
 
 CPU = torch.device("cpu")
