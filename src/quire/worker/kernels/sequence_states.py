@@ -52,7 +52,7 @@ class SequenceStates:
     def gather(self, num_bytes: int) -> tuple[Tensor, Tensor]:
         """Bytes of the states with their headers, [S, num_bytes or more]; and where the first token is absorbed
         already, so that it is read only: 1, else 0."""
-        pieces = [self.places[place][self.tables_Sn[:, entry].long()] for entry, place in self._chunks(num_bytes)]
+        pieces = [self.places[place][self.tables_Sn[:, entry].long()] for entry, place in self.chunks(num_bytes)]
         buffer = torch.cat(pieces, dim=1)
         num_read_S = _header(buffer) - self.starts_S
         is_new_S = self.starts_S == 0
@@ -66,10 +66,10 @@ class SequenceStates:
         _header(buffer).copy_(self.starts_S + self.num_kept_S)
         chunk_bytes = self.places[0].shape[1]
         pieces = buffer.split(chunk_bytes, dim=1)
-        for (entry, place), piece in zip(self._chunks(buffer.shape[1]), pieces, strict=True):
+        for (entry, place), piece in zip(self.chunks(buffer.shape[1]), pieces, strict=True):
             put(self.places[place], self.tables_Sn[:, entry].long(), piece)
 
-    def _chunks(self, num_bytes: int) -> list[tuple[int, int]]:
+    def chunks(self, num_bytes: int) -> list[tuple[int, int]]:
         """(entry of the block table, place) of each chunk."""
         num_chunks = -(-num_bytes // self.places[0].shape[1])
         return [divmod(self.first_chunk + number, len(self.places)) for number in range(num_chunks)]
