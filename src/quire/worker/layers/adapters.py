@@ -4,7 +4,7 @@ A layer that has none carries `NO_ADAPTERS`. Which slot a token uses stands in t
 nothing of adapters. The weight itself stays as it is, whatever its form: what is added comes behind it.
 
 Owns the slots of one layer; who is in which slot is decided elsewhere (`worker/adapter_slots.py`). An adapter is packed
-when it is loaded, so that to fill a slot is a copy. Memory stays where it is, because a recorded program knows addresses.
+when it is loaded, so that to fill a slot is a copy. Memory stays where it is: a recorded program knows addresses.
 """
 
 from __future__ import annotations
