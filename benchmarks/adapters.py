@@ -158,9 +158,9 @@ def main() -> None:
     for place, clock_of in enumerate(("clock", "processor")):
         pairs = zip(found["adapters"], found["base"], strict=True)
         shares[clock_of] = [adapted[place] / base[place] for adapted, base in pairs]
-        of_one = shares[clock_of]
+        of_one = sorted(shares[clock_of])
         print(
-            f"adapters over base, {clock_of}: {statistics.median(of_one):.3f} x ({min(of_one):.3f} to {max(of_one):.3f})"
+            f"adapters over base, {clock_of}: {statistics.median(of_one):.3f} x ({of_one[0]:.3f} to {of_one[-1]:.3f})"
         )
     read = bytes_of(config, asked.adapters, asked.rank)
     base = statistics.median(processor for _, processor in found["base"])

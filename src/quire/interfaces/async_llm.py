@@ -254,10 +254,11 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> BeamSearchOutput:
         """The best continuations of the prompt, best first, when all are found; `generate` streams them."""
         check_beams(params)
-        prepared = await self._prepared(prompt, params, request_id, priority)
+        prepared = await self._prepared(prompt, params, request_id, priority, lora_request)
         return beam_search_output(await self._gathered(prepared, request_id), params, self.renderer)
 
     async def stream(
@@ -305,10 +306,16 @@ class AsyncLLM:
         cache_salt: str | None = None,
         tenant: Tenancy | None = None,
         on_start: Callable[[int], None] = lambda num_cached_tokens: None,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> EmbeddingRequestOutput:
         """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request."""
         asked = await self.prepare_embedding(
-            prompt, pooling_params, priority=priority, cache_salt=cache_salt, tenant=tenant
+            prompt,
+            pooling_params,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            lora_request=lora_request,
         )
         client = self._held.running
         with self._labels.borne(request_id, partial(client.abort, asked.request.request_id)):
@@ -322,11 +329,14 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: Tenancy | None = None,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> PreparedEmbedding:
         """Tokenises and checks a request for a vector without starting it."""
         parts = await self._started()
         rendered = await self._rendered(prompt, parts)
+        adapter = await parts.adapters.number_of(self, lora_request)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
+        whose["adapter"] = adapter
         return parts.embeddings.prepare(*rendered, pooling_params, **whose)
 
     async def run_jobs(self, jobs: Sequence[Job[_T]], on_end: Callable[[Job[_T]], None]) -> list[_T]:

@@ -23,7 +23,7 @@ def random(*shape, seed=0):
 
 
 def case(num_inputs, parts, dtype, num_tokens, seed=0, most_rank=16, ranks=(16, 1, 8, 13, 0)):
-    """(y, x, slots, ranks, a, b, parts, most_rank); behind an adapter in its slot lies NaN, because nobody may use it."""
+    """(y, x, slots, ranks, a, b, parts, most_rank); behind an adapter in its slot is NaN, because nobody may use it."""
     form = kernels.AdapterFormat(num_inputs, tuple(parts), dtype)
     a, b = (torch.full((NUM_SLOTS, size), float("nan"), dtype=dtype) for size in form.sizes(most_rank))
     for slot, rank in enumerate(ranks):
