@@ -133,7 +133,8 @@ def main() -> None:
         requests = make_adapters(Path(folder), config, asked.adapters, asked.rank)
         options: dict[str, Any] = {
             "load_format": "dummy", "max_model_len": 512, "enable_prefix_caching": False,
-            "kv_cache_memory_bytes": 2**29, "num_threads": asked.threads, "quantization": asked.quantization, "max_num_seqs": asked.batch,
+            "kv_cache_memory_bytes": 2**29, "num_threads": asked.threads,
+            "quantization": asked.quantization, "max_num_seqs": asked.batch,
         }  # fmt: skip
         slots = {"enable_lora": True, "max_loras": asked.adapters, "max_lora_rank": asked.rank}
         with LLM(str(model), **options) as plain, LLM(str(model), **options, **slots) as adapted:
