@@ -20,6 +20,7 @@ from quire.lora_request import LoRARequest
 logger = logging.getLogger(__name__)
 NAME_IS_TAKEN = "adapter_exists"
 NOT_FOUND = "adapter_not_found"
+_STATISTICS = ("num_adapters_loaded", "num_adapters_in_slots", "num_adapter_slot_fills_total")
 # between two looks at an adapter that is being read beside the steps
 _LOOK_SECONDS = 0.01
 
@@ -60,6 +61,13 @@ class Adapters:
             entries = await control(engine, "list_adapters")
             self._by_name = {entry["name"]: Adapter(**entry) for entry in entries}
         return list(self._by_name.values())
+
+    async def statistics(self, engine: EngineCalls) -> dict[str, float]:
+        """Of the worker, which answers between two steps: it is asked only where there are slots."""
+        if not self._config.worker.max_loras:
+            return {}
+        worker = await control(engine, "worker.statistics")
+        return {name: worker.get(name, 0.0) for name in _STATISTICS}
 
     async def find(self, engine: EngineCalls, name: str) -> Adapter | None:
         """The one of this name that new requests use."""

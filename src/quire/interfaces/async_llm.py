@@ -408,10 +408,12 @@ class AsyncLLM:
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
-        grammars = await (await self._started()).structured.statistics(self)
+        parts = await self._started()
+        grammars = await parts.structured.statistics(self)
+        adapters = await parts.adapters.statistics(self)
         # the worker answers between two steps: it is asked only where it has something to say
         experts = await self.control("worker.expert_tokens") if has_experts(self.config.facts.hf_config) else {}
-        return {**core, **grammars, **experts, **self.client_statistics()}
+        return {**core, **grammars, **adapters, **experts, **self.client_statistics()}
 
     def client_statistics(self) -> dict[str, float]:
         """The client's alone: the engine is not asked."""

@@ -59,6 +59,7 @@ def test_an_adapter_is_loaded_listed_used_and_unloaded(house, run):
             models = (await http.get("/v1/models")).json()["data"]
             assert [(one["id"], one["parent"]) for one in models] == [("base", None), ("sql", "base")]
             assert (await http.get("/v1/models/sql")).json()["parent"] == "base"
+            assert 'quire:adapters_loaded{model_name="base"} 1.0' in (await http.get("/metrics")).text
             assert await text_of(http, "sql") != await text_of(http, "base")
             again = await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a1"})
             assert (again.status_code, again.json()["error"]["code"]) == (409, "adapter_exists")
