@@ -4,8 +4,11 @@
 
 Random weights in the shape of Qwen3-0.6B in bfloat16; adapters on all linear layers, so many requests for each. Turn
 about, in one process: an engine without slots for adapters, one with them where nobody names an adapter, and the same
-engine where everybody names one. What is measured is the time from the first step in which all sample to the last. The
-last line is JSON.
+engine where everybody names one. What is measured is the time from the first step in which all sample to the last, on
+the clock and of the processor: where others use the machine, the latter is what one thread has really worked.
+
+Adapters cannot cost less than it takes to read them. How fast that goes is measured in the run: the operators multiply
+a row with weights that are in no cache. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +26,13 @@ import torch
 from quire import LLM, LoRARequest, SamplingParams
 from quire.testing.tiny_adapters import TARGETS, write_adapter
 from quire.testing.tiny_checkpoints import shape_0_6b_config, write_tokenizer
+from quire.worker import kernels
 
 PROMPT_TOKENS = 32
+# [outputs, inputs] of a weight that bandwidth is measured with, and how many there are: more than caches hold
+STREAMED = (8192, 2048)
+NUM_STREAMED = 24
+PASSES = 5
 
 
 def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
@@ -57,19 +65,47 @@ def make_adapters(folder: Path, config: dict[str, Any], number: int, rank: int) 
     return requests
 
 
-def seconds_of(llm: LLM, batch: int, length: int, requests: list[LoRARequest]) -> float:
-    """Per token of each sequence: a long run less a short one, which has the same prompts."""
+def bytes_of(config: dict[str, Any], number: int, rank: int) -> int:
+    """What a step reads of so many adapters, in bfloat16."""
+    per_layer = sum(outputs + inputs for outputs, inputs in shapes_of(config).values())
+    return 2 * number * rank * per_layer * config["num_hidden_layers"]
 
-    def run(num_tokens: int) -> float:
+
+class Bandwidth:
+    """Bytes a second at which one row meets weights; each is timed by itself, and its least time counts."""
+
+    def __init__(self) -> None:
+        self._weights = [kernels.pack_weight(torch.ones(STREAMED).bfloat16()) for _ in range(NUM_STREAMED)]
+        self._row = torch.ones(1, STREAMED[1]).bfloat16()
+        self._least = [float("inf")] * NUM_STREAMED
+
+    def measure(self) -> None:
+        for index, weight in list(enumerate(self._weights)) * PASSES:
+            start = time.perf_counter()
+            kernels.packed_linear(self._row, weight, None, STREAMED[0])
+            self._least[index] = min(self._least[index], time.perf_counter() - start)
+
+    @property
+    def found(self) -> float:
+        return sum(weight.nbytes for weight in self._weights) / sum(self._least)
+
+
+def seconds_of(llm: LLM, batch: int, length: int, requests: list[LoRARequest]) -> tuple[float, float]:
+    """Per token of each sequence, on the clock and of the processor: a long run less a short one, which has the same
+    prompts."""
+
+    def run(num_tokens: int) -> tuple[float, float]:
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         prompts = [{"prompt_token_ids": [(7 * n + k) % 1000 + 5 for k in range(PROMPT_TOKENS)]} for n in range(batch)]
         asked = [requests[n % len(requests)] for n in range(batch)] if requests else None
         start = time.perf_counter()
+        worked = time.process_time()
         llm.generate(prompts, params, use_tqdm=False, lora_request=asked)
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - worked
 
     short = run(2)
-    return (run(length) - short) / (length - 2)
+    long = run(length)
+    return (long[0] - short[0]) / (length - 2), (long[1] - short[1]) / (length - 2)
 
 
 def main() -> None:
@@ -81,6 +117,7 @@ def main() -> None:
     parser.add_argument("--output-length", type=int, default=64)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quantization", default=None)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +133,8 @@ def main() -> None:
         requests = make_adapters(Path(folder), config, asked.adapters, asked.rank)
         options: dict[str, Any] = {
             "load_format": "dummy", "max_model_len": 512, "enable_prefix_caching": False,
-            "kv_cache_memory_bytes": 2**29, "quantization": asked.quantization, "max_num_seqs": asked.batch,
+            "kv_cache_memory_bytes": 2**29, "num_threads": asked.threads,
+            "quantization": asked.quantization, "max_num_seqs": asked.batch,
         }  # fmt: skip
         slots = {"enable_lora": True, "max_loras": asked.adapters, "max_lora_rank": asked.rank}
         with LLM(str(model), **options) as plain, LLM(str(model), **options, **slots) as adapted:
@@ -105,15 +143,35 @@ def main() -> None:
             }  # fmt: skip
             for llm, named in kinds.values():
                 seconds_of(llm, asked.batch, 8, named)
-            found: dict[str, list[float]] = {kind: [] for kind in kinds}
+            found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+            bandwidth = Bandwidth()
             for _ in range(asked.rounds):
                 for kind, (llm, named) in kinds.items():
                     found[kind].append(seconds_of(llm, asked.batch, asked.output_length, named))
-    shares = [one / other for one, other in zip(found["adapters"], found["base"], strict=True)]
+                bandwidth.measure()
     for kind, seconds in found.items():
-        print(f"{kind:14s} {statistics.median(seconds) * 1e3:8.2f} ms a step ({min(seconds) * 1e3:.2f} at least)")
-    print(f"adapters over base: {statistics.median(shares):.3f} x ({min(shares):.3f} to {max(shares):.3f})")
-    print(json.dumps({"settings": vars(asked), "seconds": found, "shares": shares}))
+        clock, processor = (sorted(of_one) for of_one in zip(*seconds, strict=True))
+        print(
+            f"{kind:14s} {statistics.median(clock) * 1e3:8.2f} ms a step ({clock[0] * 1e3:.2f} at least), of the "
+            f"processor {statistics.median(processor) * 1e3:8.2f} ({processor[0] * 1e3:.2f} at least)"
+        )
+    shares: dict[str, list[float]] = {}
+    for place, clock_of in enumerate(("clock", "processor")):
+        pairs = zip(found["adapters"], found["base"], strict=True)
+        shares[clock_of] = [adapted[place] / base[place] for adapted, base in pairs]
+        of_one = sorted(shares[clock_of])
+        print(
+            f"adapters over base, {clock_of}: {statistics.median(of_one):.3f} x ({of_one[0]:.3f} to {of_one[-1]:.3f})"
+        )
+    read = bytes_of(config, asked.adapters, asked.rank)
+    base = statistics.median(processor for _, processor in found["base"])
+    limit = 1 + read / bandwidth.found / base
+    reached = limit / statistics.median(shares["processor"])
+    print(
+        f"limit: {read / 1e6:.1f} MB of adapters at {bandwidth.found / 1e9:.1f} GB/s make it {limit:.3f} x, of which "
+        f"{reached:.2f} is reached"
+    )
+    print(json.dumps({"settings": vars(asked), "seconds": found, "shares": shares, "limit": limit, "reached": reached}))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Tokens with an adapter are those of the merged model, whoever else is in the batch and however it is scheduled."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quire import LLM, LoRARequest, RequestError, SamplingParams
+from quire import LLM, BeamSearchParams, LoRARequest, RequestError, SamplingParams
 from quire.testing.greedy import assert_same_tokens, reference_generate
 from quire.testing.tiny_adapters import make_adapter, merged_checkpoint
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -15,6 +16,7 @@ NUM_TOKENS = 16
 NUM_ADAPTERS = 8
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], list(range(40, 75)), [200, 3, 77]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+FIRST = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 # what differs between adapters: everything that PEFT's configuration may say of a plain one
 KINDS = [
     {},
@@ -102,6 +104,56 @@ def test_other_models(tmp_path, name):
         found = run(llm, [(0, request), (1, None), (1, request), (2, request)])
     for tokens, reference in zip([found[0], *found[2:]], expected, strict=True):
         assert_same_tokens(tokens, reference, name)
+
+
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
+RECURRENT = ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@pytest.mark.parametrize(("name", "targets"), [("deepseek_v3", LATENT), ("qwen3_next", RECURRENT)])
+def test_layers_of_latent_attention_and_recurrence(tmp_path, name, targets):
+    base = make_checkpoint(tmp_path / "base", name)
+    adapter = make_adapter(tmp_path / "adapter", base, seed=3, targets=targets)
+    expected = greedy(merged_checkpoint(tmp_path / "merged", base, adapter))
+    with engine(base) as llm:
+        request = LoRARequest("a", 1, str(adapter))
+        found = run(llm, [(0, request), (1, None), (1, request), (2, request)])
+    for tokens, reference in zip([found[0], *found[2:]], expected, strict=True):
+        assert_same_tokens(tokens, reference, name)
+
+
+@pytest.mark.parametrize("target", ["kv_b_proj", "gate"])
+def test_what_takes_no_adapters_is_refused_by_name(tmp_path, target):
+    base = make_checkpoint(tmp_path / "base", "deepseek_v3")
+    adapter = make_adapter(tmp_path / "adapter", base, seed=3, targets=(target,))
+    with engine(base) as llm, pytest.raises(RequestError, match=rf"{target}: no linear layer .* takes adapters"):
+        llm.load_adapter("a", str(adapter))
+
+
+def test_beams_vectors_and_turns_of_a_session(house, tmp_path):
+    base, requests, references = house
+    merged = merged_checkpoint(tmp_path / "merged", base, Path(requests[1].lora_path))
+    prompt = {"prompt_token_ids": PROMPTS[1]}
+    beams = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    with engine(merged, enable_lora=False) as llm:
+        (expected_beams,) = llm.beam_search(prompt, beams, use_tqdm=False)
+        (expected,) = llm.embed(prompt, use_tqdm=False)
+    with engine(base, block_size=4) as llm:
+        (found_beams,) = llm.beam_search(prompt, beams, use_tqdm=False, lora_request=requests[1])
+        assert [one.tokens for one in found_beams.sequences] == [one.tokens for one in expected_beams.sequences]
+        of_base, found = llm.embed([prompt, prompt], use_tqdm=False, lora_request=[None, requests[1]])
+        torch.testing.assert_close(*map(torch.tensor, (found.outputs.embedding, expected.outputs.embedding)))
+        assert of_base.outputs.embedding != found.outputs.embedding
+        with llm.open_session(cache_salt="nobody else") as session:
+            session.generate({"prompt_token_ids": PROMPTS[1][:20]}, FIRST, lora_request=requests[2])
+            session.rewind(20)
+            # the past is computed again where the adapter is another one, and not where it is the same
+            for number, is_kept in ((2, True), (1, False), (None, False)):
+                request = None if number is None else requests[number]
+                turn = session.generate({"prompt_token_ids": PROMPTS[1][20:]}, GREEDY, lora_request=request)
+                assert_same_tokens(turn.outputs[0].token_ids, references[number][1], f"a turn with adapter {number}")
+                assert (turn.num_cached_tokens > 0) == is_kept
+                session.rewind(20)
 
 
 @pytest.mark.parametrize("form", [None, "int8", "int4", "int8_weight_only", "int4_weight_only"])

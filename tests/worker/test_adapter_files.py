@@ -227,3 +227,8 @@ def test_what_latent_vectors_go_through_takes_no_adapter(tmp_path):
     write_adapter(tmp_path / "adapter", config, tensors)
     with pytest.raises(ModelError, match="no linear layer of this model"):
         read_adapter(tmp_path / "adapter", AdapterTargets.of(model, 8, torch.float32))
+
+
+def test_a_model_of_the_transformers_library_is_refused_by_name():
+    with pytest.raises(ModelError, match=r"Linear runs through the Transformers library.*model_impl=native"):
+        attach(torch.nn.Linear(2, 2), 1, 8, torch.float32)

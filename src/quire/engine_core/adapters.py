@@ -2,7 +2,8 @@
 
 A number is given once and never again, so that blocks and rows of an older version are never taken for those of a newer
 one. Loading goes on in the worker beside the steps: `load` begins it, `state` says when it is done. An adapter that is
-unloaded takes no new request, and leaves the worker when its last request has ended. Called by EngineCore.
+unloaded takes no new request, and leaves the worker when its last request has ended. Several front ends may load at
+the same time: a name has one adapter, and while it is being loaded one more. Called by EngineCore.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class _Adapter:
     name: str
     path: str
     is_ready: bool = False
+    # why it could not be loaded, until whoever began it has been told
+    error: str | None = None
 
 
 class EngineAdapters:
@@ -44,13 +47,18 @@ class EngineAdapters:
             "list_adapters": self.all,
         }
 
-    def load(self, name: str, path: str) -> int:
-        """Begins to load; the number by which requests name it, once `state` says that it is ready."""
+    def load(self, name: str, path: str, in_place: bool = False) -> int | None:
+        """Begins to load; the number by which requests name it, once `state` says that it is ready. None if the name is
+        taken: by one that is loaded, unless this one takes its place, or by one that is being loaded."""
         if not self._most:
             raise UserError("This engine was started without adapters. Start it with enable_lora=True (--enable-lora).")
-        if len(self._adapters) >= self._most:
+        self._look()
+        if any(one.name == name and not (one.is_ready and in_place) for one in self._staying()):
+            return None
+        num_held = sum(one.error is None for one in self._adapters.values())
+        if num_held >= self._most:
             raise UserError(
-                f"{len(self._adapters)} adapters are in memory, the most that max_cpu_loras allows. Unload one, or "
+                f"{num_held} adapters are in memory, the most that max_cpu_loras allows. Unload one, or "
                 "start with a greater max_cpu_loras."
             )
         self._last_number += 1
@@ -63,16 +71,11 @@ class EngineAdapters:
         adapter = self._adapters.get(number)
         if adapter is None:
             raise UserError("The adapter is not loaded.")
-        if adapter.is_ready:
-            return "ready"
-        answer = self._control("adapter_state", {"number": number})
-        if answer["state"] == "failed":
+        self._look_at(number, adapter)
+        if adapter.error is not None:
             self._drop(number)
-            raise UserError(f"{adapter.name}: {answer['error']}")
-        if answer["state"] == "ready":
-            adapter.is_ready = True
-            self.loaded.add(number)
-        return str(answer["state"])
+            raise UserError(f"{adapter.name}: {adapter.error}")
+        return "ready" if adapter.is_ready else "loading"
 
     def unload(self, number: int) -> bool:
         """No new request may name it from now on; those that run go on. Whether there was one."""
@@ -84,11 +87,34 @@ class EngineAdapters:
 
     def all(self) -> list[dict[str, Any]]:
         """Those that requests may name, in the order in which they were loaded."""
+        self._look()
         return [
             {"number": number, "name": adapter.name, "path": adapter.path}
             for number, adapter in self._adapters.items()
             if number in self.loaded
         ]
+
+    def _staying(self) -> list[_Adapter]:
+        """Those that nobody has unloaded, and that did not fail."""
+        return [one for number, one in self._adapters.items() if number not in self._leaving and one.error is None]
+
+    def _look(self) -> None:
+        """At all that are being loaded: whoever began it may have died, and does not ask any more."""
+        for number, adapter in list(self._adapters.items()):
+            self._look_at(number, adapter)
+
+    def _look_at(self, number: int, adapter: _Adapter) -> None:
+        if adapter.is_ready or adapter.error is not None:
+            return
+        answer = self._control("adapter_state", {"number": number})
+        adapter.error = answer["error"]
+        if answer["state"] != "ready" or number in self._leaving:
+            return
+        for before in list(self.loaded):
+            if self._adapters[before].name == adapter.name:
+                self.unload(before)
+        adapter.is_ready = True
+        self.loaded.add(number)
 
     def drop_unused(self, used: Iterable[int]) -> None:
         """`used`: of all requests that have not ended, as an iterator; nobody looks at it while none is leaving."""

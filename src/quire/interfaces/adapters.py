@@ -13,13 +13,14 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.config.lora import fault_of_name
-from quire.errors import OptionError, QuireError, RequestError
+from quire.errors import OptionError, RequestError
 from quire.interfaces.engine_calls import EngineCalls, control
 from quire.lora_request import LoRARequest
 
 logger = logging.getLogger(__name__)
 NAME_IS_TAKEN = "adapter_exists"
 NOT_FOUND = "adapter_not_found"
+_STATISTICS = ("num_adapters_loaded", "num_adapters_in_slots", "num_adapter_slot_fills_total")
 # between two looks at an adapter that is being read beside the steps
 _LOOK_SECONDS = 0.01
 
@@ -61,6 +62,13 @@ class Adapters:
             self._by_name = {entry["name"]: Adapter(**entry) for entry in entries}
         return list(self._by_name.values())
 
+    async def statistics(self, engine: EngineCalls) -> dict[str, float]:
+        """Of the worker, which answers between two steps: it is asked only where there are slots."""
+        if not self._config.worker.max_loras:
+            return {}
+        worker = await control(engine, "worker.statistics")
+        return {name: worker.get(name, 0.0) for name in _STATISTICS}
+
     async def find(self, engine: EngineCalls, name: str) -> Adapter | None:
         """The one of this name that new requests use."""
         if name not in self._by_name or self._config.engine_process is not False:
@@ -76,18 +84,17 @@ class Adapters:
         if name == self._config.served_model_name:
             raise RequestError(f"{name}: is the name of the model. Choose another one.", param="lora_name")
         async with self._lock:
-            before = await self.find(engine, name)
-            if before is not None and not in_place:
+            where = str(Path(path).absolute())
+            number = await control(engine, "load_adapter", name=name, path=where, in_place=in_place)
+            if number is None:
                 raise RequestError(
-                    f"The adapter {name!r} is loaded already. Unload it first, or give load_inplace.",
+                    f"The adapter {name!r} is loaded already, or is being loaded. Unload it first, or give "
+                    "load_inplace when it is loaded.",
                     param="lora_name",
                     code=NAME_IS_TAKEN,
                 )
-            number = await control(engine, "load_adapter", name=name, path=str(Path(path).absolute()))
             await self._until_ready(engine, number)
             self._by_name[name] = Adapter(name, number, path)
-            if before is not None:
-                await control(engine, "unload_adapter", number=before.number)
             return self._by_name[name]
 
     async def _until_ready(self, engine: EngineCalls, number: int) -> None:
@@ -122,17 +129,23 @@ class Adapters:
             raise RequestError(
                 f"lora_request={str(request)[:80]!r}: must be a LoRARequest(name, id, path).", param="lora_request"
             )
-        if (adapter := await self.find(engine, request.lora_name)) is not None:
-            if Path(adapter.path).absolute() != Path(request.lora_path).absolute():
-                raise RequestError(
-                    f"lora_request: the adapter {request.lora_name!r} was loaded from {adapter.path}, not from "
-                    f"{request.lora_path}. Choose another name, or unload it first.",
-                    param="lora_request",
-                )
-            return adapter.number
-        try:
-            return (await self.load(engine, request.lora_name, request.lora_path)).number
-        except QuireError as error:
-            if isinstance(error, RequestError) and error.code == NAME_IS_TAKEN:
-                return await self.number_of(engine, request)
-            raise
+        while True:
+            if (adapter := await self.find(engine, request.lora_name)) is not None:
+                return _same(adapter, request).number
+            try:
+                return (await self.load(engine, request.lora_name, request.lora_path)).number
+            except RequestError as error:
+                if error.code != NAME_IS_TAKEN:
+                    raise
+            # another process loads it
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _same(adapter: Adapter, request: LoRARequest) -> Adapter:
+    if Path(adapter.path).absolute() != Path(request.lora_path).absolute():
+        raise RequestError(
+            f"lora_request: the adapter {request.lora_name!r} was loaded from {adapter.path}, not from "
+            f"{request.lora_path}. Choose another name, or unload it first.",
+            param="lora_request",
+        )
+    return adapter

@@ -256,10 +256,11 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> BeamSearchOutput:
         """The best continuations of the prompt, best first, when all are found; `generate` streams them."""
         check_beams(params)
-        prepared = await self._prepared(prompt, params, request_id, priority)
+        prepared = await self._prepared(prompt, params, request_id, priority, lora_request)
         return beam_search_output(await self._gathered(prepared, request_id), params, self.renderer)
 
     async def stream(
@@ -307,10 +308,16 @@ class AsyncLLM:
         cache_salt: str | None = None,
         tenant: Tenancy | None = None,
         on_start: Callable[[int], None] = lambda num_cached_tokens: None,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> EmbeddingRequestOutput:
         """The vector of a prompt. Errors are those of `stream`; who is cancelled aborts the request."""
         asked = await self.prepare_embedding(
-            prompt, pooling_params, priority=priority, cache_salt=cache_salt, tenant=tenant
+            prompt,
+            pooling_params,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            lora_request=lora_request,
         )
         client = self._held.running
         with self._labels.borne(request_id, partial(client.abort, asked.request.request_id)):
@@ -324,11 +331,14 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: Tenancy | None = None,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> PreparedEmbedding:
         """Tokenises and checks a request for a vector without starting it."""
         parts = await self._started()
         rendered = await self._rendered(prompt, parts)
+        adapter = await parts.adapters.number_of(self, lora_request)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
+        whose["adapter"] = adapter
         return parts.embeddings.prepare(*rendered, pooling_params, **whose)
 
     async def run_jobs(self, jobs: Sequence[Job[_T]], on_end: Callable[[Job[_T]], None]) -> list[_T]:
@@ -406,10 +416,12 @@ class AsyncLLM:
     async def statistics(self) -> dict[str, float]:
         """The engine's counters, and the client's."""
         core = await self.control("statistics")
-        grammars = await (await self._started()).structured.statistics(self)
+        parts = await self._started()
+        grammars = await parts.structured.statistics(self)
+        adapters = await parts.adapters.statistics(self)
         # the worker answers between two steps: it is asked only where it has something to say
         experts = await self.control("worker.expert_tokens") if has_experts(self.config.facts.hf_config) else {}
-        return {**core, **grammars, **experts, **self.client_statistics()}
+        return {**core, **grammars, **adapters, **experts, **self.client_statistics()}
 
     def client_statistics(self) -> dict[str, float]:
         """The client's alone: the engine is not asked."""

@@ -31,9 +31,9 @@ class EngineParts:
         self.maker = request_maker(config, ready, renderer)
         self.structured = StructuredOutputs(renderer, self.maker.limits.vocab_size)
         self.prefixes = PinnedPrefixes(config, self.maker, renderer)
-        self.sessions = Sessions(self.maker, renderer, defaults, self.structured)
-        self.embeddings = Embeddings(config, self.maker)
         self.adapters = Adapters(config)
+        self.sessions = Sessions(self.maker, renderer, defaults, self.structured, self.adapters)
+        self.embeddings = Embeddings(config, self.maker)
 
     def engine_was_replaced(self, ready: EngineReady) -> None:
         """A new engine has taken the place of the one that these parts served."""

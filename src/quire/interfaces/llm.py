@@ -109,12 +109,13 @@ class LLM:
         *,
         priority: int | Sequence[int] = 0,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
         """The best continuations of each prompt, best first: what `generate` finds with them, in vLLM's shape."""
         check_beams(params)
         given = as_list(prompts)
         each = each_of(params, len(given), "params")
-        outputs = self._generate(given, each, priority, use_tqdm)
+        outputs = self._generate(given, each, priority, use_tqdm, lora_request=lora_request)
         return [beam_search_output(output, one, self.renderer) for output, one in zip(outputs, each, strict=True)]
 
     def chat(
@@ -150,12 +151,14 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """A vector a prompt, in the order of the prompts. A bad prompt raises before anything is started, one that
         fails while it runs when all others are done."""
         given = as_list(prompts)
         each = each_of(pooling_params, len(given), "pooling_params")
-        return self._run_jobs(self._embedding_jobs(given, each), use_tqdm)
+        adapters = each_of(lora_request, len(given), "lora_request")
+        return self._run_jobs(self._embedding_jobs(given, each, adapters), use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without sampling_params: the model's recommendation."""
@@ -267,11 +270,17 @@ class LLM:
                 jobs.append(TextJob(prepared, self.renderer))
         return jobs
 
-    async def _embedding_jobs(self, prompts: Sequence[Any], each: Sequence[PoolingParams | None]) -> list[EmbeddingJob]:
+    async def _embedding_jobs(
+        self,
+        prompts: Sequence[Any],
+        each: Sequence[PoolingParams | None],
+        adapters: Sequence[LoRARequest | None],
+    ) -> list[EmbeddingJob]:
         jobs: list[EmbeddingJob] = []
-        for prompt, params in zip(prompts, each, strict=True):
+        for prompt, params, adapter in zip(prompts, each, adapters, strict=True):
             with _numbered(len(jobs)):
-                jobs.append(EmbeddingJob(await self._engine.prepare_embedding(prompt, params)))
+                prepared = await self._engine.prepare_embedding(prompt, params, lora_request=adapter)
+                jobs.append(EmbeddingJob(prepared))
         return jobs
 
     def _run_jobs(self, making: Coroutine[Any, Any, Sequence[Job[_T]]], use_tqdm: UseTqdm) -> list[_T]:
@@ -313,9 +322,15 @@ class Session:
     def num_tokens(self) -> int:
         return self._session.num_tokens
 
-    def generate(self, prompt: Prompt | RenderedPrompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
+    def generate(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> RequestOutput:
         """One turn: the prompt is appended to what is kept, and so is the output. A failed turn changes nothing."""
-        return self._llm._run(self._session.generate(prompt, sampling_params))
+        return self._llm._run(self._session.generate(prompt, sampling_params, lora_request=lora_request))
 
     def fork(self, name: str | None = None) -> Session:
         """A second session with the same past, from where each goes its own way."""

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quire.beam_search_params import BeamSearchParams
 from quire.errors import RequestError
+from quire.interfaces.adapters import Adapter, Adapters
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.engine_calls import EngineCalls, control, outlast, release_if_kept
 from quire.interfaces.handles import KEPT, checked_name, free_name
 from quire.interfaces.prompts import Prompt, check_no_media, check_unsalted, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
 from quire.interfaces.structured_outputs import StructuredOutputs
+from quire.lora_request import LoRARequest
 from quire.messages import Tenancy
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parameter_checks import plain
@@ -57,10 +59,16 @@ class Sessions:
     """Those of one engine, and of the engines that take its place; no two that are open have the same name."""
 
     def __init__(
-        self, maker: RequestMaker, renderer: Renderer, defaults: SamplingParams, structured: StructuredOutputs
+        self,
+        maker: RequestMaker,
+        renderer: Renderer,
+        defaults: SamplingParams,
+        structured: StructuredOutputs,
+        adapters: Adapters,
     ) -> None:
         self.maker = maker
         self.structured = structured
+        self.adapters = adapters
         self.renderer = renderer
         self.defaults = defaults
         self.names: set[str] = set()
@@ -134,11 +142,15 @@ class AsyncSession:
     # ------------------------------------------------------------------------------------------ a turn
 
     async def generate(
-        self, prompt: Prompt | RenderedPrompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | RenderedPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> RequestOutput:
         """One turn, whole: the prompt is appended to what is kept, and so is the output. A failed turn changes
-        nothing."""
-        turn, deltas = await self._begin(prompt, sampling_params)
+        nothing. A turn whose adapter is another than that of the last one computes what is kept again."""
+        turn, deltas = await self._begin(prompt, sampling_params, lora_request)
         gatherer = OutputGatherer(str(turn.prepared.request.request_id), turn.prepared)
         try:
             async for delta in deltas:
@@ -151,10 +163,14 @@ class AsyncSession:
         return output
 
     async def stream(
-        self, prompt: Prompt | RenderedPrompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | RenderedPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | Adapter | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """One turn as it grows. One that is left before its end changes nothing."""
-        _, deltas = await self._begin(prompt, sampling_params)
+        _, deltas = await self._begin(prompt, sampling_params, lora_request)
         try:
             async for delta in deltas:
                 yield delta
@@ -162,11 +178,11 @@ class AsyncSession:
             await deltas.aclose()
 
     async def _begin(
-        self, prompt: Any, sampling_params: SamplingParams | None
+        self, prompt: Any, sampling_params: SamplingParams | None, lora_request: LoRARequest | Adapter | None
     ) -> tuple[Turn, AsyncGenerator[OutputDelta, None]]:
         text, added = await self._engine.in_text_thread(self._rendered, prompt)
         async with self._lock:
-            turn = await self._checked(text, added, sampling_params)
+            turn = await self._checked(text, added, sampling_params, lora_request)
             self._turn_has_ended.clear()
             self._turn = self._run(turn)
             return turn, self._turn
@@ -182,7 +198,13 @@ class AsyncSession:
         check_no_media(media, "a turn of a session")
         return text, token_ids
 
-    async def _checked(self, text: str | None, added: list[int], sampling: SamplingParams | None) -> Turn:
+    async def _checked(
+        self,
+        text: str | None,
+        added: list[int],
+        sampling: SamplingParams | None,
+        lora_request: LoRARequest | Adapter | None,
+    ) -> Turn:
         """The session is in its turn afterwards."""
         sampling = sampling if sampling is not None else self._sessions.defaults
         _check_sampling(sampling)
@@ -191,11 +213,13 @@ class AsyncSession:
         try:
             await self._settle()
             await self._sessions.structured.check(self._engine, sampling)
+            adapter = await self._sessions.adapters.number_of(self._engine, lora_request)
             request = self._sessions.maker.make(
                 self._token_ids[self._num_kept :] + added,
                 sampling,
                 cache_salt=self._cache_salt,
                 tenant=self._tenant,
+                adapter=adapter,
                 keep=self.handle,
                 continues=self.handle if self._num_kept else None,
                 num_kept_tokens=self._num_kept,

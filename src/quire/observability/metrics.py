@@ -148,6 +148,12 @@ _NAMED: dict[str, tuple[str, str]] = {
     "compiled_grammar_bytes": ("quire:compiled_grammar_bytes", "What they take in memory, estimated."),
     "num_grammar_compilations_total": ("quire:grammar_compilations_total", "Grammars that were compiled."),
     "grammar_compile_seconds_total": ("quire:grammar_compile_seconds_total", "Time spent on compiling them."),
+    "num_adapters_loaded": ("quire:adapters_loaded", "Adapters (LoRA) in memory."),
+    "num_adapters_in_slots": ("quire:adapters_in_slots", "Those of them that are in slots, ready for a step."),
+    "num_adapter_slot_fills_total": (
+        "quire:adapter_slot_fills_total",
+        "Times that an adapter was brought into a slot; many of them say that max_loras is too small.",
+    ),
     "trace_spans_exported_total": ("quire:trace_spans_exported_total", "Spans of traces that a collector took."),
     "trace_spans_dropped_total": (
         "quire:trace_spans_dropped_total",

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quire.errors import ModelError, UserError, one_line
 from quire.messages import SchedulerOutput
-from quire.worker.adapter_files import AdapterTargets, Weights, read_adapter
-from quire.worker.layers.adapters import AdapterStack
+from quire.worker.adapter_files import AdapterTargets, read_adapter
+from quire.worker.layers.adapters import AdapterStack, PackedAdapter
 from quire.worker.layers.experts import Expert, Router
 from quire.worker.layers.latent import HeadLinear
 from quire.worker.layers.linear import ReplicatedLinear
+from quire.worker.lazy_memory import lazy_zeros
 from quire.worker.models.causal_lm import CausalLM
 from quire.worker.row_table import RowTable
 from quire.worker.step_isolation import StepIsolation
@@ -39,7 +41,7 @@ class _Loading:
     """One adapter on its way into memory."""
 
     def __init__(self, folder: str, targets: AdapterTargets) -> None:
-        self.weights: Weights | None = None
+        self.weights: dict[str, PackedAdapter] | None = None
         self.error: str | None = None
         self._folder = folder
         self._targets = targets
@@ -49,7 +51,8 @@ class _Loading:
     def _read(self) -> None:
         try:
             with torch.inference_mode():
-                self.weights = read_adapter(Path(self._folder), self._targets)
+                weights = read_adapter(Path(self._folder), self._targets)
+                self.weights = {name: self._targets.layers[name][1].pack(parts) for name, parts in weights.items()}
         except UserError as error:
             self.error = str(error)
         except Exception as error:
@@ -114,11 +117,11 @@ class Adapters:
             slots[number] = slot
         return slots
 
-    def _fill(self, slot: int, weights: Weights) -> None:
+    def _fill(self, slot: int, weights: Mapping[str, PackedAdapter]) -> None:
         # until all of it is there the slot is nobody's
         self._in_slot[slot] = 0
         for name, (_, stack) in self._targets.layers.items():
-            stack.fill(slot, weights.get(name, {}))
+            stack.fill(slot, weights.get(name))
         self.num_fills += 1
 
 
@@ -156,15 +159,26 @@ def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) 
         )
     experts = [module for module in model.modules() if isinstance(module, Expert)]
     inside_experts = {id(layer) for expert in experts for layer in expert.modules()}
-    num_bytes = 0
+    stacks: list[AdapterStack] = []
     for layer in model.modules():
         if not isinstance(layer, ReplicatedLinear) or isinstance(layer, _WITHOUT_SLOTS) or id(layer) in inside_experts:
             continue
         if layer.group.size > 1:
             raise ModelError("enable_lora: not together with several workers that share a layer.")
-        like = layer.weight.new_empty(0, dtype=dtype)
-        stack = AdapterStack(num_slots, max_rank, layer.in_features, layer.part_sizes, like)
+        stack = AdapterStack(max_rank, layer.in_features, layer.part_sizes, dtype)
         layer.adapters = stack
-        num_bytes += stack.num_bytes
-    logger.info("slots for %d adapters of rank %d take %.1f MiB", num_slots, max_rank, num_bytes / 2**20)
-    return num_bytes
+        stacks.append(stack)
+    sizes = [num_slots * stack.elements_of_slot for stack in stacks]
+    memory = _zeros(sum(sizes), dtype, next(model.parameters()).device)
+    for stack, piece in zip(stacks, memory.split(sizes), strict=True):
+        stack.place(piece)
+    logger.info("slots for %d adapters of rank %d take %.1f MiB", num_slots, max_rank, memory.nbytes / 2**20)
+    return memory.nbytes
+
+
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """In one piece, so that huge pages fit: what a step reads of it lies in order."""
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
+    memory = lazy_zeros((count * dtype.itemsize,), np.uint8, use_huge_pages=True)
+    return torch.from_numpy(memory).view(dtype)

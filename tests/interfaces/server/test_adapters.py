@@ -59,6 +59,7 @@ def test_an_adapter_is_loaded_listed_used_and_unloaded(house, run):
             models = (await http.get("/v1/models")).json()["data"]
             assert [(one["id"], one["parent"]) for one in models] == [("base", None), ("sql", "base")]
             assert (await http.get("/v1/models/sql")).json()["parent"] == "base"
+            assert 'quire:adapters_loaded{model_name="base"} 1.0' in (await http.get("/metrics")).text
             assert await text_of(http, "sql") != await text_of(http, "base")
             again = await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a1"})
             assert (again.status_code, again.json()["error"]["code"]) == (409, "adapter_exists")
@@ -106,6 +107,32 @@ def test_every_endpoint_takes_its_name_as_the_model(house, run):
                 assert wrong.status_code == 404
             tokens = await http.post("/tokenize", json={"model": "sql", "prompt": "Hello"})
             assert tokens.status_code == 200
+
+    run(main())
+
+
+def test_vectors_and_turns_of_a_session_take_it_too(house, run):
+    async def main():
+        _, root = house
+        async with served(house, lora_modules=(f"sql={root}/a0",)) as http:
+            answers = {}
+            for model in ("base", "sql"):
+                vector = await http.post("/v1/embeddings", json={"model": model, "input": [5, 6, 7, 8]})
+                assert vector.status_code == 200, vector.text
+                session = (await http.post("/v1/sessions")).json()["id"]
+                body = {**COMPLETION, "model": model}
+                turn = await http.post(f"/v1/sessions/{session}/completions", json=body)
+                assert turn.status_code == 200, turn.text
+                assert turn.json()["model"] == vector.json()["model"] == model
+                text = turn.json()["choices"][0]["text"]
+                assert text == await text_of(http, model)
+                answers[model] = (vector.json()["data"][0]["embedding"], text)
+                wrong = await http.post(f"/v1/sessions/{session}/completions", json={**body, "model": "nobody"})
+                assert wrong.status_code == 404
+            assert answers["base"][0] != answers["sql"][0]
+            assert answers["base"][1] != answers["sql"][1]
+            wrong = await http.post("/v1/embeddings", json={"model": "nobody", "input": [5, 6, 7, 8]})
+            assert wrong.status_code == 404
 
     run(main())
 

@@ -298,7 +298,7 @@ def test_a_turn_whose_session_is_closed_meanwhile_says_so(run, keeping, monkeypa
         async with keeping() as server:
             name = await server.opened()
 
-            async def closed_meanwhile(session, prompt, params):
+            async def closed_meanwhile(session, prompt, params, **_):
                 await server.ask("DELETE", f"/{name}")
                 yield OutputDelta(0, [], finish_reason="abort")
 

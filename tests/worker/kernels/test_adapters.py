@@ -9,30 +9,35 @@ from quire.worker.kernels import cpu, reference
 
 pytestmark = pytest.mark.skipif(not cpu.load(), reason="there are no kernels in C++ here")
 
-NUM_SLOTS, MOST_RANK = 5, 16
+NUM_SLOTS = 5
+# greatest rank of the slots, and ranks in them: within a step of the matrix unit, and beyond one
+RANKS = [(16, [16, 1, 8, 13, 0]), (70, [70, 3, 33, 64, 0])]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # (inputs, outputs of each part)
 SHAPES = [(64, [96]), (75, [33, 7, 5]), (128, [640, 128, 128]), (17, [3]), (256, [1100, 1100])]
-ISAS = ("avx2", "avx512", "amx")
+ISAS = ("avx2", "avx512", "avx512_bf16", "amx")
 
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def case(num_inputs, parts, dtype, num_tokens, seed=0):
-    """(y, x, slots, ranks, a, b, parts); ranks differ, and what lies behind them is NaN, because nobody may use it."""
-    num_outputs = sum(parts)
-    ranks = torch.tensor([16, 1, 8, 13, 0], dtype=torch.int32)
-    a = random(NUM_SLOTS, len(parts), MOST_RANK, num_inputs, seed=1) / num_inputs**0.5
-    b = random(NUM_SLOTS, MOST_RANK, num_outputs, seed=2)
-    for slot, rank in enumerate(ranks.tolist()):
-        a[slot, :, rank:] = float("nan")
-        b[slot, rank:] = float("nan")
+def case(num_inputs, parts, dtype, num_tokens, seed=0, most_rank=16, ranks=(16, 1, 8, 13, 0)):
+    """(y, x, slots, ranks, a, b, parts, most_rank); behind an adapter in its slot is NaN, because nobody may use it."""
+    form = kernels.AdapterFormat(num_inputs, tuple(parts), dtype)
+    a, b = (torch.full((NUM_SLOTS, size), float("nan"), dtype=dtype) for size in form.sizes(most_rank))
+    for slot, rank in enumerate(ranks):
+        if rank == 0:
+            continue
+        of_a = [random(rank, num_inputs, seed=10 * slot + p) / num_inputs**0.5 for p in range(len(parts))]
+        of_b = [random(part, rank, seed=100 + 10 * slot + p) / rank**0.5 for p, part in enumerate(parts)]
+        packed_a, packed_b = form.pack([piece.to(dtype) for piece in of_a], [piece.to(dtype) for piece in of_b])
+        a[slot, : len(packed_a)] = packed_a
+        b[slot, : len(packed_b)] = packed_b
     slots = torch.randint(-1, NUM_SLOTS, (num_tokens,), generator=torch.Generator().manual_seed(seed)).int()
-    y = random(num_tokens, num_outputs, seed=3).to(dtype)
+    y = random(num_tokens, sum(parts), seed=3).to(dtype)
     x = random(num_tokens, num_inputs, seed=4).to(dtype)
-    return y, x, slots, ranks, a.to(dtype), b.to(dtype), parts
+    return y, x, slots, torch.tensor(ranks, dtype=torch.int32), a, b, parts, most_rank
 
 
 @pytest.fixture(params=ISAS)
@@ -46,9 +51,10 @@ def isa(request):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_inputs", "parts"), SHAPES)
-def test_add_adapters(isa, num_inputs, parts, dtype):
-    for num_tokens in (0, 1, 2, 9, 70):
-        y, *others = case(num_inputs, parts, dtype, num_tokens)
+@pytest.mark.parametrize(("most_rank", "ranks"), RANKS)
+def test_add_adapters(isa, num_inputs, parts, dtype, most_rank, ranks):
+    for num_tokens in (0, 1, 2, 9, 170):
+        y, *others = case(num_inputs, parts, dtype, num_tokens, most_rank=most_rank, ranks=ranks)
         expected = y.clone()
         reference.add_adapters(expected, *others)
         found = y.clone()
@@ -88,6 +94,19 @@ def test_rows_with_gaps():
     assert (wide_y[:, 96:] == 7.0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_inputs", "parts"), SHAPES)
+@pytest.mark.parametrize("rank", [1, 2, 16, 33])
+def test_a_slot_holds_what_was_packed(dtype, num_inputs, parts, rank):
+    form = kernels.AdapterFormat(num_inputs, tuple(parts), dtype)
+    a = [random(rank, num_inputs, seed=p).to(dtype) for p in range(len(parts))]
+    b = [random(part, rank, seed=p).to(dtype) for p, part in enumerate(parts)]
+    packed = form.pack(a, b)
+    assert tuple(map(len, packed)) == form.sizes(rank)
+    again_a, again_b = form.unpack(*(torch.cat([piece, piece.new_full((9,), float("nan"))]) for piece in packed), rank)
+    assert all(map(torch.equal, [*a, *b], [*again_a, *again_b]))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -95,15 +114,17 @@ def test_rows_with_gaps():
         ({"slots": torch.zeros(12, dtype=torch.int64)}, "int32"),
         ({"slots": torch.zeros(11, dtype=torch.int32)}, "an entry for each row"),
         ({"ranks": torch.full((NUM_SLOTS,), 17, dtype=torch.int32)}, "rank 17: at most 16"),
-        ({"x": torch.zeros(12, 63)}, "a must be contiguous"),
-        ({"y": torch.zeros(12, 95)}, "b must be contiguous"),
+        ({"x": torch.zeros(12, 65)}, "1280 elements in a"),
+        ({"y": torch.zeros(12, 97), "parts": [97]}, "1792 in b"),
         ({"x": torch.zeros(12, 64, dtype=torch.float16)}, "one dtype"),
         ({"parts": [95]}, "95 outputs together"),
-        ({"parts": [48, 48]}, "a must be contiguous"),
+        ({"parts": [48, 48]}, "2048 elements in a"),
+        ({"most_rank": 15}, "slots of rank 15"),
+        ({"a": torch.zeros(4, 1024)}, "must be .slots, elements."),
     ],
 )
 def test_wrong_arguments_are_named(change, words):
-    names = ("y", "x", "slots", "ranks", "a", "b", "parts")
+    names = ("y", "x", "slots", "ranks", "a", "b", "parts", "most_rank")
     arguments = dict(zip(names, case(64, [96], torch.float32, 12), strict=True)) | change
     with pytest.raises(RuntimeError, match=words):
         kernels.add_adapters(*arguments.values())

@@ -22,8 +22,8 @@ def has_the_other_instructions() -> bool:
 @pytest.mark.skipif(not has_the_other_instructions(), reason="AMX is for processors that also have avx512_bf16")
 def test_the_suite_of_products_on_an_emulated_matrix_unit() -> None:
     """In a process of its own: the library cannot be taken back once it is loaded."""
-    suite = Path(__file__).parent / "test_matmul.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(suite)]
+    suites = [str(Path(__file__).parent / name) for name in ("test_matmul.py", "test_adapters.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *suites]
     chosen = ["-k", "amx or every_instruction_set"]
     switches = {"QUIRE_EMULATE_AMX": "1", "QUIRE_CPU_KERNELS": "jit"}
     done = subprocess.run([*command, *chosen], env={**os.environ, **switches}, capture_output=True, text=True)

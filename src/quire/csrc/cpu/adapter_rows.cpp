@@ -1,153 +1,202 @@
-// Products of a few tokens with the two thin matrices of an adapter.
+// Products of a few tokens with the two thin matrices of an adapter, in vectors.
+//
+// A row is prepared as floats that a vector repeats: one for each word of the matrix, or two of a word that is taken
+// apart. What comes out of the first product is such a row again.
 
-#include "adapters.h"
-#include "simd.h"
+#include "adapter_panels.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-constexpr int TOKENS = static_cast<int>(ADAPTER_TOKENS);
-// Rows of a that are read beside each other: 4 x 4 accumulators.
-constexpr int A_ROWS = NV == 4 ? 4 : 2;
-// Vectors of the output beside each other.
-constexpr int B_VECTORS = NV == 4 ? 4 : 2;
+constexpr int64_t TOKENS = 4;
+constexpr int V = ADAPTER_COLUMNS / W;  // vectors of a panel
+// Words that are next to each other go to sums of their own, where there are registers: few tokens keep the units busy.
+constexpr int CHAINS = V == 1 ? 2 : 1;
 
-// One accumulator for each pair of a token and a row of a: the order of a sum never depends on its neighbours.
-template <class T, int N, int R>
-void shrink_tile(const AdapterArgs& args, const T* const* x, const T* a, float* low, int64_t low_stride) {
-  vf sums[N][R];
+template <class T> struct Single {
+  using Value = T;
+  static constexpr int64_t WORD_VALUES = 1, WORD_FLOATS = 1;
+  QUIRE_INLINE vf add(vf sum, const float* x, const char* line, int v) {
+    return fma(set1(*x), load(reinterpret_cast<const T*>(line) + v * W), sum);
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+struct Pair {
+  using Value = bf16;
+  static constexpr int64_t WORD_VALUES = 2, WORD_FLOATS = 1;
+  QUIRE_INLINE vf add(vf sum, const float* x, const char* line, int v) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)set1(*x), (__m512bh)load(reinterpret_cast<const float*>(line) + v * W));
+  }
+};
+
+QUIRE_INLINE void store_low(Pair, float* to, vf low) { store_result(reinterpret_cast<bf16*>(to), low); }
+
+#else
+
+#if defined(__AVX512F__)
+QUIRE_INLINE vf lower_halves(const char* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+QUIRE_INLINE vf upper_halves(const char* p) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(-65536)));
+}
+#else
+QUIRE_INLINE __m256i load_words(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+QUIRE_INLINE vf lower_halves(const char* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(load_words(p), 16)); }
+QUIRE_INLINE vf upper_halves(const char* p) {
+  return _mm256_castsi256_ps(_mm256_and_si256(load_words(p), _mm256_set1_epi32(-65536)));
+}
+#endif
+
+struct Pair {
+  using Value = bf16;
+  static constexpr int64_t WORD_VALUES = 2, WORD_FLOATS = 2;
+  QUIRE_INLINE vf add(vf sum, const float* x, const char* line, int v) {
+    const char* words = line + v * W * 4;
+    return fma(set1(x[1]), upper_halves(words), fma(set1(x[0]), lower_halves(words), sum));
+  }
+};
+
+#endif
+
+template <class P> QUIRE_INLINE void store_low(P, float* to, vf low) { store(to, low); }
+
+template <class P> void prepare_row(const typename P::Value* x, int64_t count, float* to, int64_t num_floats) {
+  if (P::WORD_VALUES > P::WORD_FLOATS) {
+    memset(to + count / 2, 0, (num_floats - count / 2) * 4);
+    memcpy(to, x, count * 2);
+    return;
+  }
+  for (int64_t i = 0; i < num_floats; i += W) store(to + i, i < count ? load_upto(x + i, count - i) : zero());
+}
+
+// Sums of N rows, `x_bytes` from each other, times a panel. Every element is summed in one order.
+template <class P, int N>
+QUIRE_INLINE void multiply(const char* x, int64_t x_bytes, const char* panel, int64_t words, vf sums[N][V]) {
+  constexpr int64_t LINE = ADAPTER_COLUMNS * P::WORD_VALUES * static_cast<int64_t>(sizeof(typename P::Value));
+  vf chains[CHAINS][N][V];
+#pragma GCC unroll 2
+  for (int c = 0; c < CHAINS; ++c)
 #pragma GCC unroll 4
-  for (int t = 0; t < N; ++t)
+    for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) chains[c][n][v] = zero();
+  const auto add = [&](int64_t i, int c) __attribute__((always_inline)) {
+    const char* line = panel + i * LINE;
+    _mm_prefetch(line + FETCHED_AHEAD, _MM_HINT_T0);
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) sums[t][r] = zero();
-  const auto add = [&](int64_t i, auto get) {
-    vf rows[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) rows[r] = get(a + r * args.columns + i);
-#pragma GCC unroll 4
-    for (int t = 0; t < N; ++t) {
-      const vf v = get(x[t] + i);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[t][r] = fma(v, rows[r], sums[t][r]);
+    for (int n = 0; n < N; ++n) {
+      const float* word = reinterpret_cast<const float*>(x + n * x_bytes) + i * P::WORD_FLOATS;
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) chains[c][n][v] = P::add(chains[c][n][v], word, line, v);
     }
   };
   int64_t i = 0;
-  for (; i + W <= args.columns; i += W) add(i, [](const T* p) { return load(p); });
-  const int left = static_cast<int>(args.columns - i);
-  if (left > 0) add(i, [left](const T* p) { return load_part(p, left); });
-  for (int t = 0; t < N; ++t)
-    for (int r = 0; r < R; ++r) low[t * low_stride + r] = hsum(sums[t][r]);
+  for (; i + CHAINS <= words; i += CHAINS)
+#pragma GCC unroll 2
+    for (int c = 0; c < CHAINS; ++c) add(i + c, c);
+  if (i < words) add(i, 0);
+#pragma GCC unroll 4
+  for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) sums[n][v] = CHAINS == 2 ? chains[0][n][v] + chains[CHAINS - 1][n][v] : chains[0][n][v];
 }
 
-template <class T, int N>
-void shrink_rows(const AdapterArgs& args, const int32_t* tokens, int64_t begin, int64_t end, float* low) {
-  const int64_t all_rows = args.num_parts * args.most_rank;
-  const T* x[N];
-  for (int t = 0; t < N; ++t) x[t] = static_cast<const T*>(args.x) + tokens[t] * args.x_stride;
-  const T* a = static_cast<const T*>(args.a) + args.slots[tokens[0]] * all_rows * args.columns;
-  int64_t row = begin;
-  for (; row + A_ROWS <= end; row += A_ROWS) {
-    shrink_tile<T, N, A_ROWS>(args, x, a + row * args.columns, low + row, all_rows);
-  }
-  for (; row < end; ++row) shrink_tile<T, N, 1>(args, x, a + row * args.columns, low + row, all_rows);
+template <class P> int64_t prepared_bytes_of(const AdapterArgs& args) {
+  return args.input_words() * P::WORD_FLOATS * static_cast<int64_t>(sizeof(float));
 }
 
-template <class T, int N, int V, bool WHOLE>
-void expand_tile(const AdapterArgs& args, T* const* y, const T* b, int64_t rank, int64_t column, int64_t count,
-                 const float* low, int64_t low_stride) {
-  vf sums[N][V];
-#pragma GCC unroll 4
-  for (int t = 0; t < N; ++t)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sums[t][v] = zero();
-  for (int64_t j = 0; j < rank; ++j) {
-    vf row[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const T* from = b + j * args.rows + column + v * W;
-      row[v] = WHOLE ? load(from) : load_part(from, static_cast<int>(count));
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < N; ++t) {
-      const vf factor = set1(low[t * low_stride + j]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[t][v] = fma(factor, row[v], sums[t][v]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int t = 0; t < N; ++t)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      T* to = y[t] + column + v * W;
-      if (WHOLE) store(to, load(to) + sums[t][v]);
-      else store_part(to, load_part(to, static_cast<int>(count)) + sums[t][v], static_cast<int>(count));
-    }
-}
+int64_t low_bytes(const AdapterArgs& args) { return args.a_panels(args.most_rank) * ADAPTER_COLUMNS * 4; }
 
-template <class T, int N>
-void expand_rows(const AdapterArgs& args, const int32_t* tokens, int64_t begin, int64_t end, const float* low) {
-  const int64_t low_stride = args.num_parts * args.most_rank;
-  const int32_t slot = args.slots[tokens[0]];
-  const int64_t rank = args.ranks[slot];
-  T* y[N];
-  for (int t = 0; t < N; ++t) y[t] = static_cast<T*>(args.y) + tokens[t] * args.y_stride;
-  const T* b = static_cast<const T*>(args.b) + slot * args.most_rank * args.rows;
-  int64_t first = 0;
-  for (int part = 0; part < args.num_parts; ++part) {
-    const float* of_part = low + part * args.most_rank;
-    int64_t column = begin > first ? begin : first;
-    const int64_t last = end < args.part_ends[part] ? end : args.part_ends[part];
-    first = args.part_ends[part];
-    for (; column + B_VECTORS * W <= last; column += B_VECTORS * W) {
-      expand_tile<T, N, B_VECTORS, true>(args, y, b, rank, column, W, of_part, low_stride);
-    }
-    for (; column + W <= last; column += W) {
-      expand_tile<T, N, 1, true>(args, y, b, rank, column, W, of_part, low_stride);
-    }
-    if (column < last) expand_tile<T, N, 1, false>(args, y, b, rank, column, last - column, of_part, low_stride);
+template <class P> void prepare_of(const AdapterArgs& args, const AdapterBlock& block) {
+  const int64_t bytes = prepared_bytes_of<P>(args);
+  for (int64_t t = 0; t < block.count; ++t) {
+    const auto* x = static_cast<const typename P::Value*>(args.x) + block.tokens[t] * args.x_stride;
+    prepare_row<P>(x, args.columns, reinterpret_cast<float*>(block.prepared + t * bytes), bytes / 4);
   }
 }
 
-template <class T>
-void shrink_of(const AdapterArgs& args, const int32_t* tokens, int64_t count, int64_t begin, int64_t end, float* low) {
-  switch (count) {
-    case 1: return shrink_rows<T, 1>(args, tokens, begin, end, low);
-    case 2: return shrink_rows<T, 2>(args, tokens, begin, end, low);
-    case 3: return shrink_rows<T, 3>(args, tokens, begin, end, low);
-    default: return shrink_rows<T, TOKENS>(args, tokens, begin, end, low);
+template <class P, int N> void shrink_rows(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  constexpr int64_t PANEL_FLOATS = ADAPTER_COLUMNS / P::WORD_VALUES * P::WORD_FLOATS;
+  const Panels a = Panels::of_a(args, block);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    vf sums[N][V];
+    multiply<P, N>(block.prepared, prepared_bytes_of<P>(args), a[panel], a.words, sums);
+    for (int n = 0; n < N; ++n) {
+      float* low = reinterpret_cast<float*>(block.low + n * low_bytes(args)) + panel * PANEL_FLOATS;
+      for (int v = 0; v < V; ++v) store_low(P{}, low + v * W, sums[n][v]);
+    }
   }
 }
 
-template <class T>
-void expand_of(const AdapterArgs& args, const int32_t* tokens, int64_t count, int64_t begin, int64_t end,
-               const float* low) {
-  switch (count) {
-    case 1: return expand_rows<T, 1>(args, tokens, begin, end, low);
-    case 2: return expand_rows<T, 2>(args, tokens, begin, end, low);
-    case 3: return expand_rows<T, 3>(args, tokens, begin, end, low);
-    default: return expand_rows<T, TOKENS>(args, tokens, begin, end, low);
+template <class P, int N> void expand_rows(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  const Panels b = Panels::of_b(args, block);
+  Outputs to(args, begin);
+  for (int64_t panel = begin; panel < end; ++panel, to.skip(1)) {
+    vf sums[N][V];
+    const char* low = block.low + to.part() * b.words * P::WORD_FLOATS * 4;
+    multiply<P, N>(low, low_bytes(args), b[panel], b.words, sums);
+    for (int n = 0; n < N; ++n) {
+      auto* y = static_cast<typename P::Value*>(args.y) + block.tokens[n] * args.y_stride + to.column();
+      for (int64_t v = 0; v < V && v * W < to.width(); ++v) {
+        const int64_t left = to.width() - v * W;
+        store_result_upto(y + v * W, load_upto(y + v * W, left) + sums[n][v], left);
+      }
+    }
   }
 }
 
-void shrink(const AdapterArgs& args, const int32_t* tokens, int64_t count, int64_t begin, int64_t end, float* low) {
+template <class P> void shrink_of(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  switch (block.count) {
+    case 1: return shrink_rows<P, 1>(args, block, begin, end);
+    case 2: return shrink_rows<P, 2>(args, block, begin, end);
+    case 3: return shrink_rows<P, 3>(args, block, begin, end);
+    default: return shrink_rows<P, TOKENS>(args, block, begin, end);
+  }
+}
+
+template <class P> void expand_of(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  switch (block.count) {
+    case 1: return expand_rows<P, 1>(args, block, begin, end);
+    case 2: return expand_rows<P, 2>(args, block, begin, end);
+    case 3: return expand_rows<P, 3>(args, block, begin, end);
+    default: return expand_rows<P, TOKENS>(args, block, begin, end);
+  }
+}
+
+int64_t prepared_bytes(const AdapterArgs& args) {
+  return args.dtype == DType::bfloat16 ? prepared_bytes_of<Pair>(args) : prepared_bytes_of<Single<float>>(args);
+}
+
+void prepare(const AdapterArgs& args, const AdapterBlock& block) {
   switch (args.dtype) {
-    case DType::float32: return shrink_of<float>(args, tokens, count, begin, end, low);
-    case DType::bfloat16: return shrink_of<bf16>(args, tokens, count, begin, end, low);
-    case DType::float16: return shrink_of<fp16>(args, tokens, count, begin, end, low);
+    case DType::float32: return prepare_of<Single<float>>(args, block);
+    case DType::bfloat16: return prepare_of<Pair>(args, block);
+    case DType::float16: return prepare_of<Single<fp16>>(args, block);
   }
 }
 
-void expand(const AdapterArgs& args, const int32_t* tokens, int64_t count, int64_t begin, int64_t end,
-            const float* low) {
+void shrink(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
   switch (args.dtype) {
-    case DType::float32: return expand_of<float>(args, tokens, count, begin, end, low);
-    case DType::bfloat16: return expand_of<bf16>(args, tokens, count, begin, end, low);
-    case DType::float16: return expand_of<fp16>(args, tokens, count, begin, end, low);
+    case DType::float32: return shrink_of<Single<float>>(args, block, begin, end);
+    case DType::bfloat16: return shrink_of<Pair>(args, block, begin, end);
+    case DType::float16: return shrink_of<Single<fp16>>(args, block, begin, end);
+  }
+}
+
+void expand(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  switch (args.dtype) {
+    case DType::float32: return expand_of<Single<float>>(args, block, begin, end);
+    case DType::bfloat16: return expand_of<Pair>(args, block, begin, end);
+    case DType::float16: return expand_of<Single<fp16>>(args, block, begin, end);
   }
 }
 
 }  // namespace
 
-extern const AdapterKernels adapter_kernels = {shrink, expand};
+extern const AdapterKernels adapter_kernels;
+constexpr AdapterKernels adapter_kernels = {TOKENS, prepared_bytes, low_bytes, prepare, shrink, expand, nullptr};
 
 }  // namespace quire::QUIRE_ISA

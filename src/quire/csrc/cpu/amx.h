@@ -16,12 +16,25 @@ struct alignas(64) TileShapes {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int num_rows) {
+  void set(int tile, int num_rows, int64_t bytes_of_row = BYTES_OF_TILE_ROW) {
     rows[tile] = static_cast<uint8_t>(num_rows);
-    row_bytes[tile] = num_rows > 0 ? BYTES_OF_TILE_ROW : 0;
+    row_bytes[tile] = static_cast<uint16_t>(num_rows > 0 ? bytes_of_row : 0);
   }
 };
 static_assert(sizeof(TileShapes) == 64, "the size that the instruction reads");
+
+constexpr int64_t CHUNK_BYTES = BYTES_OF_TILE_ROW;
+
+// Bytes of one of `num_rows` rows to its chunks, the last one filled up with zeros.
+static inline void place_chunks(const void* from, int64_t bytes, char* to, int num_rows) {
+  const char* next = static_cast<const char*>(from);
+  for (; bytes >= CHUNK_BYTES; bytes -= CHUNK_BYTES, next += CHUNK_BYTES, to += num_rows * CHUNK_BYTES) {
+    memcpy(to, next, CHUNK_BYTES);
+  }
+  if (bytes == 0) return;
+  memset(to, 0, CHUNK_BYTES);
+  memcpy(to, next, bytes);
+}
 
 }  // namespace quire::QUIRE_ISA
 

@@ -12,7 +12,10 @@ namespace avx2 { const KernelTable* table(); }
 namespace avx512 { const KernelTable* table(); }
 namespace avx512_vnni { extern const MatmulKernels matmul_kernels; }
 namespace avx512_bf16 { const KernelTable* table(); }
-namespace amx { extern const MatmulKernels matmul_kernels; }
+namespace amx {
+extern const AdapterKernels adapter_kernels;
+extern const MatmulKernels matmul_kernels;
+}
 
 namespace {
 
@@ -27,7 +30,11 @@ const KernelTable* avx512_vnni_table() {
   return &table;
 }
 const KernelTable* amx_table() {
-  static const KernelTable table = with_products(avx512_bf16::table(), "amx", amx::matmul_kernels);
+  static const KernelTable table = [] {
+    KernelTable with_tiles = with_products(avx512_bf16::table(), "amx", amx::matmul_kernels);
+    with_tiles.adapters = &amx::adapter_kernels;
+    return with_tiles;
+  }();
   return &table;
 }
 

@@ -36,7 +36,7 @@ constexpr MatmulKernels matmul_kernels = {};  // fault_of_amx() keeps it from be
 namespace {
 
 constexpr int HALF = ROWS_OF_TILE, MOST_ROWS = 2 * HALF;  // both halves of the rows meet what was loaded of a panel
-constexpr int64_t STEP_WORDS = 16, CHUNK_BYTES = STEP_WORDS * 4;
+constexpr int64_t STEP_WORDS = 16;
 constexpr int64_t WORD_BYTES = PANEL_COLUMNS * 4, STEP_BYTES = STEP_WORDS * WORD_BYTES;
 // Steps of a panel that all rows meet before the next come: they stay in the second-level cache beside the rows.
 constexpr int64_t STEPS_AT_ONCE = 128;
@@ -55,17 +55,6 @@ int64_t prepared_row_bytes(const MatmulArgs& args) {
   const bool has_heads = args.arithmetic == Arithmetic::int8;
   const int64_t heads = has_heads ? round_up(INTEGERS_HEAD * num_segments(args.weight) * 4, CHUNK_BYTES) : 0;
   return num_steps(args.weight) * CHUNK_BYTES + heads;
-}
-
-// Bytes of one of `num_rows` rows to its chunks, the last one filled up with zeros.
-void place_chunks(const void* from, int64_t bytes, char* to, int num_rows) {
-  const char* next = static_cast<const char*>(from);
-  for (; bytes >= CHUNK_BYTES; bytes -= CHUNK_BYTES, next += CHUNK_BYTES, to += num_rows * CHUNK_BYTES) {
-    memcpy(to, next, CHUNK_BYTES);
-  }
-  if (bytes == 0) return;
-  memset(to, 0, CHUNK_BYTES);
-  memcpy(to, next, bytes);
 }
 
 template <class T> void quantize_chunks(const PackedView& w, const T* x, char* tile, int row, int num_rows) {

@@ -31,14 +31,6 @@ static void begin_finish(const MatmulArgs& args, int64_t panel, Finish* finish) 
   }
 }
 
-template <class T> QUIRE_INLINE void store_result(T* p, vf a) { store(p, a); }
-#if defined(__AVX512BF16__)
-// One instruction instead of eight; it differs in values below 1e-38, which become zero.
-QUIRE_INLINE void store_result(bf16* p, vf a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a));
-}
-#endif
-
 template <class T>
 static void write_rows(const MatmulArgs& args, const Finish& finish, const float* sums, int64_t first, int64_t rows) {
   const int64_t n = finish.num_columns;

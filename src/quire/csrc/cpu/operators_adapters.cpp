@@ -6,14 +6,12 @@
 namespace quire {
 namespace {
 
-// Columns of the output that one piece of work has.
-constexpr int64_t EXPAND_COLUMNS = 512;
-// Rows of a that one piece of work has.
-constexpr int64_t SHRINK_ROWS = 8;
+// Panels of b that one piece of work has.
+constexpr int64_t EXPANDED_AT_ONCE = 32;
 
 class AdapterStep final : public Step {
  public:
-  explicit AdapterStep(const AdapterArgs& args) : args_(args), kernels_(*kernels()->adapters) {}
+  explicit AdapterStep(const AdapterArgs& args) : args_(args), kernels_(kernels_for(args.dtype)) {}
 
   int64_t work(const Extent& extent) const override {
     for (int64_t t = 0; t < extent.tokens; ++t) {
@@ -37,58 +35,76 @@ class AdapterStep final : public Step {
     static thread_local Order order;
     sort(extent.tokens, order);
     if (order.tokens.empty()) return;
-    const int64_t low_row = args_.num_parts * args_.most_rank;
-    float* low = static_cast<float*>(
-        crew.shared_scratch(static_cast<int64_t>(order.tokens.size()) * low_row * static_cast<int64_t>(sizeof(float))));
+    place(order, crew);
     const int64_t num_blocks = static_cast<int64_t>(order.blocks.size());
-    const int64_t shrinks = (low_row + SHRINK_ROWS - 1) / SHRINK_ROWS;
-    crew.for_each(num_blocks * shrinks, 1, [&](int64_t begin, int64_t end) {
+    crew.for_each(num_blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) kernels_.prepare(args_, order.blocks[i]);
+    });
+    const int64_t most_panels = args_.a_panels(args_.most_rank);
+    crew.for_each(num_blocks * most_panels, 1, [&](int64_t begin, int64_t end) {
       for (int64_t piece = begin; piece < end; ++piece) {
-        const Block& block = order.blocks[piece / shrinks];
-        const int64_t first = piece % shrinks * SHRINK_ROWS;
-        kernels_.shrink(args_, order.tokens.data() + block.first, block.count, first,
-                        min64(first + SHRINK_ROWS, low_row), low + block.first * low_row);
+        const AdapterBlock& block = order.blocks[piece / most_panels];
+        const int64_t panel = piece % most_panels;
+        if (panel < args_.a_panels(block.rank)) kernels_.shrink(args_, block, panel, panel + 1);
       }
     });
-    const int64_t expands = (args_.rows + EXPAND_COLUMNS - 1) / EXPAND_COLUMNS;
+    const int64_t panels = args_.b_panels(), expands = (panels + EXPANDED_AT_ONCE - 1) / EXPANDED_AT_ONCE;
     crew.for_each(num_blocks * expands, 1, [&](int64_t begin, int64_t end) {
       for (int64_t piece = begin; piece < end; ++piece) {
-        const Block& block = order.blocks[piece / expands];
-        const int64_t first = piece % expands * EXPAND_COLUMNS;
-        kernels_.expand(args_, order.tokens.data() + block.first, block.count, first,
-                        min64(first + EXPAND_COLUMNS, args_.rows), low + block.first * low_row);
+        const int64_t first = piece % expands * EXPANDED_AT_ONCE;
+        kernels_.expand(args_, order.blocks[piece / expands], first, min64(first + EXPANDED_AT_ONCE, panels));
       }
     });
   }
 
  private:
-  struct Block {
-    int64_t first, count;
-  };
   // Tokens that have an adapter, by slot, and pieces of them that are computed together.
   struct Order {
     std::vector<int32_t> tokens;
     std::vector<int64_t> starts;
-    std::vector<Block> blocks;
+    std::vector<AdapterBlock> blocks;
   };
+
+  static const AdapterKernels& kernels_for(DType dtype) {
+    const AdapterKernels* best = kernels()->adapters;
+    return dtype == DType::bfloat16 || best->other_types == nullptr ? *best : *best->other_types;
+  }
+
+  // The slot whose adapter a token has, or -1: of rank 0 is one that has nothing for this layer.
+  int32_t slot_of(int64_t token) const {
+    const int32_t slot = args_.slots[token];
+    return slot >= 0 && args_.ranks[slot] > 0 ? slot : -1;
+  }
 
   // Every thread for itself: cheaper than to wait until one has done it for all.
   void sort(int64_t num_tokens, Order& order) const {
     order.starts.assign(args_.num_slots + 1, 0);
     for (int64_t t = 0; t < num_tokens; ++t) {
-      if (args_.slots[t] >= 0) ++order.starts[args_.slots[t] + 1];
+      if (const int32_t slot = slot_of(t); slot >= 0) ++order.starts[slot + 1];
     }
     for (int64_t s = 0; s < args_.num_slots; ++s) order.starts[s + 1] += order.starts[s];
     order.tokens.resize(order.starts[args_.num_slots]);
     order.blocks.clear();
-    if (order.tokens.empty()) return;
-    for (int64_t s = 0; s < args_.num_slots; ++s) {
-      for (int64_t first = order.starts[s]; first < order.starts[s + 1]; first += ADAPTER_TOKENS) {
-        order.blocks.push_back({first, min64(ADAPTER_TOKENS, order.starts[s + 1] - first)});
+    for (int32_t s = 0; s < args_.num_slots; ++s) {
+      for (int64_t first = order.starts[s]; first < order.starts[s + 1]; first += kernels_.tokens) {
+        const int64_t count = min64(kernels_.tokens, order.starts[s + 1] - first);
+        order.blocks.push_back({order.tokens.data() + first, count, s, args_.ranks[s], nullptr, nullptr});
       }
     }
     for (int64_t t = 0; t < num_tokens; ++t) {
-      if (args_.slots[t] >= 0) order.tokens[order.starts[args_.slots[t]]++] = static_cast<int32_t>(t);
+      if (const int32_t slot = slot_of(t); slot >= 0) order.tokens[order.starts[slot]++] = static_cast<int32_t>(t);
+    }
+  }
+
+  // Memory for what the blocks pass on between the loops.
+  void place(Order& order, Crew& crew) const {
+    const int64_t prepared_bytes = kernels_.prepared_bytes(args_), low_bytes = kernels_.low_bytes(args_);
+    const int64_t num_tokens = static_cast<int64_t>(order.tokens.size());
+    char* prepared = static_cast<char*>(crew.shared_scratch(num_tokens * (prepared_bytes + low_bytes)));
+    char* low = prepared + num_tokens * prepared_bytes;
+    for (AdapterBlock& block : order.blocks) {
+      block.prepared = prepared, block.low = low;
+      prepared += block.count * prepared_bytes, low += block.count * low_bytes;
     }
   }
 
@@ -102,16 +118,13 @@ void check_vector(const Tensor& t, const char* name) {
 }
 
 void add_adapters_op(const Tensor& y, const Tensor& x, const Tensor& slots, const Tensor& ranks, const Tensor& a,
-                     const Tensor& b, const std::vector<int64_t>& parts) {
+                     const Tensor& b, const std::vector<int64_t>& parts, int64_t most_rank) {
   check_rows(x, 2, "x"), check_rows(y, 2, "y");
   check_vector(slots, "slots"), check_vector(ranks, "ranks");
   const int64_t num_parts = static_cast<int64_t>(parts.size());
   STD_TORCH_CHECK(num_parts >= 1 && num_parts <= MOST_PARTS, "a layer has 1 to ", MOST_PARTS, " parts");
-  STD_TORCH_CHECK(a.dim() == 4 && a.is_contiguous() && a.size(1) == num_parts && a.size(3) == x.size(1),
-                  "a must be contiguous, [slots, parts, rank, inputs]");
-  STD_TORCH_CHECK(b.dim() == 3 && b.is_contiguous() && b.size(0) == a.size(0) && b.size(1) == a.size(2) &&
-                      b.size(2) == y.size(1),
-                  "b must be contiguous, [slots, rank, outputs]");
+  STD_TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(0) == b.size(0), "a and b must be [slots, elements]");
+  check_rows(a, 2, "a"), check_rows(b, 2, "b");
   STD_TORCH_CHECK(slots.size(0) == x.size(0) && y.size(0) == x.size(0) && ranks.size(0) == a.size(0),
                   "slots must have an entry for each row of x and of y, ranks one for each slot");
   const ScalarType dtype = x.scalar_type();
@@ -124,11 +137,14 @@ void add_adapters_op(const Tensor& y, const Tensor& x, const Tensor& slots, cons
   args.slots = static_cast<const int32_t*>(slots.const_data_ptr());
   args.ranks = static_cast<const int32_t*>(ranks.const_data_ptr());
   args.x_stride = x.stride(0), args.y_stride = y.stride(0);
-  args.columns = x.size(1), args.rows = y.size(1), args.most_rank = a.size(2), args.num_slots = a.size(0);
+  args.a_stride = a.stride(0), args.b_stride = b.stride(0);
+  args.columns = x.size(1), args.rows = y.size(1), args.most_rank = most_rank, args.num_slots = a.size(0);
   args.num_parts = static_cast<int>(num_parts);
   int64_t end = 0;
   for (int64_t p = 0; p < num_parts; ++p) end += parts[p], args.part_ends[p] = end;
   STD_TORCH_CHECK(end == args.rows, "the parts have ", end, " outputs together, y has ", args.rows);
+  STD_TORCH_CHECK(most_rank >= 1 && a.size(1) == args.a_elements() && b.size(1) == args.b_elements(), "slots of rank ",
+                  most_rank, " have ", args.a_elements(), " elements in a and ", args.b_elements(), " in b");
   if (x.size(0) > 0 || is_recording()) perform(std::make_unique<AdapterStep>(args), {x.size(0), 0});
 }
 

@@ -193,6 +193,15 @@ template <class T> QUIRE_INLINE void store_upto(T* p, vf a, int64_t n) {
   n >= W ? store(p, a) : store_part(p, a, static_cast<int>(n));
 }
 
+// Results of products.
+template <class T> QUIRE_INLINE void store_result(T* p, vf a) { store(p, a); }
+#if defined(__AVX512BF16__)
+// One instruction instead of eight; it differs in values below 1e-38, which become zero.
+QUIRE_INLINE void store_result(bf16* p, vf a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a));
+}
+#endif
+
 // To the precision of T and back, as if it had been stored.
 QUIRE_INLINE vf rounded(const float*, vf a) { return a; }
 template <class T> QUIRE_INLINE vf rounded(const T*, vf a) { return widen(T{}, narrow(T{}, a)); }

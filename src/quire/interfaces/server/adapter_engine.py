@@ -23,5 +23,8 @@ class AdapterEngine:
     async def prepare(self, prompt: Any, params: Any, **settings: Any) -> Any:
         return await self._engine.prepare(prompt, params, lora_request=self._adapter, **settings)
 
+    async def embed(self, prompt: Any, params: Any, **settings: Any) -> Any:
+        return await self._engine.embed(prompt, params, lora_request=self._adapter, **settings)
+
     async def receive(self, pieces: Any, params: Any, **settings: Any) -> Any:
         return await self._engine.receive(pieces, params, lora_request=self._adapter, **settings)

@@ -75,6 +75,7 @@ class ServedEngine(Protocol):
         cache_salt: str = "",
         tenant: Tenancy | None = None,
         on_start: Callable[[int], None] = ...,
+        lora_request: Adapter | None = None,
     ) -> EmbeddingRequestOutput:
         """A vector; cancelling aborts. `on_start` is called with the number of tokens that were there already."""
 

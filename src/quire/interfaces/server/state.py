@@ -110,11 +110,6 @@ class ServerState:
             is_ending = self.readiness is Readiness.STOPPING
             raise unavailable(f"Not ready: {self.readiness.value}.", {**RETRY_SOON, **(CLOSE if is_ending else {})})
 
-    def check_model(self, name: str | None) -> None:
-        """For what is of the model alone."""
-        if name is not None and name != self.model_name:
-            raise self._unknown(name)
-
     async def of_model(self, name: str | None) -> ServerState:
         """The server as a request sees it that names this model, which may be an adapter."""
         if name is None or name == self.model_name:

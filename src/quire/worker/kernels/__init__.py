@@ -11,11 +11,11 @@ Shape suffixes used in `kernels`, innermost dimension last:
     D  head dimension (that of values may differ: E)            N  blocks of the cache, or pairs of blocks
     B  places in a block                                        I  width of the feed-forward layer
     R  rotary dimension                                         P  positions in a table
-    L  slots for adapters                                       G  greatest rank of an adapter
+    L  slots for adapters                                       G  rank of an adapter
     X  experts of a layer                                       K  experts of a token, where there are some
 """
 
-from quire.worker.kernels.adapters import add_adapters
+from quire.worker.kernels.adapters import AdapterFormat, add_adapters
 from quire.worker.kernels.attention import copy_blocks, move_blocks, paged_attention, write_kv
 from quire.worker.kernels.experts import grouped_linear, route_tokens, weigh_experts
 from quire.worker.kernels.fused import (
@@ -54,6 +54,7 @@ from quire.worker.kernels.sampling import (
 )
 
 __all__ = [
+    "AdapterFormat",
     "activate",
     "add",
     "add_adapters",

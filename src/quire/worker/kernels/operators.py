@@ -59,7 +59,8 @@ _SCHEMAS = {
     "ssd_scan": "(Tensor x, Tensor dt, Tensor dt_bias, Tensor a_log, Tensor b, Tensor c, Tensor d, "
     + _STATES
     + ", Tensor(b!) out, float least_dt, float most_dt) -> ()",
-    "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts) -> ()",
+    "add_adapters": "(Tensor(a!) y, Tensor x, Tensor slots, Tensor ranks, Tensor a, Tensor b, int[] parts, "
+    "int most_rank) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, "
     "bool is_interleaved) -> ()",
     "join": "(Tensor[] tensors) -> Tensor",

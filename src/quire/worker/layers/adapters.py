@@ -3,10 +3,8 @@
 A layer that has none carries `NO_ADAPTERS`. Which slot a token uses stands in the forward context, so that models know
 nothing of adapters. The weight itself stays as it is, whatever its form: what is added comes behind it.
 
-    a [slots, parts, rank, inputs]      b [slots, rank, outputs]      ranks [slots]
-
-Owns the slots of one layer; who is in which slot is decided elsewhere (`worker/adapter_slots.py`). Memory stays where
-it is, because a recorded program knows addresses.
+Owns the slots of one layer; who is in which slot is decided elsewhere (`worker/adapter_slots.py`). An adapter is packed
+when it is loaded, so that to fill a slot is a copy. Memory stays where it is: a recorded program knows addresses.
 """
 
 from __future__ import annotations
@@ -45,34 +43,58 @@ class NoAdapters:
 NO_ADAPTERS = NoAdapters()
 
 
+class PackedAdapter(NamedTuple):
+    """What an adapter has for a layer, as it lies in a slot."""
+
+    rank: int
+    a: Tensor
+    b: Tensor
+
+
 class AdapterStack:
     """The slots of one layer; `parts` are the outputs of the layers that it is merged of."""
 
-    def __init__(self, num_slots: int, max_rank: int, in_features: int, parts: list[int], like: Tensor) -> None:
+    def __init__(self, max_rank: int, in_features: int, parts: list[int], dtype: torch.dtype) -> None:
         self.parts = parts
         self.in_features = in_features
-        self._a = torch.zeros((num_slots, len(parts), max_rank, in_features), dtype=like.dtype, device=like.device)
-        self._b = torch.zeros((num_slots, max_rank, sum(parts)), dtype=like.dtype, device=like.device)
-        self._ranks = torch.zeros(num_slots, dtype=torch.int32, device=like.device)
+        self._max_rank = max_rank
+        self._format = kernels.AdapterFormat(in_features, tuple(parts), dtype)
 
     @property
-    def num_bytes(self) -> int:
-        return self._a.nbytes + self._b.nbytes
+    def elements_of_slot(self) -> int:
+        return sum(self._format.sizes(self._max_rank))
+
+    def place(self, memory: Tensor) -> None:
+        """The slots get their memory: zeros, elements_of_slot for each. Before the first of them is filled."""
+        num_slots = len(memory) // self.elements_of_slot
+        size_of_a, size_of_b = self._format.sizes(self._max_rank)
+        a, b = memory.split([num_slots * size_of_a, num_slots * size_of_b])
+        self._a = a.view(num_slots, size_of_a)
+        self._b = b.view(num_slots, size_of_b)
+        self._ranks = torch.zeros(num_slots, dtype=torch.int32, device=memory.device)
 
     def add(self, y: Tensor, x: Tensor) -> Tensor:
         slots = current_forward_context().adapter_slots
         if slots is not None:
-            kernels.add_adapters(y, x, slots, self._ranks, self._a, self._b, self.parts)
+            kernels.add_adapters(y, x, slots, self._ranks, self._a, self._b, self.parts, self._max_rank)
         return y
 
-    def fill(self, slot: int, pieces: Mapping[int, LowRank]) -> None:
-        """Another adapter takes the slot; parts that it has nothing for add nothing."""
-        rank = max((len(piece.a) for piece in pieces.values()), default=0)
-        self._ranks[slot] = rank
-        self._a[slot, :, :rank] = 0
-        self._b[slot, :rank] = 0
+    def pack(self, pieces: Mapping[int, LowRank]) -> PackedAdapter:
+        """Parts that there is no piece for add nothing; the others may differ in rank."""
+        rank = max(len(piece.a) for piece in pieces.values())
+        some = next(iter(pieces.values())).a
+        a = [some.new_zeros((rank, self.in_features)) for _ in self.parts]
+        b = [some.new_zeros((part, rank)) for part in self.parts]
         for part, piece in pieces.items():
             own = len(piece.a)
-            start = sum(self.parts[:part])
-            self._a[slot, part, :own] = piece.a
-            self._b[slot, :own, start : start + self.parts[part]] = piece.b.t()
+            a[part][:own] = piece.a
+            b[part][:, :own] = piece.b
+        return PackedAdapter(rank, *self._format.pack(a, b))
+
+    def fill(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """Another adapter takes the slot, or one that has nothing for this layer."""
+        self._ranks[slot] = 0
+        if adapter is not None:
+            self._a[slot, : len(adapter.a)] = adapter.a
+            self._b[slot, : len(adapter.b)] = adapter.b
+            self._ranks[slot] = adapter.rank

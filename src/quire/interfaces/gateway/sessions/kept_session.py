@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.output_stream import OutputObserver
 from quire.interfaces.server.engine import ServedEngine
@@ -126,6 +127,7 @@ class WholePrompt:
 
     token_ids: list[int]
     params: SamplingParams
+    adapter: Adapter | None
 
 
 class TurnEngine:
@@ -144,10 +146,12 @@ class TurnEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def prepare(self, prompt: list[int], sampling_params: Any, **settings: Any) -> WholePrompt:
+    async def prepare(
+        self, prompt: list[int], sampling_params: Any, *, lora_request: Adapter | None = None, **settings: Any
+    ) -> WholePrompt:
         """Checked as a request of its own would be: length, parameters, form."""
-        await self._engine.prepare(prompt, sampling_params, **settings)
-        return WholePrompt(prompt, sampling_params)
+        await self._engine.prepare(prompt, sampling_params, lora_request=lora_request, **settings)
+        return WholePrompt(prompt, sampling_params, lora_request)
 
     async def open(self, prepared: WholePrompt, *, observer: OutputObserver, prompt_number: int) -> Pumped[OutputDelta]:
         """A session takes one prompt at a time, so its number is 0."""
@@ -172,7 +176,8 @@ class TurnEngine:
             if num_shared < len(known):
                 await session.rewind(num_shared)
             answer = Choice()
-            stream = session.stream({"prompt_token_ids": prompt[num_shared:]}, prepared.params)
+            added = {"prompt_token_ids": prompt[num_shared:]}
+            stream = session.stream(added, prepared.params, lora_request=prepared.adapter)
             async with aclosing(cast(AsyncGenerator[OutputDelta, None], stream)) as deltas:
                 async for delta in deltas:
                     if self._kept.is_closed and delta.finish_reason == "abort":

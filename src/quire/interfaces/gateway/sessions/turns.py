@@ -46,12 +46,12 @@ async def continue_chat(request: Request, session_id: str) -> Response:
     """Answers new messages of a chat; `messages` holds these alone."""
     state = state_of(request)
     body = await read_request(request, ChatRequest, CHAT_RULES, strict=state.strict)
-    kept = _session_for(request, state, session_id, body.model, Kind.CHAT)
+    kept = _session_for(request, session_id, Kind.CHAT)
     if not body.messages:
         raise invalid("messages: a turn brings at least one message.", "messages")
     body.messages = [*kept.messages, *body.messages]
     turn = TurnEngine(state.engine, kept)
-    view = state.with_engine(turn)
+    view = await state.with_engine(turn).of_model(body.model)
     work, formats = await prepare_chat(body, view)
 
     def end(answer: Choice) -> None:
@@ -70,10 +70,10 @@ async def continue_text(request: Request, session_id: str) -> Response:
     """Continues a text; `prompt` is appended to it, and may be empty after the first turn."""
     state = state_of(request)
     body = await read_request(request, CompletionRequest, TEXT_RULES, strict=state.strict)
-    kept = _session_for(request, state, session_id, body.model, Kind.TEXT)
+    kept = _session_for(request, session_id, Kind.TEXT)
     check_stream_options(body)
     turn = TurnEngine(state.engine, kept)
-    view = state.with_engine(turn)
+    view = await state.with_engine(turn).of_model(body.model)
     whole = kept.engine_session.token_ids
     whole += await _tokens_of(body, view, is_first=not whole)
     if not whole:
@@ -85,9 +85,8 @@ async def continue_text(request: Request, session_id: str) -> Response:
     return await _answer(request, state, Continuations(body, work, [""], view), is_stream=bool(body.stream))
 
 
-def _session_for(request: Request, state: ServerState, session_id: str, model: str | None, kind: Kind) -> KeptSession:
+def _session_for(request: Request, session_id: str, kind: Kind) -> KeptSession:
     """The session, if it can take a turn of this kind now."""
-    state.check_model(model)
     sessions = sessions_of(request)
     kept = sessions.find(session_id, tenant_of(request))
     kept.check_kind(kind)

@@ -109,7 +109,7 @@ async def create_embeddings(request: Request) -> Response:
 
 
 async def _prepared(body: EmbeddingRequest, state: ServerState) -> _Work:
-    state.check_model(body.model)
+    state = await state.of_model(body.model)
     if body.encoding_format not in (None, FLOAT, BASE64):
         shown = str(body.encoding_format)[:40]
         raise invalid(f"encoding_format={shown!r}: must be {FLOAT} or {BASE64}.", "encoding_format")

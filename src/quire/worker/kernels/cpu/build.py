@@ -46,7 +46,7 @@ PER_ISA = (
     "sampling_kernels.cpp",
 )
 # Sets that differ from a lesser one in these files alone; isa.cpp puts the rest together.
-ONLY = {"avx512_vnni": ("matmul.cpp",), "amx": ("matmul_amx.cpp",)}
+ONLY = {"avx512_vnni": ("matmul.cpp",), "amx": ("adapter_tiles.cpp", "matmul_amx.cpp")}
 COMMON = (
     "amx_support.cpp",
     "arena.cpp",
@@ -67,7 +67,7 @@ COMMON = (
     "sampling.cpp",
     "sequence_states.cpp",
 )
-EMULATED = ("amx_support.cpp", "matmul_amx.cpp")  # what QUIRE_EMULATE_AMX is for
+EMULATED = ("adapter_tiles.cpp", "amx_support.cpp", "matmul_amx.cpp")  # what QUIRE_EMULATE_AMX is for
 FLAGS = (
     "-std=c++17",
     "-O3",
