@@ -131,7 +131,7 @@ class KVCacheManager:
         if computed:
             self._attach(sequence, computed)
         if spare and self.pool.num_available >= num_new + len(spare):
-            self.checkpoints.leave(sequence, start, spare)
+            self.checkpoints.leave(sequence, start, computed.state_name if computed else b"")
             self._left.append((sequence, spare))
             shared += spare
         elif spare and computed:
@@ -279,6 +279,13 @@ class KVCacheManager:
         self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
         self._rows.set_named(sequence.row, num_computed // self.block_size)
 
+    def end_output(self, sequence: Sequence, num_settled: int) -> None:
+        """It is about to be freed; so many of its tokens are surely computed. Its last blocks, whose tokens have only
+        now become known, and its state can be found from now on."""
+        if sequence.is_begun:
+            self.name_granted(sequence, sequence.num_sure_tokens)
+            self.checkpoints.leave_end(sequence, num_settled)
+
     # ------------------------------------------------------------------------------------------ sharing and freeing
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -303,8 +310,9 @@ class KVCacheManager:
         self.swap.free(sequence)
 
     def _free_here(self, sequence: Sequence) -> None:
-        """Deepest blocks first, so that the beginning of a prompt is cached longest."""
-        for table in sequence.block_tables:
+        """Deepest blocks first, so that the beginning of a prompt is cached longest; before them the state, which is of
+        no use without all of them."""
+        for table in sequence.block_tables[::-1] if self.num_state_blocks else sequence.block_tables:
             self.moves.release(table.held()[::-1])
             table.clear()
         if sequence.row >= 0:
