@@ -207,7 +207,7 @@ class ModelShape:
 
     @property
     def num_float_parameters(self) -> int:
-        """Routers, what turns latent vectors, and convolutions: they stay floats, whatever the other matrices become."""
+        """Routers, what turns latent vectors, convolutions: they stay floats, whatever the other matrices become."""
         experts, latent, recurrent = self.experts, self.latent, self.recurrent
         routers = 0 if experts is None else experts.num_layers * experts.num_experts * self.hidden_size
         turning = 0 if latent is None else self.num_layers * latent.num_turning_parameters(self.num_heads)

@@ -1,4 +1,4 @@
-"""Where answers end: states that stand inside of a block, for whoever says the same and goes on (the next turn of a chat).
+"""Where answers end: states that stand inside of a block, for whoever says the same and goes on, as the next turn does.
 
 A checkpoint of a prompt stands at a block boundary, where blocks have names. An answer ends anywhere, so its end has a
 name of its own, under which its state is found, and the block that it fills a part of. Nothing is copied for it: the

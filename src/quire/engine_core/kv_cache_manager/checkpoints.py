@@ -50,6 +50,9 @@ class Checkpoints(Protocol):
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
         """There is no room for copies: they are written, and found no more."""
 
+    def give_up_end(self, name: bytes) -> bool:
+        """The end of an answer is not to be found any more. False: it is none."""
+
     def count_hit(self, computed: ComputedBlocks) -> None:
         """A new sequence begins behind these."""
 
@@ -76,6 +79,9 @@ class NoCheckpoints:
 
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
         """There is nothing to take."""
+
+    def give_up_end(self, name: bytes) -> bool:
+        return False
 
     def count_hit(self, computed: ComputedBlocks) -> None:
         """None was found."""
@@ -169,6 +175,13 @@ class StateCheckpoints:
     def _drop(self, name: bytes) -> None:
         if self._names.pop(name, b"") is None:
             self._cache.forget_state(name)
+
+    def give_up_end(self, name: bytes) -> bool:
+        is_end = self._cache.ends.get(name) is not None
+        if is_end:
+            self._names.pop(name, None)
+            self._cache.forget_state(name)
+        return is_end
 
     def count_hit(self, computed: ComputedBlocks) -> None:
         self.num_hit_tokens += computed.num_tokens if computed.source is None else 0

@@ -184,9 +184,13 @@ class KVCacheManager:
             for blocks in held:
                 self.pool.withdraw(blocks)
 
-    def give_up_blocks_of(self, handle: str | None) -> bool:
-        """A kept sequence gives up blocks for the request that continues it. False if it has none."""
-        return self.kept.give_up_blocks_of(handle)
+    def give_up_for(self, request: Request) -> bool:
+        """For one that has no room beside what it would begin behind: of what it continues the kept sequence gives up
+        blocks, and the end of an answer, which it would copy, is found no more. False if there is neither."""
+        if self.kept.give_up_blocks_of(request.message.continues):
+            return True
+        names = [self.get_computed_blocks(one).state_name for one in request.sequences.values() if not one.is_begun]
+        return any([self.checkpoints.give_up_end(name) for name in names])
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences

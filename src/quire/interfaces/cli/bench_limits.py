@@ -143,8 +143,8 @@ def unit_of(dtype: str, scheme: str | None) -> str:
 
 
 def least_seconds(work: Work, cost: ModelCost, bandwidth: float, peak: float) -> float:
-    """Step by step the larger of arithmetic (products with the weights) and of bytes (weights, and for each sequence the
-    KV cache once and its state twice, read and written). All prompts are computed in the first step, a shared prefix once."""
+    """Step by step the larger of arithmetic (products with the weights) and of bytes (weights, and for each sequence
+    the KV cache once and its state twice). All prompts are computed in the first step, a shared prefix once."""
     computed = [len(prompt) - work.shared_prefix for prompt in work.prompts]
     prefix = 0 if work.is_prefix_known else work.shared_prefix
     rows = work.sequences_a_request
