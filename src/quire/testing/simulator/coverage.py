@@ -41,9 +41,9 @@ TRANSITIONS = (
     "outputs continued",
     "checkpoints of states",
     "checkpoints found",
-    "ends of answers found",
-    "hits of pinned states",
 )
+# They need what few workloads have: a chat, or a pinned prefix, of a model with states.
+RARE_TRANSITIONS = ("ends of answers found", "hits of pinned states")
 
 _STATISTICS = {
     "tokens past an end": "num_dropped_tokens_total",
@@ -71,4 +71,4 @@ def counts_of(workload: Workload) -> dict[str, int]:
     counts["steps decided ahead"] = work.num_steps * workload.core.is_async
     counts["drafts accepted"], counts["drafts rejected"] = work.num_accepted_tokens, work.num_rejected_tokens
     counts["drafts verified in chunks"] = work.num_partial_verifications
-    return {name: counts[name] for name in TRANSITIONS}
+    return {name: counts[name] for name in (*TRANSITIONS, *RARE_TRANSITIONS)}
