@@ -190,7 +190,7 @@ class KVCacheManager:
         if self.kept.give_up_blocks_of(request.message.continues):
             return True
         names = [self.get_computed_blocks(one).state_name for one in request.sequences.values() if not one.is_begun]
-        return any([self.checkpoints.give_up_end(name) for name in names])
+        return any(self.checkpoints.give_up_end(name) for name in names)
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences

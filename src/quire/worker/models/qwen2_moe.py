@@ -13,7 +13,6 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_heads
 from quire.worker.models.qwen2 import window_of_layer
 
-
 # What config.json may leave out, here and in Qwen 3 with experts.
 DEFAULTS = {
     "vocab_size": 151_936,

@@ -32,7 +32,6 @@ from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.llama import LlamaModel, complete_kv_heads
 from quire.worker.models.qwen2_moe import make_mlp
 
-
 # What config.json may leave out, here and in Qwen 3.5.
 DEFAULTS = {
     "num_attention_heads": 16,
