@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.errors import UserError
 from quire.messages import ExtendRequest
@@ -143,8 +144,8 @@ def test_without_room_for_a_copy_the_checkpoint_itself_is_written() -> None:
     core.assert_empty()
 
 
-def test_nobody_gives_way_for_a_checkpoint() -> None:
-    core = Watched(num_blocks=10, checkpoint_share=1.0, checkpoint_interval=4, max_model_len=12)
+def nobody_gives_way(num_blocks: int) -> None:
+    core = Watched(num_blocks=num_blocks, checkpoint_share=1.0, checkpoint_interval=4, max_model_len=12)
     for number in (1, 2):
         core.add(number, [*PROMPT[:5], number], max_tokens=6)
     core.run()
@@ -152,6 +153,18 @@ def test_nobody_gives_way_for_a_checkpoint() -> None:
     for number in (1, 2):
         expect(core, number, [*PROMPT[:5], number], 6)
     core.assert_empty()
+
+
+@pytest.mark.parametrize("num_blocks", [10, 11])
+def test_nobody_gives_way_for_a_checkpoint(num_blocks: int) -> None:
+    """With eleven blocks the first leaves one in the step in which the second needs the blocks of its copy."""
+    nobody_gives_way(num_blocks)
+
+
+def test_copies_that_are_not_taken_back_cost_somebody_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockMoves, "take_back", lambda self, target: None)
+    with pytest.raises(AssertionError):
+        nobody_gives_way(11)
 
 
 def test_checkpoints_take_their_share_and_no_more() -> None:
