@@ -24,6 +24,7 @@ from quire.engine_core.kv_cache_manager.kept import KeptSequences
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixCache, PrefixHasher
 from quire.engine_core.kv_cache_manager.swap_space import SwapSpace
+from quire.engine_core.request import Sequence
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.scheduler import Scheduler
@@ -32,6 +33,8 @@ from quire.testing.simulator.workload import random_sizes, with_states
 from quire.testing.soak import FIRST_SEED, run_seed
 
 MOST_SEEDS = 60
+# what few workloads bring about begins near one in which it comes up
+RARE = {"end in doubt": 80}
 
 Method = Callable[..., Any]
 # name -> (what is wrong, class, method, what takes its place: a function of the method)
@@ -282,7 +285,7 @@ def left_and_written(worth: Method) -> Method:
     def broken(self: StateCheckpoints, sequence: Any, start: int, table: Any, num_holders: int) -> Any:
         entries = worth(self, sequence, start, table, num_holders)
         if entries and num_holders:
-            self.leave(sequence, start, entries)
+            self.leave(sequence, start, b"")
             return []
         return entries
 
@@ -308,8 +311,30 @@ def no_doubt(is_wanted: Method) -> Method:
     return broken
 
 
-def others_give_way(_: Method) -> Method:
-    return lambda self, target: None
+def end_in_shared_blocks(name_end: Method) -> Method:
+    """Others that hold the state write it when they are alone with it."""
+
+    def broken(self: PrefixCache, sequence: Any, num_tokens: int, *, is_ahead: bool) -> Any:
+        counts = self._pool.counts
+        self._pool.counts = np.minimum(counts, 1)
+        name = name_end(self, sequence, num_tokens, is_ahead=is_ahead)
+        self._pool.counts = counts
+        return name
+
+    return broken
+
+
+def pinned_state_is_taken_over(shared_at: Method) -> Method:
+    def broken(self: KVCacheManager, tables: Any, position: int, *, is_taken: bool) -> Any:
+        found = shared_at(self, tables, position, is_taken=is_taken)
+        pinned = self.kept.pinned_blocks()
+        return [(number, index) for number, index in found if tables[number][index] not in pinned]
+
+    return broken
+
+
+def never_ahead(absorbed_more: Method) -> Method:
+    return lambda self, num_tokens: False
 
 
 STATES: dict[str, Breakage] = {
@@ -320,7 +345,9 @@ STATES: dict[str, Breakage] = {
     "too many checkpoints": ("their share is not kept", StateCheckpoints, "_keep_share", nothing),
     "checkpoint in doubt": ("a row that stepped back leaves one", StateCheckpoints, "_is_wanted", no_doubt),
     "kept state elsewhere": ("a rewound handle serves its state", KeptSequences, "_tables_at", kept_state_serves_all),
-    "preempted for a checkpoint": ("its copies are not taken back", BlockMoves, "take_back", others_give_way),
+    "end in shared blocks": ("a sibling goes on in its state", PrefixCache, "name_end", end_in_shared_blocks),
+    "end in doubt": ("a prompt need not have its last token", Sequence, "may_have_absorbed_more", never_ahead),
+    "pinned state written": ("who finds it takes it over", KVCacheManager, "_shared_at", pinned_state_is_taken_over),
     "no room for a state": ("it counts as there", Estimates, "_num_missing", lambda _: lambda *_: 0),
 }
 
@@ -409,8 +436,7 @@ def first_seed_that_catches(first: int) -> int | None:
 def test_a_broken_rule_of_states_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence, owner, method, breaking = STATES[name]
     monkeypatch.setattr(owner, method, breaking(getattr(owner, method)))
-    # what needs a pool that is nearly dry has its own
-    seed = first_seed_that_catches(FIRST_SEED + 90 * (owner is BlockMoves))
+    seed = first_seed_that_catches(FIRST_SEED + RARE.get(name, 0))
     assert seed is not None, f"{name} ({sentence}) passed {MOST_SEEDS} workloads"
     monkeypatch.undo()
     run_seed(seed)

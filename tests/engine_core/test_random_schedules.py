@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quire.engine_core.scheduler.policies import make_policy
-from quire.testing.simulator.coverage import TRANSITIONS, counts_of
+from quire.testing.simulator.coverage import RARE_TRANSITIONS, TRANSITIONS, counts_of
 from quire.testing.simulator.engine_settings import PLAIN_ENGINE, POLICIES
 from quire.testing.simulator.workload import Workload, check_policy
 from quire.testing.soak import FIRST_SEED, STEPS_OF_A_SEED, run_seed
@@ -23,6 +23,7 @@ NUM_PARTS = 50
 NUM_STATE_PARTS = 12
 SEED_FILES = sorted((Path(__file__).parents[1] / "seeds").glob("*.txt"))
 OFTEN = 50
+SOMETIMES = 5
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ def test_the_workloads_reach_every_transition_often(counts: Counter[str]) -> Non
     for seed in range(FIRST_SEED, FIRST_SEED + 40) if counts["workloads with states"] < 40 else ():
         counts.update(counts_of(run_seed(seed)))
     assert {name: counts[name] for name in TRANSITIONS if counts[name] < OFTEN} == {}
+    assert {name: counts[name] for name in RARE_TRANSITIONS if counts[name] < SOMETIMES} == {}
 
 
 def seeds() -> list[tuple[int, bool]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.errors import UserError
 from quire.messages import ExtendRequest
@@ -14,6 +15,7 @@ from quire.testing.simulator.checking_model import expected_tokens
 
 STATE = KVGroup(("states",), num_state_blocks=2)
 HYBRID = (FULL, STATE)
+WINDOWED = (KVGroup(("far",)), KVGroup(("near",), sliding_window=5), STATE)
 PROMPT = list(range(10, 21))
 
 
@@ -130,19 +132,20 @@ def test_without_room_for_a_copy_the_checkpoint_itself_is_written() -> None:
     core = Watched(num_blocks=8, checkpoint_share=1.0, max_model_len=12)
     core.add(1, PROMPT[:5], max_tokens=1)
     core.run()
-    assert core.core.statistics()["num_state_checkpoints"] == 1
+    # behind four tokens, and behind all of them
+    assert core.core.statistics()["num_state_checkpoints"] == 2
     core.add(3, [40, 41], max_tokens=2)
     core.add(2, [*PROMPT[:5], 30, 31, 32], max_tokens=4)
     core.step()
     assert core.core.statistics()["num_state_checkpoints"] == 0
     core.run()
-    assert core.cached[2 << 10] == 4
+    assert core.cached[2 << 10] == 5
     expect(core, 2, [*PROMPT[:5], 30, 31, 32], 4)
     core.assert_empty()
 
 
-def test_nobody_gives_way_for_a_checkpoint() -> None:
-    core = Watched(num_blocks=10, checkpoint_share=1.0, checkpoint_interval=4, max_model_len=12)
+def nobody_gives_way(num_blocks: int) -> None:
+    core = Watched(num_blocks=num_blocks, checkpoint_share=1.0, checkpoint_interval=4, max_model_len=12)
     for number in (1, 2):
         core.add(number, [*PROMPT[:5], number], max_tokens=6)
     core.run()
@@ -152,19 +155,81 @@ def test_nobody_gives_way_for_a_checkpoint() -> None:
     core.assert_empty()
 
 
+@pytest.mark.parametrize("num_blocks", [10, 11])
+def test_nobody_gives_way_for_a_checkpoint(num_blocks: int) -> None:
+    """With eleven blocks the first leaves one in the step in which the second needs the blocks of its copy."""
+    nobody_gives_way(num_blocks)
+
+
+def test_copies_that_are_not_taken_back_cost_somebody_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockMoves, "take_back", lambda self, target: None)
+    with pytest.raises(AssertionError):
+        nobody_gives_way(11)
+
+
 def test_checkpoints_take_their_share_and_no_more() -> None:
     core = Watched(num_blocks=64, checkpoint_share=0.125)  # eight blocks
     for number in range(9):
         core.add(number, [number, *PROMPT], max_tokens=2)
         core.run()
     statistics = core.core.statistics()
-    assert statistics["num_state_checkpoints_made_total"] == 9
+    # of each request one in its prompt, and one where its output ends
+    assert statistics["num_state_checkpoints_made_total"] == 18
     assert statistics["num_state_checkpoints"] == 4
     assert statistics["num_state_checkpoint_blocks"] == 8
     core.add(10, [8, *PROMPT], max_tokens=1)
     core.add(11, [0, *PROMPT], max_tokens=1)
     core.run()
     assert (core.cached[10 << 10], core.cached[11 << 10]) == (8, 0)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("groups", [HYBRID, (STATE,), WINDOWED], ids=["hybrid", "no attention", "windows"])
+def test_the_next_turn_of_a_chat_goes_on_where_the_answer_ended(groups: tuple[KVGroup, ...], is_async: bool) -> None:
+    """However it ends: by length, or by a token that a step in flight may have taken in."""
+    core = Watched(groups=groups, is_async=is_async, checkpoint_interval=8)
+    tokens = PROMPT
+    end = expected_tokens(PROMPT, 9, vocab_size=50)[-1]
+    for turn, sampling in enumerate(
+        [{"max_tokens": 6}, {"max_tokens": 30, "stop_token_ids": [end]}, {"max_tokens": 2}]
+    ):
+        core.add(turn, tokens, **sampling)
+        core.run()
+        answer = core.tokens[turn << 10]
+        expect(core, turn, tokens, len(answer))
+        # all but the last token, which was sampled and not computed
+        assert core.cached[turn << 10] == (len(tokens) - 4 if turn else 0)
+        tokens = [*tokens, *answer, 40, 41, 42]
+        # for the checkpoint in the prompt, none for the end of the answer
+        assert core.executor.work.num_copied_blocks == 2 or turn
+    core.assert_empty()
+
+
+def test_who_says_something_else_begins_at_a_checkpoint_before() -> None:
+    core = Watched()
+    core.add(1, PROMPT, max_tokens=6, request={"cache_salt": "blue"})
+    core.run()
+    said = [*PROMPT, *core.tokens[1 << 10]]
+    others = [*said[:15], (said[15] + 1) % 50, 40]
+    for number, (prompt, salt) in enumerate(
+        [(others, "blue"), ([*said, 40], ""), ([*said, 40], "blue"), (said, "blue")], 2
+    ):
+        core.add(number, prompt, max_tokens=2, request={"cache_salt": salt})
+        core.run()
+        expect(core, number, prompt, 2)
+    assert [core.cached[number << 10] for number in (2, 3, 4, 5)] == [8, 0, 16, 16]
+    core.assert_empty()
+
+
+def test_of_several_outputs_the_first_one_can_be_gone_on_with() -> None:
+    core = Watched()
+    core.add(1, PROMPT, max_tokens=6, n=3, temperature=1.0, seed=3)
+    core.run()
+    for index, cached in enumerate([16, 8, 8]):
+        core.add(2 + index, [*PROMPT, *core.tokens[(1 << 10) + index], 40], max_tokens=1)
+        core.run()
+        assert core.cached[(2 + index) << 10] == cached
+    core.assert_empty()
 
 
 def test_a_session_goes_on_where_its_state_stands_and_a_cut_one_from_a_checkpoint() -> None:
@@ -183,12 +248,50 @@ def test_a_session_goes_on_where_its_state_stands_and_a_cut_one_from_a_checkpoin
     expect(core, 3, [*tokens[:13], 42], 2)
 
 
-def test_a_state_cannot_be_pinned() -> None:
+@pytest.mark.parametrize("groups", [HYBRID, (STATE,)], ids=["hybrid", "no attention"])
+def test_prompts_go_on_from_a_pinned_prefix(groups: tuple[KVGroup, ...]) -> None:
+    """Which ends inside of a block, and stays when the prefix cache is emptied."""
+    core = Watched(groups=groups, checkpoint_share=0.0)
+    core.add(1, PROMPT, max_tokens=1, request={"keep": "a"})
+    core.run()
+    pinned = core.core.control("pin_kept", {"handle": "a", "num_tokens": 11})
+    assert (pinned["is_pinned"], pinned["num_computed_tokens"]) == (True, 11)
+    core.core.control("reset_prefix_cache", {})
+    for number in (2, 3):
+        core.add(number, [*PROMPT, 40, number], max_tokens=3)
+    core.add(4, PROMPT, max_tokens=3)
+    core.run()
+    assert [core.cached[number << 10] for number in (2, 3, 4)] == [11, 11, 0]
+    for number in (2, 3):
+        expect(core, number, [*PROMPT, 40, number], 3)
+    (report,) = core.core.control("list_kept", {})
+    assert report["num_hits"] == 2
+    core.core.control("release_kept", {"handle": "a"})
+    core.assert_empty()
+
+
+def test_a_prefix_is_pinned_where_its_state_stands() -> None:
     core = Watched()
     core.add(1, PROMPT, max_tokens=5, request={"keep": "a"})
     core.run()
-    with pytest.raises(UserError, match="pin_kept: not with recurrent layers"):
+    with pytest.raises(UserError, match="a recurrent state stands elsewhere"):
         core.core.control("pin_kept", {"handle": "a", "num_tokens": 8})
+    assert core.core.control("pin_kept", {"handle": "a", "num_tokens": 15})["is_pinned"]
+
+
+def test_a_state_that_a_step_in_flight_changes_is_not_pinned() -> None:
+    core = Watched(is_async=True)
+    end = expected_tokens(PROMPT, 6, vocab_size=50)[-1]
+    core.add(1, PROMPT, max_tokens=20, stop_token_ids=[end], request={"keep": "a"})
+    core.run()
+    (report,) = core.core.control("list_kept", {})
+    with pytest.raises(UserError, match="a recurrent state stands elsewhere"):
+        core.core.control("pin_kept", {"handle": "a", "num_tokens": report["num_computed_tokens"]})
+    # and goes on with the token that it has taken in
+    core.add(2, [40], max_tokens=2, request={"continues": "a"})
+    core.run()
+    assert core.cached[2 << 10] == report["num_computed_tokens"]
+    expect(core, 2, [*PROMPT, *core.tokens[1 << 10], 40], 2)
 
 
 def test_streamed_input_that_ends_reads_its_last_token_again() -> None:

@@ -6,12 +6,18 @@ import torch
 from tests.support.worker_driver import WorkerDriver
 
 from quire.engine_core.kv_cache_manager.groups import make_groups
+from quire.errors import ModelError, OptionError
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
+from quire.worker.capacity import StepCost, bytes_of_state_copies, capacity, measure_largest_step
 from quire.worker.kernels import operators, reference, sequence_states
 from quire.worker.kernels.sequence_states import put
-from quire.worker.layers import CausalConv, GatedDeltaRule, StateSpaceScan
+from quire.worker.layers import CausalConv, GatedDeltaRule, StateSpaceScan, make_parameter
+from quire.worker.live_tensors import LiveTensors
+from quire.worker.model_loader import load_model
+from quire.worker.platforms import MemoryReport
 from quire.worker.speculative import NoProposer
+from quire.worker.state_cache import recurrent_layers
 from quire.worker.worker import Worker
 
 PROMPTS = {
@@ -233,3 +239,70 @@ def test_a_state_that_stands_elsewhere_fails_its_row_alone(driver, expected):
     driver.release(6)
     driver.generate(NUM_NEW)
     assert outputs(driver)[0] == expected[0]
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_a_wrong_shape_ends_the_start(name, tmp_path):
+    """Memory is measured without states, so that the layer runs for the first time when the cache is there."""
+    path = make_checkpoint(tmp_path, name)
+
+    def load_wrong(config):
+        model = load_model(config)
+        conv = next(module for module in model.modules() if isinstance(module, CausalConv))
+        conv.weight = make_parameter(conv.weight.shape[0], conv.weight.shape[1] + 1, dtype=torch.float32)
+        return model
+
+    worker = Worker(worker_config(path, attention_backend="auto"), model_loader=load_wrong)
+    worker.load()
+    groups, _ = make_groups(worker.measure_capacity().layers, 4)
+    with pytest.raises(ModelError, match=r"failed when the model was tried.*has another shape"):
+        worker.initialize_cache([list(group.layer_names) for group in groups], 400)
+
+
+def test_a_trial_at_start_leaves_no_trace(driver, expected):
+    """Row 0 is the one that was tried."""
+    assert not driver.worker._runner.table.is_used.any()
+    assert driver.worker.statistics()["num_steps"] == 0
+    driver.admit(0, PROMPTS[0])
+    driver.generate(NUM_NEW)
+    assert outputs(driver)[0] == expected[0]
+
+
+def test_what_steps_copy_of_states_is_no_room_for_the_cache(tmp_path):
+    """Four sequences absorb several tokens each in one step: the most that a step ever holds of them."""
+    path = make_checkpoint(tmp_path, "qwen3_next", linear_key_head_dim=64, linear_value_head_dim=64)
+    driver = started(path, max_num_seqs=4, max_num_batched_tokens=8)
+    worker = driver.worker
+    states = [layer.spec for layer in recurrent_layers(worker._model).values()]
+    promised = bytes_of_state_copies(states, worker._config)
+    for row in range(4):
+        driver.admit(row, PROMPTS[6])
+    driver.step(dict.fromkeys(range(4), 2))
+    with LiveTensors() as with_states:
+        driver.step(dict.fromkeys(range(4), 2))
+    of_all = sum(layer.state_bytes for layer in states)
+    # none of them is small beside the rest of a step
+    assert 4 * of_all > 400_000
+    least = 4 * of_all
+    assert least <= promised <= 2 * least
+    measured = measure_largest_step(worker._model, worker._platform, worker._config)
+    assert with_states.peak_bytes <= promised + measured.num_bytes
+
+
+def test_a_capacity_sets_copies_of_states_aside_but_never_more_than_half(tmp_path):
+    path = make_checkpoint(tmp_path, "lfm2")
+    memory = MemoryReport(total_bytes=1 << 30, free_bytes=1 << 29, limit="of a test")
+    model = load_model(worker_config(path))
+    left = {
+        num_bytes: capacity(model, memory, StepCost(0, "none", state_bytes=num_bytes), 1.0)
+        for num_bytes in (0, 1 << 20, 1 << 40)
+    }
+    assert left[0].available_bytes == 1 << 29
+    assert left[1 << 20].available_bytes == (1 << 29) - (1 << 20)
+    assert left[1 << 40].available_bytes == 1 << 28
+    assert "Copies of states in a step: 0.25 GiB" in left[1 << 40].explanation
+
+
+def test_compiled_layers_are_refused_with_the_reason(tmp_path):
+    with pytest.raises(OptionError, match=r"compile=True: .* has recurrent layers beside others"):
+        started(make_checkpoint(tmp_path, "lfm2"), compile=True)

@@ -10,12 +10,14 @@ from typing import Any
 
 from quire.config.latent_shape import LatentShape
 from quire.config.mixed_shape import MixedShape
+from quire.config.recurrent_shape import RECURRENT_MODEL_TYPES, RecurrentShape, with_common_names
+from quire.config.shape_numbers import count_of, size_of
 from quire.errors import ModelError
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Codes of one byte, and of what they are multiplied with for each token and head.
 _CODES = ("int8", "fp8")
-_SCALE_BYTES = 4
+SCALE_BYTES = 4
 _LATENT = "the model's attention keeps latent vectors"
 # what layers of attention call themselves in layer_types
 _ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
@@ -60,16 +62,16 @@ class ExpertShape:
         """None for a model without experts."""
         if not has_experts(config):
             return None
-        num_experts = _size(config, *_NUM_EXPERTS)
-        inner = _size(config, "moe_intermediate_size", "intermediate_size")
-        shared = _count(config, "shared_expert_intermediate_size") or _count(config, "n_shared_experts") * inner
+        num_experts = size_of(config, *_NUM_EXPERTS)
+        inner = size_of(config, "moe_intermediate_size", "intermediate_size")
+        shared = count_of(config, "shared_expert_intermediate_size") or count_of(config, "n_shared_experts") * inner
         if config.get(_DENSE_SIZE):
             # a shared expert is as large as the others
             shared = inner
         return cls(
             num_layers=sum(_has_experts(config, index) for index in range(num_layers)),
             num_experts=num_experts,
-            top_k=min(num_experts, _size(config, "num_experts_per_tok", "experts_per_token", "top_k_experts")),
+            top_k=min(num_experts, size_of(config, "num_experts_per_tok", "experts_per_token", "top_k_experts")),
             inner_size=inner,
             shared_size=shared,
         )
@@ -84,9 +86,9 @@ def _has_experts(config: dict[str, Any], index: int) -> bool:
     dense, sparse = config.get("mlp_only_layers"), config.get("moe_layers")
     if isinstance(sparse, list):
         return index in sparse
-    if index < _count(config, "first_k_dense_replace") or (isinstance(dense, list) and index in dense):
+    if index < count_of(config, "first_k_dense_replace") or (isinstance(dense, list) and index in dense):
         return False
-    step = _count(config, "decoder_sparse_step") or _count(config, "interleave_moe_layer_step") or 1
+    step = count_of(config, "decoder_sparse_step") or count_of(config, "interleave_moe_layer_step") or 1
     return (index + 1) % step == 0
 
 
@@ -101,7 +103,7 @@ def _bounded_layers(config: dict[str, Any], num_layers: int) -> tuple[int, int]:
         types = _types_by_angles(config, num_layers)
     for name, bound in _BOUNDS.items():
         if name in types and config.get(bound):
-            return min(types.count(name), num_layers), _size(config, bound)
+            return min(types.count(name), num_layers), size_of(config, bound)
     return 0, 0
 
 
@@ -111,7 +113,7 @@ def _types_by_angles(config: dict[str, Any], num_layers: int) -> list[str]:
         return []
     angles = config.get("no_rope_layers")
     if not (isinstance(angles, list) and angles):
-        interval = _count(config, "no_rope_layer_interval") or 4
+        interval = count_of(config, "no_rope_layer_interval") or 4
         angles = [(index + 1) % interval for index in range(num_layers)]
     return ["chunked_attention" if has_angles else "full_attention" for has_angles in angles]
 
@@ -137,33 +139,31 @@ class ModelShape:
     latent: LatentShape | None = None
     # None: the heads of all layers are alike
     mixed: MixedShape | None = None
+    # layers that keep a state in the place of attention
+    recurrent: RecurrentShape | None = None
 
     @classmethod
     def of(cls, hf_config: dict[str, Any]) -> ModelShape:
         text_config = hf_config.get("text_config")
-        config = {**hf_config, **(text_config if isinstance(text_config, dict) else {})}
+        config = with_common_names({**hf_config, **(text_config if isinstance(text_config, dict) else {})})
         latent = LatentShape.of(config)
-        for name, what in _OTHER_ARITHMETIC.items():
-            if config.get(name) and not (what is _LATENT and latent is not None):
-                raise _not_computed(name, config[name], what)
-        kinds = config.get("layer_types") or config.get("layers_block_type")
-        for kind in kinds if isinstance(kinds, list) else ():
-            if kind not in _ATTENTION:
-                raise _not_computed("layer_types", kind, "the model has layers without plain attention")
-        hidden = _size(config, "hidden_size", "n_embd", "d_model")
-        heads = _size(config, "num_attention_heads", "n_head")
+        _check_is_computed(config, latent)
+        hidden = size_of(config, "hidden_size", "n_embd", "d_model")
+        num_layers = size_of(config, "num_hidden_layers", "n_layer")
+        recurrent = RecurrentShape.of(config, num_layers)
+        heads = size_of(config, "num_attention_heads", "n_head")
         is_gated = "intermediate_size" in config
-        num_layers = _size(config, "num_hidden_layers", "n_layer")
+        inner = size_of(config, _DENSE_SIZE, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
         num_windowed, window = _bounded_layers(config, num_layers)
         mixed = MixedShape.of(config)
         return cls(
             num_layers=num_layers,
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=_size(config, "num_key_value_heads", default=heads),
-            head_dim=_size(config, "head_dim", default=max(1, hidden // heads)),
-            intermediate_size=_size(config, _DENSE_SIZE, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
-            vocab_size=_size(config, "vocab_size"),
+            num_kv_heads=size_of(config, "num_key_value_heads", default=heads),
+            head_dim=size_of(config, "head_dim", default=max(1, hidden // heads)),
+            intermediate_size=inner if recurrent is None or recurrent.has_feed_forward else 0,
+            vocab_size=size_of(config, "vocab_size"),
             has_gated_mlp=is_gated,
             has_tied_embeddings=bool(config.get("tie_word_embeddings", not is_gated or mixed is not None)),
             experts=ExpertShape.of(config, num_layers),
@@ -171,7 +171,12 @@ class ModelShape:
             window=window,
             latent=latent,
             mixed=mixed,
+            recurrent=recurrent,
         )
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers - (0 if self.recurrent is None else self.recurrent.num_layers)
 
     @property
     def num_parameters(self) -> int:
@@ -195,14 +200,17 @@ class ModelShape:
         latent vectors."""
         if self.mixed is not None:
             return self.mixed.num_linear_parameters
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        recurrent = self.recurrent
+        num_queries = self.num_heads * (2 if recurrent is not None and recurrent.has_output_gate else 1)
+        attention = self.hidden_size * self.head_dim * (num_queries + self.num_heads + 2 * self.num_kv_heads)
         if self.latent is not None:
             attention = self.latent.num_linear_parameters(self.hidden_size, self.num_heads)
         num_sparse = 0 if self.experts is None else self.experts.num_layers
         shared = 0 if self.experts is None else self.experts.shared_size
         mlp = self.hidden_size * (3 if self.has_gated_mlp else 2)
         return (
-            self.num_layers * attention
+            self.num_attention_layers * attention
+            + (0 if recurrent is None else recurrent.num_linear_parameters)
             + (self.num_layers - num_sparse) * mlp * self.intermediate_size
             + num_sparse * mlp * shared
         )
@@ -215,13 +223,16 @@ class ModelShape:
     @property
     def query_width(self) -> int:
         """Numbers of a token's queries, in all layers."""
-        return self.num_layers * self.num_heads * self.head_dim if self.mixed is None else self.mixed.query_width
+        return (
+            self.num_attention_layers * self.num_heads * self.head_dim if self.mixed is None else self.mixed.query_width
+        )
 
     @property
     def num_float_parameters(self) -> int:
-        """Routers: they stay floats, whatever the other matrices become."""
-        experts = self.experts
-        return 0 if experts is None else experts.num_layers * experts.num_experts * self.hidden_size
+        """Routers, convolutions: they stay floats, whatever the other matrices become."""
+        experts, recurrent = self.experts, self.recurrent
+        routers = 0 if experts is None else experts.num_layers * experts.num_experts * self.hidden_size
+        return routers + (0 if recurrent is None else recurrent.num_float_parameters)
 
     @property
     def num_key_parameters(self) -> int:
@@ -246,18 +257,24 @@ class ModelShape:
     def kv_bytes_per_token(self, dtype: str) -> int:
         """2.1.2: 2 x layers x KV heads x head dimension x size; of latent attention one row a layer."""
         if self.mixed is not None:
-            return self.mixed.kept_bytes(1, FLOAT_BYTES.get(dtype, 1), _SCALE_BYTES if dtype in _CODES else 0)
-        num_rows, dim = 2 * self.num_layers * self.num_kv_heads, self.head_dim
+            return self.mixed.kept_bytes(1, FLOAT_BYTES.get(dtype, 1), SCALE_BYTES if dtype in _CODES else 0)
+        num_rows, dim = 2 * self.num_attention_layers * self.num_kv_heads, self.head_dim
         if self.latent is not None:
             num_rows, dim = self.num_layers, self.latent.kept_values
-        return num_rows * (dim + _SCALE_BYTES if dtype in _CODES else dim * FLOAT_BYTES[dtype])
+        return num_rows * (dim + SCALE_BYTES if dtype in _CODES else dim * FLOAT_BYTES[dtype])
 
     def kv_bytes(self, num_tokens: int, dtype: str) -> int:
         """Of a sequence: layers with a window keep no more tokens than it has."""
         if self.mixed is not None:
-            return self.mixed.kept_bytes(num_tokens, FLOAT_BYTES.get(dtype, 1), _SCALE_BYTES if dtype in _CODES else 0)
-        kept = self.num_layers * num_tokens - self.num_windowed_layers * max(0, num_tokens - self.window)
-        return self.kv_bytes_per_token(dtype) * kept // self.num_layers
+            return self.mixed.kept_bytes(num_tokens, FLOAT_BYTES.get(dtype, 1), SCALE_BYTES if dtype in _CODES else 0)
+        num_layers = self.num_attention_layers
+        kept = num_layers * num_tokens - self.num_windowed_layers * max(0, num_tokens - self.window)
+        return self.kv_bytes_per_token(dtype) * kept // max(1, num_layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a sequence, whatever its length: what recurrent layers keep, without what the cache adds to it."""
+        return 0 if self.recurrent is None else sum(self.recurrent.state_bytes)
 
 
 @dataclass(frozen=True)
@@ -284,27 +301,20 @@ class Machine:
         return num_bytes / self.bytes_per_second
 
 
+def _check_is_computed(config: dict[str, Any], latent: LatentShape | None) -> None:
+    if config.get("model_type") in RECURRENT_MODEL_TYPES:
+        return
+    for name, what in _OTHER_ARITHMETIC.items():
+        if config.get(name) and not (what is _LATENT and latent is not None):
+            raise _not_computed(name, config[name], what)
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    for kind in kinds if isinstance(kinds, list) else ():
+        if kind not in _ATTENTION:
+            raise _not_computed("layer_types", kind, "the model has layers without plain attention")
+
+
 def _not_computed(name: str, value: Any, what: str) -> ModelError:
     return ModelError(
         f"config.json: {name}={str(value)[:40]}: {what}, of which the size and the time cannot be computed from "
         "config.json yet. Serve it: the log of the start says what it takes."
     )
-
-
-def _count(config: dict[str, Any], name: str) -> int:
-    """A number that may be missing, null or 0."""
-    return _size(config, name) if config.get(name) else 0
-
-
-def _size(config: dict[str, Any], *names: str, default: int | None = None) -> int:
-    """The first of these that the config has, if it can be a size."""
-    for name in names:
-        value = config.get(name)
-        if value is None:
-            continue
-        if type(value) is not int or value < 1:
-            raise ModelError(f"config.json: {name}={str(value)[:40]}: must be a whole number greater than 0.")
-        return value
-    if default is None:
-        raise ModelError(f"config.json: none of {', '.join(names)} is there, so this model's size cannot be computed.")
-    return default

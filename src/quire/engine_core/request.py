@@ -94,6 +94,13 @@ class Sequence:
         """Its leading full blocks that the prefix cache knows."""
         return int(self._rows.num_named[self.row]) if self._rows is not None else 0
 
+    def may_have_absorbed_more(self, num_tokens: int) -> bool:
+        """Whether its recurrent state may stand further than behind so many tokens: by what steps in flight compute, or
+        by one where the row has stepped back."""
+        if self._rows is None:
+            return False
+        return self.num_computed_tokens > num_tokens or bool(self._rows.doubtful_at[self.row] == num_tokens)
+
     def token_ids(self, start: int, stop: int) -> Tokens:
         source = self._rows.tokens[self.row] if self._rows is not None else self._prompt
         tokens: Tokens = source[start:stop]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import WorkerConfig
-from quire.messages import WorkerCapacity
+from quire.messages import LayerSpec, WorkerCapacity
 from quire.worker.attention import attention_layers
 from quire.worker.forward_context import forward_context, profiling_context
 from quire.worker.live_tensors import LiveTensors
@@ -68,6 +68,8 @@ class StepCost:
     hidden_bytes: int = 0
     # a step of one token
     seconds_per_step: float = 0.0
+    # beside num_bytes: recurrent states that the largest step copies
+    state_bytes: int = 0
 
 
 def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
@@ -77,7 +79,18 @@ def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
     num_bytes = max(target.num_bytes, draft.num_bytes + target.hidden_bytes)
     seconds = target.seconds_per_token + draft.seconds_per_token
     description = f"{target.description}; the draft included"
-    return StepCost(num_bytes, description, seconds, target.hidden_bytes, target.seconds_per_step)
+    return replace(target, num_bytes=num_bytes, description=description, seconds_per_token=seconds)
+
+
+def bytes_of_state_copies(states: list[LayerSpec], config: WorkerConfig) -> int:
+    """Calculated, for a measured step has no states: those of sequences that absorb several tokens are remembered until
+    the step has gone well, all layers of them, and one layer at a time may be gathered for all rows and put back."""
+    if not states:
+        return 0
+    sizes = [layer.state_bytes for layer in states]
+    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    num_remembered = min(num_rows, config.max_num_batched_tokens // 2)
+    return num_remembered * sum(sizes) + 2 * num_rows * max(sizes)
 
 
 @torch.inference_mode()
@@ -130,10 +143,14 @@ def capacity(
     allowed = int(memory.total_bytes * utilization)
     used = memory.total_bytes - memory.free_bytes
     left = allowed - used - step.num_bytes
+    # a state that is copied lies in the cache as well, so copies never need more than half of what is left
+    copies = min(step.state_bytes, max(0, left) // 2)
+    left -= copies
+    states = f"Copies of states in a step: {_gib(copies)}. " if copies else ""
     explanation = (
         f"{_gib(memory.total_bytes)} is {memory.limit}; {utilization:.0%} of it may be used: {_gib(allowed)}. "
         f"In use now, weights included: {_gib(used)}. Largest step: {_gib(step.num_bytes)} ({step.description}). "
-        f"Left for the KV cache: {_gib(max(0, left))}."
+        f"{states}Left for the KV cache: {_gib(max(0, left))}."
     )
     layers = [layer.spec for layer in attention_layers(model).values()]
     layers += [layer.spec for layer in recurrent_layers(model).values()]

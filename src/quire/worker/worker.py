@@ -23,7 +23,7 @@ from quire.structured_output.grammars import Grammars
 from quire.worker.adapter_slots import AdapterMember, Adapters, attach
 from quire.worker.attention import Attention, attention_layers
 from quire.worker.attention.cpu import CpuBackend
-from quire.worker.capacity import capacity, measure_largest_step, with_draft
+from quire.worker.capacity import bytes_of_state_copies, capacity, measure_largest_step, with_draft
 from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
 from quire.worker.image_rows import ImageRows, TokenInputs
@@ -46,6 +46,7 @@ from quire.worker.step_computation import StepComputation
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 from quire.worker.transfers import Transfers
+from quire.worker.trial_step import try_step
 
 # what a step may take beyond its tokens: less than a server waits before it takes the engine for stalled
 _PATIENCE_SECONDS = 8.0
@@ -102,6 +103,8 @@ class Worker:
             measure_largest_step(model, self._platform, self._config, self._group.agree),
             self._proposer.largest_step(self._platform, self._config),
         )
+        states = [layer.spec for layer in recurrent_layers(model).values()]
+        step = replace(step, state_bytes=bytes_of_state_copies(states, self._config))
         memory = self._platform.memory()
         mapped = num_mapped_bytes(model)
         memory = replace(memory, free_bytes=max(0, memory.free_bytes - mapped))
@@ -157,6 +160,9 @@ class Worker:
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
         self._runner = ModelRunner(table, cache, isolation, followers, members)
+        if states is not None:
+            num_tokens = min(2, config.max_num_batched_tokens, config.max_model_len - 1)
+            try_step(self._runner, num_tokens, len(groups), states.num_blocks)
         forget_expert_tokens(model)
 
     def execute(self, scheduled: SchedulerOutput) -> StepOutput:

@@ -124,11 +124,19 @@ def test_what_config_json_leaves_out_has_the_default_of_transformers(model_type,
         only_for_completion |= {"rope_parameters", "use_bidirectional_attention"}
         # experts must be asked for
         only_for_completion |= {"num_experts", "top_k_experts", "moe_intermediate_size"}
+    only_for_completion |= {"block_ff_dim", "tie_embedding"}
     unread = set(model_class.config_defaults) - read - only_for_completion
     # dense layers among those with experts are rare, and convolutions must be asked for
     rarely_read = {"sliding_window", "intermediate_size", "intermediate_size_mlp", "conv_bias", "conv_L_cache"}
     assert unread <= rarely_read, "no model file reads these"
     assert read - ROPE - MADE - declared <= {"head_dim", "attention_bias", "mlp_bias", "layer_types"}, "not declared"
+
+
+def test_lfm2_as_it_was_published_names_two_keys_otherwise(tmp_path):
+    names = {"hidden_size": 1024, "num_hidden_layers": 2, "block_ff_dim": 6656, "tie_embedding": False}
+    assert_same(write(tmp_path, model_type="lfm2", full_attn_idxs=[1], **names))
+    config = ours(tmp_path)
+    assert (config.intermediate_size, config.tie_word_embeddings) == (6656, False)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -6,7 +6,9 @@ lets go of the old ones, which are found and evicted like any cached block. Nobo
 
     prompt        |--------|--------|-----        every `interval` tokens, at the last boundary, and where tokens of
                                                   others were found, but no state behind them
-    output                            ---|--      the last multiple of `interval`; the one before goes
+    output                            ---|--|     the last multiple of `interval`, the one before goes; and its end
+
+At the end of an output nothing is copied: its sequence lets go of its blocks, and the next turn of a chat finds them.
 
 Called by the KV cache manager.
 """
@@ -39,11 +41,17 @@ class Checkpoints(Protocol):
         """Blocks of the state that nobody else needs (`num_holders` are all they have), and that would be found again
         if the sequence went on in copies of them."""
 
-    def leave(self, sequence: Sequence, start: int, entries: list[Entry]) -> None:
-        """They stay behind as a checkpoint of so many tokens."""
+    def leave(self, sequence: Sequence, start: int, name: bytes) -> None:
+        """They stay behind as a checkpoint of so many tokens; `name`: under which they are one already."""
+
+    def leave_end(self, sequence: Sequence, num_settled: int) -> None:
+        """Its output ends, and so many of its tokens are surely computed: its blocks are about to be let go of."""
 
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
         """There is no room for copies: they are written, and found no more."""
+
+    def give_up_end(self, name: bytes) -> bool:
+        """The end of an answer is not to be found any more. False: it is none."""
 
     def count_hit(self, computed: ComputedBlocks) -> None:
         """A new sequence begins behind these."""
@@ -63,11 +71,17 @@ class NoCheckpoints:
     ) -> list[Entry]:
         return []
 
-    def leave(self, sequence: Sequence, start: int, entries: list[Entry]) -> None:
+    def leave(self, sequence: Sequence, start: int, name: bytes) -> None:
+        """There is nothing to leave."""
+
+    def leave_end(self, sequence: Sequence, num_settled: int) -> None:
         """There is nothing to leave."""
 
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
         """There is nothing to take."""
+
+    def give_up_end(self, name: bytes) -> bool:
+        return False
 
     def count_hit(self, computed: ComputedBlocks) -> None:
         """None was found."""
@@ -118,18 +132,33 @@ class StateCheckpoints:
         is_branch = self._rows.branches_at[sequence.row] == position
         return position % self.interval == 0 or position == last_of_prompt or bool(is_branch)
 
-    def leave(self, sequence: Sequence, start: int, entries: list[Entry]) -> None:
-        name = self._cache.name_state(sequence, start)
-        is_new = name not in self._names
-        self._names[name] = None
-        self._names.move_to_end(name)
-        if not is_new:
-            return
-        self.num_made += 1
-        if start > sequence.request.num_prompt_tokens:
+    def leave(self, sequence: Sequence, start: int, name: bytes) -> None:
+        name = name or self._cache.name_state(sequence, start)
+        if self._remember(name) and start > sequence.request.num_prompt_tokens:
             self._drop(sequence.last_checkpoint)
             sequence.last_checkpoint = name
         self._keep_share()
+
+    def leave_end(self, sequence: Sequence, num_settled: int) -> None:
+        is_answer = sequence.index == 0 and sequence.num_known_tokens > sequence.request.num_prompt_tokens
+        is_worth_it = num_settled >= max(1, self._least)
+        if not (is_answer and is_worth_it and self._most and self._pool.keeps_contents):
+            return
+        # drafts in flight may bring several
+        if sequence.num_computed_tokens - num_settled > 1 or num_settled >= sequence.num_known_tokens:
+            return
+        name = self._cache.name_end(sequence, num_settled, is_ahead=sequence.may_have_absorbed_more(num_settled))
+        if name is not None:
+            self._remember(name)
+            self._keep_share()
+
+    def _remember(self, name: bytes) -> bool:
+        """As the one that was found or made last. Whether it is new."""
+        is_new = name not in self._names
+        self._names[name] = None
+        self._names.move_to_end(name)
+        self.num_made += is_new
+        return is_new
 
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
         for group, index in entries:
@@ -139,7 +168,7 @@ class StateCheckpoints:
         if len(self._names) <= self._most:
             return
         for name in [name for name in self._names if not self._cache.names_state(name)]:
-            del self._names[name]  # evicted
+            self._drop(name)  # evicted, at least a part of it
         while len(self._names) > self._most:
             self._drop(next(iter(self._names)))
 
@@ -147,11 +176,19 @@ class StateCheckpoints:
         if self._names.pop(name, b"") is None:
             self._cache.forget_state(name)
 
+    def give_up_end(self, name: bytes) -> bool:
+        is_end = self._cache.ends.get(name) is not None
+        if is_end:
+            self._names.pop(name, None)
+            self._cache.forget_state(name)
+        return is_end
+
     def count_hit(self, computed: ComputedBlocks) -> None:
         self.num_hit_tokens += computed.num_tokens if computed.source is None else 0
 
     def check_invariants(self) -> None:
         assert len(self._names) <= self._most, "checkpoints take more of the pool than their share"
+        assert len(self._cache.ends) <= len(self._names), "ends of answers are remembered that nobody counts"
 
     def statistics(self) -> dict[str, float]:
         num_there = sum(map(self._cache.names_state, self._names))

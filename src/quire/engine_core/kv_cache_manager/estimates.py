@@ -98,8 +98,8 @@ class Estimates:
         return request.num_sequences * of_one - (request.num_sequences - 1) * of_prompt
 
     def pinned_hits(self, sequence: Sequence) -> int:
-        """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later. One
-        that has begun shares what it holds, not what it would find if it began now."""
+        """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later, and
+        a state it copies. One that has begun shares what it holds, not what it would find if it began now."""
         pinned = self._manager.kept.pinned_blocks()
         if sequence.is_begun:
             num_computed = sequence.num_computed_tokens
@@ -113,7 +113,7 @@ class Estimates:
             block in pinned
             for group, table in zip(self._groups, tables, strict=True)
             for block in table[:num_full]
-            if not group.sliding_window
+            if not (group.sliding_window or group.num_state_blocks)
         )
 
     def what_would_be_lost(self, request: Request) -> tuple[int, int]:

@@ -46,6 +46,8 @@ class KeptSequence:
         # the tenant's whose it is; only what has none can be everybody's
         self.scope = scope
         self.is_pinned = False
+        # a recurrent state may have absorbed one token more, which a step in flight computed
+        self.is_ahead = False
         self.num_hits = 0
         self.num_hit_tokens = 0
 
@@ -74,6 +76,7 @@ class KeptSequences:
         self._pool = pool
         self._moves = moves
         self._groups = groups
+        self._has_states = groups[-1].num_state_blocks > 0
         self._block_size = block_size
         self._cache = cache
         self._by_handle: dict[str, KeptSequence] = {}
@@ -105,7 +108,7 @@ class KeptSequences:
             return
         num_known = sequence.num_known_tokens
         num_computed = max(0, min(num_settled, num_known))
-        if self._groups[-1].num_state_blocks and sequence.num_computed_tokens - num_computed > 1:
+        if self._has_states and sequence.num_computed_tokens - num_computed > 1:
             # Steps in flight absorb tokens into its state. One that is kept as well is read again; more are too many.
             num_computed = 0
         kept = KeptSequence(
@@ -116,6 +119,7 @@ class KeptSequences:
             sequence.request.user_key,
             sequence.request.scope,
         )
+        kept.is_ahead = self._has_states and sequence.may_have_absorbed_more(num_computed)
         self._hold(kept)
         if old is not None:
             self.release(handle)
@@ -128,6 +132,7 @@ class KeptSequences:
             raise UserError(f"handle {into!r}: it is in use. Release it, or choose another one.")
         tables = [table.first(len(table)) for table in source.block_tables]
         copy = KeptSequence(into, source.tokens, tables, source.num_computed_tokens, source.user_key, source.scope)
+        copy.is_ahead = source.is_ahead
         self._hold(copy)
         self._by_handle[into] = copy
         self._offer(copy)
@@ -161,21 +166,21 @@ class KeptSequences:
         kept = self._get(handle)
         if not self._pool.keeps_contents:
             raise UserError("pin_kept: needs enable_prefix_caching=True, by which prompts find the prefix.")
-        if self._groups[-1].num_state_blocks:
-            raise UserError(
-                "pin_kept: not with recurrent layers, whose state serves only prompts that go on where it stands. "
-                "Checkpoints in the prefix cache do the same until they are evicted; raise state_checkpoint_share."
-            )
         if not isinstance(num_tokens, int) or not 0 < num_tokens <= kept.num_computed_tokens:
             raise UserError(
                 f"num_tokens={num_tokens!r}: {handle!r} has {kept.num_computed_tokens} computed tokens; between 1 and "
                 "so many can be pinned. (Blocks that are only kept may be evicted: compute them again.)"
             )
         tables = self._tables_at(kept, num_tokens)
-        if tables is None:
+        if tables is None or kept.is_ahead:
+            why = (
+                "a recurrent state stands elsewhere than behind"
+                if self._has_states
+                else "a sliding window has passed blocks of"
+            )
             raise UserError(
-                f"handle {handle!r}: a sliding window has passed blocks of the first {num_tokens} tokens. Keep a "
-                "request that ends there."
+                f"handle {handle!r}: {why} the first {num_tokens} tokens. Keep a request that ends there, "
+                "with max_tokens=1."
             )
         num_blocks = sum(block != NO_BLOCK for table in tables for block in table)
         if not kept.is_pinned and num_blocks > most_blocks:
@@ -199,7 +204,9 @@ class KeptSequences:
         """Gives the full blocks of pinned prefixes their names, also after the cache was reset."""
         for kept in self._pinned:
             names = self._names_of(kept)
-            for number, table in enumerate(kept.block_tables):
+            # a state is found by the tokens before it (`extended`), not by names
+            tables = kept.block_tables[:-1] if self._has_states else kept.block_tables
+            for number, table in enumerate(tables):
                 for block, content in zip(table.blocks.tolist(), names, strict=False):
                     if block != NO_BLOCK:
                         self._pool.claim(block, (number, content))
@@ -245,16 +252,18 @@ class KeptSequences:
         return None if tables is None else ComputedBlocks(num_tokens, tables, kept)
 
     def extended(self, sequence: Sequence, hit: ComputedBlocks) -> ComputedBlocks:
-        """A hit of whole blocks, with the rest of the pinned prefix that it reaches the end of."""
+        """A hit, with the rest of the pinned prefix that it reaches the end of. One of whole blocks does, or there is a
+        state behind that prefix alone."""
         if not self._pinned or not looks_up(sequence):
             return hit
         for kept in self._pinned:
             length = len(kept.tokens)
-            is_reached = length - length % self._block_size == hit.num_tokens
-            if is_reached and length < sequence.num_known_tokens and self._begins(kept, sequence):
+            is_reached = self._has_states or length - length % self._block_size == hit.num_tokens
+            is_longer = hit.num_tokens < length < sequence.num_known_tokens
+            if is_reached and is_longer and self._begins(kept, sequence):
                 tables = self._tables_at(kept, length)
                 if tables is not None:
-                    return ComputedBlocks(length, tables, kept)
+                    return ComputedBlocks(length, tables, kept, num_without_state=hit.num_without_state)
         return hit
 
     def count_hit(self, computed: ComputedBlocks) -> None:
@@ -355,7 +364,8 @@ class KeptSequences:
 
     def _last_full_block(self, kept: KeptSequence) -> int | None:
         num_full = len(kept.tokens) // self._block_size
-        return kept.block_tables[0][num_full - 1] if num_full else None
+        has_tokens = not self._groups[0].num_state_blocks
+        return kept.block_tables[0][num_full - 1] if num_full and has_tokens else None
 
     def _free_passed(self, kept: KeptSequence) -> None:
         """What its windows have passed it need not hold; it could only be rewound."""
@@ -382,7 +392,9 @@ class KeptSequences:
     def _begins(self, kept: KeptSequence, sequence: Sequence) -> bool:
         """Whether the sequence begins with these tokens, under the same salt and adapter, and with nothing else in
         their places."""
-        if not _is_open_to(kept, sequence.request.user_key):
+        request = sequence.request
+        is_own = kept.user_key == request.user_key and kept.scope == request.scope
+        if not (is_own or _is_open_to(kept, request.user_key)):
             return False
         media = sequence.request.message.media
         if media and media[0].start < len(kept.tokens):

@@ -131,7 +131,7 @@ class KVCacheManager:
         if computed:
             self._attach(sequence, computed)
         if spare and self.pool.num_available >= num_new + len(spare):
-            self.checkpoints.leave(sequence, start, spare)
+            self.checkpoints.leave(sequence, start, computed.state_name if computed else b"")
             self._left.append((sequence, spare))
             shared += spare
         elif spare and computed:
@@ -184,9 +184,13 @@ class KVCacheManager:
             for blocks in held:
                 self.pool.withdraw(blocks)
 
-    def give_up_blocks_of(self, handle: str | None) -> bool:
-        """A kept sequence gives up blocks for the request that continues it. False if it has none."""
-        return self.kept.give_up_blocks_of(handle)
+    def give_up_for(self, request: Request) -> bool:
+        """For one that has no room beside what it would begin behind: of what it continues the kept sequence gives up
+        blocks, and the end of an answer, which it would copy, is found no more. False if there is neither."""
+        if self.kept.give_up_blocks_of(request.message.continues):
+            return True
+        names = [self.get_computed_blocks(one).state_name for one in request.sequences.values() if not one.is_begun]
+        return any(self.checkpoints.give_up_end(name) for name in names)
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences
@@ -279,6 +283,13 @@ class KVCacheManager:
         self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
         self._rows.set_named(sequence.row, num_computed // self.block_size)
 
+    def end_output(self, sequence: Sequence, num_settled: int) -> None:
+        """It is about to be freed; so many of its tokens are surely computed. Its last blocks, whose tokens have only
+        now become known, and its state can be found from now on."""
+        if sequence.is_begun:
+            self.name_granted(sequence, sequence.num_sure_tokens)
+            self.checkpoints.leave_end(sequence, num_settled)
+
     # ------------------------------------------------------------------------------------------ sharing and freeing
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -303,8 +314,9 @@ class KVCacheManager:
         self.swap.free(sequence)
 
     def _free_here(self, sequence: Sequence) -> None:
-        """Deepest blocks first, so that the beginning of a prompt is cached longest."""
-        for table in sequence.block_tables:
+        """Deepest blocks first, so that the beginning of a prompt is cached longest; before them the state, which is of
+        no use without all of them."""
+        for table in sequence.block_tables[::-1] if self.num_state_blocks else sequence.block_tables:
             self.moves.release(table.held()[::-1])
             table.clear()
         if sequence.row >= 0:

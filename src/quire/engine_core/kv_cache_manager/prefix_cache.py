@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.engine_core.block_table import NO_BLOCK, Blocks
+from quire.engine_core.kv_cache_manager.answer_ends import AnswerEnd, AnswerEnds
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Sequence
@@ -43,6 +44,8 @@ class ComputedBlocks:
     blocks: list[list[int]] = field(default_factory=list)
     # the kept sequence that served it, if it was one
     source: KeptSequence | None = None
+    # the name under which its state was found
+    state_name: bytes = b""
     # so many tokens are there, but no state behind them: others have begun like this, and will again
     num_without_state: int = 0
 
@@ -98,6 +101,10 @@ class PrefixHasher:
         touched = [image for image in media if image.start < end and image.end > first]
         return b"".join(struct.pack("<q", image.start - first) + _name_of(image) for image in touched)
 
+    def other_content(self, request: Request, index: int) -> bytes:
+        """What a block that is no part of a chain holds besides its tokens, and whose it is."""
+        return self.media_content(request, index) + request.scope
+
     def chain(
         self, parent: bytes, tokens: Iterable[int] | np.ndarray, contents: Iterable[bytes] | None = None
     ) -> list[bytes]:
@@ -134,21 +141,66 @@ class PrefixCache:
         self._promises: dict[int, int] = {}
         # blocks that were named in each step whose results are not there, earliest first, and in the one being decided
         self._fresh: deque[set[int]] = deque([set()])
+        # of models with states
+        self.ends = AnswerEnds()
 
     def longest_hit(self, sequence: Sequence) -> ComputedBlocks:
-        """The longest prefix that every group can serve, in whole blocks."""
+        """The longest prefix that every group can serve: whole blocks, or all that ends where an answer did."""
         # At least one token is always computed: its hidden state is what the next token is sampled from.
         limit = (sequence.num_known_tokens - 1) // self._block_size
         # Siblings would hold a checkpoint while all of them copy it, and that is more than they were admitted with.
         is_crowd = self.num_state_blocks and len(sequence.request.sequences) > 1
-        if limit <= 0 or is_crowd or not looks_up(sequence):
+        if limit < (0 if self.ends else 1) or is_crowd or not looks_up(sequence):
             return ComputedBlocks(0, [[] for _ in self._groups])
         hashes = self.hasher.hashes(sequence, limit)
         length, reached = self._longest(hashes, sequence.request)
+        num_without_state = reached * self._block_size
+        found = self._longest_end(sequence, hashes, length) if self.ends else None
+        if found is not None:
+            end, blocks = found
+            return ComputedBlocks(
+                end.num_tokens, blocks, state_name=end.name, num_without_state=max(end.num_tokens, num_without_state)
+            )
+        num_tokens = length * self._block_size
         blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._attention))]
+        state_name = hashes[length - 1] if length and self.num_state_blocks else b""
         if self.num_state_blocks:
-            blocks.append((self.state_after(hashes[length - 1]) or []) if length else [])
-        return ComputedBlocks(length * self._block_size, blocks, num_without_state=reached * self._block_size)
+            blocks.append((self.state_after(state_name) or []) if length else [])
+        return ComputedBlocks(num_tokens, blocks, state_name=state_name, num_without_state=num_without_state)
+
+    def _longest_end(
+        self, sequence: Sequence, hashes: list[bytes], length: int
+    ) -> tuple[AnswerEnd, list[list[int]]] | None:
+        """The longest prefix that ends where an answer did and is longer than `length` blocks, with its blocks."""
+        best = None
+        for index in range(len(hashes), length - 1, -1):
+            parent = hashes[index - 1] if index else self.hasher.root(sequence.request.content_key)
+            for end in self.ends.behind(parent):
+                is_longer = end.num_tokens > (best[0].num_tokens if best else length * self._block_size)
+                start = index * self._block_size
+                if is_longer and end.begins(sequence, start, self.hasher.other_content(sequence.request, index)):
+                    blocks = self._blocks_at(end, hashes[:index], sequence.request.request_id)
+                    best = best if blocks is None else (end, blocks)
+            if best is not None:
+                break
+        return best
+
+    def _blocks_at(self, end: AnswerEnd, hashes: list[bytes], request_id: int) -> list[list[int]] | None:
+        """The block tables of an end, or None if something of it was evicted or is not surely written."""
+        state = self.state_after(end.name)
+        if state is None:
+            return None
+        tables = []
+        for number in range(len(self._attention)):
+            first = self._first_block(number, end.num_tokens)
+            blocks = [self.find(number, content, request_id) for content in hashes[first:]]
+            if end.num_tokens % self._block_size:
+                blocks.append(self.find_computed(number, end.name))
+            found = [block for block in blocks if block is not None]
+            if len(found) < len(blocks):
+                return None
+            tables.append([NO_BLOCK] * first + found)
+        return [*tables, state]
 
     def find(self, group: int, content: bytes, request_id: int) -> int | None:
         """The block with that content, unless it is another request's promise."""
@@ -181,14 +233,51 @@ class PrefixCache:
                 self._fresh[-1].add(block)
         return name
 
+    def name_end(self, sequence: Sequence, num_tokens: int, *, is_ahead: bool) -> bytes | None:
+        """The same where its answer ends, in the blocks that it has; `is_ahead`: a step in flight may have absorbed one
+        token more. None: others hold some of them, or they have names."""
+        index, num_filled = divmod(num_tokens, self._block_size)
+        entries = [(number, table[index]) for number, table in enumerate(sequence.block_tables[:-1]) if num_filled]
+        entries += [(self.state_group + i, block) for i, block in enumerate(sequence.block_tables[self.state_group])]
+        if any(self._pool.count(block) > 1 or self._pool.key_of(block) is not None for _, block in entries):
+            return None
+        end = self._end_of(sequence, index, num_tokens, num_tokens + is_ahead)
+        if self.names_state(end.name):
+            return end.name
+        self.forget_state(end.name)  # what is left of a twin: its state may stand one token further
+        for number, block in entries:
+            self._pool.register(block, (number, end.name), sequence.request.owner)
+        if is_ahead and self.num_steps_awaited:
+            self._fresh[-2].update(block for _, block in entries)
+        self.ends.add(end)
+        return end.name
+
+    def _end_of(self, sequence: Sequence, index: int, num_tokens: int, num_certain: int) -> AnswerEnd:
+        hashes = self.hasher.hashes(sequence, index)
+        parent = hashes[-1] if hashes else self.hasher.root(sequence.request.content_key)
+        tokens = sequence.token_ids(index * self._block_size, num_certain).tobytes()
+        others = self.hasher.other_content(sequence.request, index)
+        kind = struct.pack("<qq", num_tokens, num_certain)
+        return AnswerEnd(self.hasher.digest(parent + kind + tokens + others), parent, num_tokens, tokens, others)
+
     def names_state(self, name: bytes) -> bool:
-        return all(self._pool.find((self.state_group + i, name)) is not None for i in range(self.num_state_blocks))
+        return all(self._pool.find(key) is not None for key in self._keys_of_state(name))
 
     def forget_state(self, name: bytes) -> None:
-        for i in range(self.num_state_blocks):
-            block = self._pool.find((self.state_group + i, name))
+        for key in self._keys_of_state(name):
+            block = self._pool.find(key)
             if block is not None:
                 self._pool.discard(block)
+        end = self.ends.get(name)
+        if end is not None:
+            self.ends.remove(end)
+
+    def _keys_of_state(self, name: bytes) -> list[tuple[int, bytes]]:
+        """Of its blocks, and of those that an answer's end fills a part of."""
+        end = self.ends.get(name)
+        has_parts = end is not None and end.num_tokens % self._block_size > 0
+        parts = [(number, name) for number in range(len(self._attention)) if has_parts]
+        return parts + [(self.state_group + i, name) for i in range(self.num_state_blocks)]
 
     def name_blocks(self, sequence: Sequence, num_computed: int, *, is_promise: bool) -> None:
         """Names the full blocks below num_computed that have no name yet."""
@@ -262,20 +351,22 @@ class PrefixCache:
             length = index + 1
             if ranges and ranges.blocks_back(length, self._block_size) < length:
                 continue
-            if all(run >= length - self._first_block(n, length) for n, run in enumerate(run_lengths)):
+            if all(
+                run >= length - self._first_block(n, length * self._block_size) for n, run in enumerate(run_lengths)
+            ):
                 reached = length if self._attention else 0
                 longest = length if self.state_after(content) is not None else longest
         return longest, reached
 
     def _blocks_of(self, number: int, hashes: list[bytes], length: int) -> list[int]:
-        first = self._first_block(number, length)
+        first = self._first_block(number, length * self._block_size)
         found = [self._pool.find((number, content)) for content in hashes[first:length]]
         return [NO_BLOCK] * first + [block for block in found if block is not None]
 
-    def _first_block(self, number: int, num_blocks: int) -> int:
-        """The first block of a prefix that this group still needs."""
-        needed = self._groups[number].first_needed_block(num_blocks * self._block_size, self._block_size)
-        return min(needed, num_blocks)
+    def _first_block(self, number: int, num_tokens: int) -> int:
+        """The first full block of a prefix that this group still needs."""
+        needed = self._groups[number].first_needed_block(num_tokens, self._block_size)
+        return min(needed, num_tokens // self._block_size)
 
 
 def looks_up(sequence: Sequence) -> bool:

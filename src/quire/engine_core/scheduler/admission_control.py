@@ -106,7 +106,7 @@ class AdmissionControl:
             return True
         if (stuck := self._stuck()) is None:
             return False
-        if self._frees_of_its_session(stuck):
+        if self._frees_what_it_finds(stuck):
             return True
         idle = [one for one in self._running.requests if one.waits_for_input]
         for one in idle:
@@ -131,10 +131,10 @@ class AdmissionControl:
             one.stays_until = 0
         return bool(staying)
 
-    def _frees_of_its_session(self, stuck: Request) -> bool:
-        """Nobody else can give any blocks: those that it continues do, and it computes their tokens again."""
+    def _frees_what_it_finds(self, stuck: Request) -> bool:
+        """Nobody else can give any blocks: those that it would begin behind do, and it computes their tokens again."""
         is_alone = all(one.waits_for_input for one in self._running.requests)
-        return is_alone and self._manager.give_up_blocks_of(stuck.message.continues)
+        return is_alone and self._manager.give_up_for(stuck)
 
     def _reason_to_give_up(self, stuck: Request) -> str | None:
         """Not expected: each was accepted as one that fits alone. It must not hang."""

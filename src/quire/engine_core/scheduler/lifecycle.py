@@ -321,11 +321,9 @@ class Lifecycle:
     def end_output(self, sequence: Sequence, finish_reason: str, stop_reason: int | None = None) -> None:
         """A sampled sequence ends, and its output with it; its request with the last one."""
         request = sequence.request
-        if sequence.is_begun:
-            # its last blocks, whose tokens have only now become known
-            self._manager.name_granted(sequence, sequence.num_sure_tokens)
+        num_settled = self._in_flight.num_settled(sequence, self._rows)
+        self._manager.end_output(sequence, num_settled)
         if sequence.index == 0 and request.message.keep is not None:
-            num_settled = self._in_flight.num_settled(sequence, self._rows)
             self._kept.keep(request.message.keep, sequence, num_settled)
         drafts = self._drafts_of(sequence)
         self._remove(sequence)

@@ -144,8 +144,8 @@ def unit_of(dtype: str, scheme: str | None) -> str:
 
 
 def least_seconds(work: Work, cost: ModelCost, bandwidth: float, peak: float) -> float:
-    """Step by step the larger of arithmetic (products with the weights) and of bytes (weights, and the KV cache once
-    for each sequence). All prompts are computed in the first step, a shared prefix once."""
+    """Step by step the larger of arithmetic (products with the weights) and of bytes (weights, and for each sequence
+    the KV cache once and its state twice). All prompts are computed in the first step, a shared prefix once."""
     computed = [len(prompt) - work.shared_prefix for prompt in work.prompts]
     prefix = 0 if work.is_prefix_known else work.shared_prefix
     rows = work.sequences_a_request
@@ -159,5 +159,5 @@ def least_seconds(work: Work, cost: ModelCost, bandwidth: float, peak: float) ->
 
 
 def _step_seconds(cost: ModelCost, tokens: int, rows: int, kept: int, bandwidth: float, peak: float) -> float:
-    num_bytes = cost.step_bytes(tokens) + kept * cost.kv_bytes_per_token
+    num_bytes = cost.step_bytes(tokens) + kept * cost.kv_bytes_per_token + 2 * rows * cost.shape.state_bytes
     return max(cost.matrix_operations(tokens, rows) / peak, num_bytes / bandwidth)

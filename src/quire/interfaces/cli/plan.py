@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from quire.config import EMBEDDED, ModelFacts, parse_bytes
-from quire.config.arithmetic import Machine, ModelShape
+from msgspec import structs
+
+from quire.config import EMBEDDED, EngineOptions, ModelFacts, parse_bytes
+from quire.config.arithmetic import FLOAT_BYTES, SCALE_BYTES, Machine, ModelShape
 from quire.config.model_source import locate
 from quire.config.quantization import SCHEMES
 from quire.config.weight_sizes import expert_bytes, looked_up_bytes, weight_bytes
 from quire.errors import OptionError
+from quire.messages import LayerSpec
+from quire.state_layout import STATE_HEADER_BYTES, state_layout
 
+_STATE_ALIGNMENT = 16
 _GIB = 2**30
 # exit status, for scripts
 DOES_NOT_FIT = 1
@@ -84,27 +89,88 @@ def _lines_of_weights(shape: ModelShape, weights: Weights) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class KeptState:
+    """What the recurrent layers keep of a sequence, as it lies in blocks of the cache; a checkpoint is as large."""
+
+    num_layers: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+
+    @classmethod
+    def of(cls, shape: ModelShape, kv_dtype: str, block_size: int = EngineOptions.block_size) -> KeptState:
+        attention = _attention_specs(shape, kv_dtype)
+        layout = state_layout([*attention, *_state_specs(shape)], [[layer.name for layer in attention]], block_size)
+        if layout is None or shape.recurrent is None:
+            return cls()
+        block_bytes = layout.chunk_bytes * layout.num_places
+        return cls(shape.recurrent.num_layers, layout.num_blocks, layout.num_blocks * block_bytes)
+
+    def lines(self) -> list[str]:
+        if not self.num_blocks:
+            return []
+        share = EngineOptions.state_checkpoint_share
+        return [
+            f"state               {_size(self.num_bytes)} a sequence in {self.num_layers} layers, whatever its length "
+            f"({self.num_blocks:,} blocks of the cache)",
+            f"checkpoints         {_size(self.num_bytes)} each, of all prompts and answers together at most {share:g} "
+            "of the cache",
+        ]
+
+
+def _attention_specs(shape: ModelShape, kv_dtype: str) -> list[LayerSpec]:
+    is_float = kv_dtype in FLOAT_BYTES
+    return [
+        LayerSpec(
+            name=f"attention {index}",
+            num_kv_heads=shape.num_kv_heads,
+            key_dim=shape.head_dim,
+            value_dim=shape.head_dim,
+            bytes_per_element=FLOAT_BYTES.get(kv_dtype, 1),
+            scale_bytes=0 if is_float else 2 * SCALE_BYTES,
+        )
+        for index in range(shape.num_attention_layers)
+    ]
+
+
+def _state_specs(shape: ModelShape) -> list[LayerSpec]:
+    states = () if shape.recurrent is None else shape.recurrent.state_bytes
+    empty = LayerSpec(name="", num_kv_heads=0, key_dim=0, value_dim=0, bytes_per_element=0)
+    return [
+        structs.replace(empty, name=f"state {index}", state_bytes=STATE_HEADER_BYTES + _rounded_up(num_bytes))
+        for index, num_bytes in enumerate(states)
+    ]
+
+
+def _rounded_up(num_bytes: int) -> int:
+    return -(-num_bytes // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+
+
 def report(
     shape: ModelShape, weights: Weights, kv_dtype: str, machine: Machine, memory: int, context: int
 ) -> list[str]:
     """The plan as lines; every figure is a formula of chapter 2."""
     per_token, per_request = shape.kv_bytes_per_token(kv_dtype), shape.kv_bytes(context, kv_dtype)
+    state = KeptState.of(shape, kv_dtype)
     left = memory - weights.num_bytes
     lines = [
         *_lines_of_weights(shape, weights),
         f"KV cache            {per_token:,} bytes a token as {kv_dtype}; "
         f"{per_request / _GIB:.3f} GiB for {context:,} tokens",
+        *state.lines(),
     ]
     if left <= 0:
         return [*lines, f"does not fit        {memory / _GIB:.2f} GiB is less than the weights alone need"]
     floor = machine.weight_floor_seconds(weights.bytes_of_a_token)
-    cache_seconds = machine.kv_read_seconds(per_request)
+    # a state is read and written in each step
+    cache_seconds = machine.kv_read_seconds(per_request + 2 * shape.state_bytes)
     # a step of many tokens reads all experts, and multiplies each token with those that it asks
     bound = machine.compute_bound_batch(weights.num_bytes / shape.num_active_parameters)
+    num_tokens = f"{max(0, left - state.num_bytes) // per_token:,} tokens" if per_token else "any number of tokens"
     return [
         *lines,
-        f"fits                {left // per_token:,} tokens beside the weights in {memory / _GIB:.2f} GiB, "
-        f"which is {left / per_request:.1f} requests of {context:,}",
+        f"fits                {num_tokens} beside the weights in {memory / _GIB:.2f} GiB, "
+        f"which is {left / (per_request + state.num_bytes):.1f} requests of {context:,}",
         f"one step            at least {floor * 1e3:.2f} ms to read the weights: {1 / floor:.1f} tokens/s alone",
         f"reading the cache   {cache_seconds * 1e3:.2f} ms a step for {context:,} tokens",
         f"arithmetic bound    from {bound:.0f} tokens a step on ({machine.ridge:.0f} operations a byte)",

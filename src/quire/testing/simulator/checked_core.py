@@ -180,17 +180,25 @@ class CheckedCore:
         plan.has_started = True
         cached = start.num_cached_tokens
         transfer = plan.request.transfer
-        # I15: at least one token is computed, and what is found are whole blocks, unless a handle has kept the rest
+        # I15: at least one token is computed, and what is found are whole blocks, unless a handle has kept the rest or
+        # a state stands where an answer ended
         assert 0 <= cached < max(1, len(plan.prompt) + len(plan.given)), f"request {number}: {cached} cached tokens"
         if transfer is not None and transfer.fetch is not None:
             self.counts["prefixes fetched"] += cached > 0
             self.counts["outputs continued"] += bool(plan.given)
             return  # how much of it is there is up to the connector
-        if not self.kept.by_handle and plan.request.continues is None:
+        if not (self.kept.by_handle or plan.request.continues is not None or self.core.manager.num_state_blocks):
             assert cached % self.core.manager.block_size == 0, f"request {number}: {cached} cached tokens"
         if cached:
             self.counts["prefix hits"] += 1
+            self.counts["ends of answers found"] += self._is_end_of_answer(plan, cached)
             assert self._was_seen(plan, cached), f"request {number}: {cached} tokens of another tenant"  # I17
+
+    def _is_end_of_answer(self, plan: Plan, cached: int) -> bool:
+        """Neither whole blocks, nor a handle's, nor a pinned prefix: a state stands where an answer ended."""
+        pinned = {len(one.tokens) for one in self.kept.by_handle.values() if one.is_pinned}
+        is_whole = cached % self.core.manager.block_size == 0
+        return not is_whole and plan.request.continues is None and cached not in pinned
 
     def _keep_what_is_there(self, number: int, index: int | None) -> None:
         """One output that is given up (its text has met a stop string) is kept as far as it came."""
@@ -343,10 +351,11 @@ class CheckedCore:
     def _surely_fits(self, plan: Plan) -> bool:
         """Such a request must not be refused: without sharing anything it fits beside what is pinned."""
         block_size = self.core.manager.block_size
-        pinned = sum(-(-len(one.tokens) // block_size) for one in self.kept.by_handle.values() if one.is_pinned)
+        prefixes = [one for one in self.kept.by_handle.values() if one.is_pinned]
+        pinned = sum(-(-len(one.tokens) // block_size) for one in prefixes)
         of_one = -(-(len(plan.prompt) + plan.max_tokens) // block_size)
         num_groups = sum(not group.num_state_blocks for group in self.core.manager.groups)
-        of_states = plan.num_sequences * self.core.manager.num_state_blocks
+        of_states = (plan.num_sequences + len(prefixes)) * self.core.manager.num_state_blocks
         return (plan.num_sequences * of_one + pinned) * num_groups + of_states <= self.core.pool.num_blocks
 
 

@@ -42,6 +42,8 @@ TRANSITIONS = (
     "checkpoints of states",
     "checkpoints found",
 )
+# They need what few workloads have: a chat, or a pinned prefix, of a model with states.
+RARE_TRANSITIONS = ("ends of answers found", "hits of pinned states")
 
 _STATISTICS = {
     "tokens past an end": "num_dropped_tokens_total",
@@ -65,7 +67,8 @@ def counts_of(workload: Workload) -> dict[str, int]:
     counts["checkpoints of states"] = int(statistics.get("num_state_checkpoints_made_total", 0))
     has_states = workload.core.manager.num_state_blocks > 0
     counts["checkpoints found"] = counts["prefix hits"] * has_states
+    counts["hits of pinned states"] = counts["hits of pinned prefixes"] * has_states
     counts["steps decided ahead"] = work.num_steps * workload.core.is_async
     counts["drafts accepted"], counts["drafts rejected"] = work.num_accepted_tokens, work.num_rejected_tokens
     counts["drafts verified in chunks"] = work.num_partial_verifications
-    return {name: counts[name] for name in TRANSITIONS}
+    return {name: counts[name] for name in (*TRANSITIONS, *RARE_TRANSITIONS)}

@@ -157,6 +157,8 @@ class Workload:
         self._kinds = pick.choice([["one"], ["one", "several"], ["one", "beams"], ["one", "one", "several", "beams"]])
         self._handle_rate = pick.choice([0.0, 0.15, 0.15, 0.6])
         self._pin_rate = pick.choice([0.0, 0.0, 0.1]) if sizes.prefix_caching and self._handle_rate else 0.0
+        if sizes.num_state_blocks and sizes.prefix_caching and self._handle_rate:
+            self._pin_rate = max(self._pin_rate, random.Random(f"pins of {seed}").choice([0.0, 0.2]))
         # whose a request is changes nothing of what is drawn; tenants evict each other's
         self._tenants = random.Random(f"tenants of {seed}") if self.engine.tenant_cache_share is not None else None
         # tokens that are computed in one step
@@ -218,6 +220,9 @@ class Workload:
         room = max(2, room - len(self.checked.kept.tokens_of(continues) or []))
         max_tokens = pick.randrange(1, max(2, room // 2))
         prompt = self._prompt(pick.randrange(1, max(2, room - max_tokens)))
+        if self.sizes.num_state_blocks and pick.random() < 0.4:
+            prompt = self._turn(room - 1) or prompt
+            max_tokens = max(1, min(max_tokens, room - len(prompt)))
         num_sent = pick.randrange(len(prompt) + 1) if pick.random() < 0.15 else len(prompt)
         request = EngineRequest(
             request_id=number,
@@ -294,6 +299,18 @@ class Workload:
         own = max(length - len(stem), min(length, self.random.choice([0, 1, 3, 8])))
         return stem[: length - own] + [self.random.randrange(VOCAB) for _ in range(own)]
 
+    def _turn(self, most: int) -> list[int]:
+        """All that another request has asked and got, or a pinned prefix, and a token more; nothing if that is too
+        long."""
+        pinned = [plan.tokens for plan in self.checked.kept.by_handle.values() if plan.is_pinned]
+        said = [tokens for tokens in [*self.checked.recent, *pinned] if len(tokens) < most]
+        if not said:
+            return []
+        tokens = self.random.choice(said)
+        # now and then it parts from what was said at the last token
+        num_same = len(tokens) - self.random.choice([0, 0, 1])
+        return [*tokens[:num_same], self.random.randrange(VOCAB)]
+
     def _asked(self, kind: str, count: int, max_tokens: int) -> dict[str, Any]:
         """One sequence, several, or beams; and whether it is kept."""
         pick = self.random
@@ -364,12 +381,17 @@ class Workload:
         by_handle = self.checked.kept.by_handle
         pinned = [handle for handle, plan in by_handle.items() if plan.is_pinned]
         computed = [handle for handle, plan in by_handle.items() if plan.num_computed and not plan.is_pinned]
+        if self.sizes.num_state_blocks:  # which stand at their ends alone
+            computed = [one for one in computed if by_handle[one].num_computed <= self.sizes.max_model_len // 2]
         if pinned and (not computed or self.random.random() < 0.5):
             self.checked.kept.release(self.random.choice(pinned))
         elif computed:
             handle = self.random.choice(computed)
-            most = min(by_handle[handle].num_computed + 1, self.sizes.max_model_len // 3)
-            self.checked.kept.pin(handle, self.random.randrange(1, most + 1))
+            num_computed = by_handle[handle].num_computed
+            most = min(num_computed + 1, self.sizes.max_model_len // 3)
+            num_tokens = self.random.randrange(1, most + 1)
+            is_end = self.sizes.num_state_blocks > 0 and num_tokens > 1
+            self.checked.kept.pin(handle, num_computed if is_end else num_tokens)
 
     def _fail(self) -> None:
         self.checked.fail_row(self.random.randrange(16))

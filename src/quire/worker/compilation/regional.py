@@ -16,10 +16,16 @@ from torch import Tensor, nn
 
 from quire.errors import OptionError
 from quire.worker.attention import attention_layers
+from quire.worker.state_cache import recurrent_layers
 
 
 def compile_layers(model: nn.Module) -> int:
     """Compile, on first use, every layer that holds attention; returns how many there are."""
+    if recurrent_layers(model):
+        raise OptionError(
+            f"compile=True: {type(model).__name__} has recurrent layers beside others, and code is made once for "
+            "layers that are alike. Use compile=False."
+        )
     layers = _repeated_layers(model)
     if not layers:
         raise OptionError(

@@ -126,7 +126,12 @@ class Lfm2Model(nn.Module):
 
 
 def complete_config(config: Any) -> None:
+    """As published, two keys have names of their own, which go before the common ones."""
     complete_kv_heads(config)
+    if config.block_ff_dim is not None:
+        config.intermediate_size = config.block_ff_dim
+    if config.tie_embedding is not None:
+        config.tie_word_embeddings = config.tie_embedding
     if config.layer_types is None:
         indices = range(config.num_hidden_layers)
         attention = indices if config.full_attn_idxs is None else config.full_attn_idxs
@@ -148,6 +153,7 @@ class Lfm2ForCausalLM(CausalLM):
         "vocab_size": 65_536,
         "hidden_size": 2560,
         "intermediate_size": 12_288,
+        "block_ff_dim": None,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
@@ -162,6 +168,7 @@ class Lfm2ForCausalLM(CausalLM):
         "full_attn_idxs": None,
         "layer_types": None,
         "tie_word_embeddings": True,
+        "tie_embedding": None,
     }
     complete_config = staticmethod(complete_config)
 

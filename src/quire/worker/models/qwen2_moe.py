@@ -13,6 +13,22 @@ from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaAttention, LlamaMLP, LlamaModel, complete_heads
 from quire.worker.models.qwen2 import window_of_layer
 
+# What config.json may leave out, here and in Qwen 3 with experts.
+DEFAULTS = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": Nullable(4096),
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+    "mlp_only_layers": None,
+    "tie_word_embeddings": False,
+}
+
 
 def complete_config(config: Any) -> None:
     """Windows are those of every second layer below `max_window_layers`: not what Qwen 2 makes of the same keys."""
@@ -51,28 +67,17 @@ class Qwen2MoeForCausalLM(CausalLM):
     architectures = ("Qwen2MoeForCausalLM",)
     checkpoint_map = CheckpointMap(merged=MERGED)
     config_defaults = {
-        "vocab_size": 151_936,
-        "hidden_size": 2048,
+        **DEFAULTS,
         "intermediate_size": 5632,
-        "num_hidden_layers": 24,
         "num_attention_heads": 16,
         "num_key_value_heads": Nullable(16),
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
         "qkv_bias": True,
-        "use_sliding_window": False,
-        "sliding_window": Nullable(4096),
         "max_window_layers": 28,
         "layer_types": None,
-        "decoder_sparse_step": 1,
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
         "num_experts_per_tok": 4,
         "num_experts": 60,
-        "norm_topk_prob": False,
-        "mlp_only_layers": None,
-        "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
 

@@ -14,6 +14,7 @@ from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.llama import LlamaMLP, LlamaModel
 from quire.worker.models.qwen3_next import (
+    DEFAULTS,
     GatedDeltaNet,
     Qwen3NextAttention,
     Qwen3NextForCausalLM,
@@ -52,26 +53,12 @@ class Qwen35TextForCausalLM(CausalLM):
         merged=Qwen3NextForCausalLM.checkpoint_map.merged,
     )
     config_defaults = {
+        **DEFAULTS,
         "vocab_size": 248_320,
         "hidden_size": 4096,
         "intermediate_size": 12_288,
         "num_hidden_layers": 32,
-        "num_attention_heads": 16,
         "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "partial_rotary_factor": 0.25,
-        "attention_bias": False,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "full_attention_interval": 4,
-        "layer_types": None,
-        "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_layers)
 

@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from quire.worker.layers import Experts, RotaryEmbedding, Routing
-from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
 from quire.worker.models.llama import LlamaMLP, LlamaModel, complete_kv_heads
+from quire.worker.models.qwen2_moe import DEFAULTS
 from quire.worker.models.qwen3 import Qwen3Attention
 
 
@@ -40,27 +40,16 @@ class Qwen3MoeForCausalLM(CausalLM):
     architectures = ("Qwen3MoeForCausalLM",)
     checkpoint_map = CheckpointMap(merged=MERGED)
     config_defaults = {
-        "vocab_size": 151_936,
-        "hidden_size": 2048,
+        **DEFAULTS,
         "intermediate_size": 6144,
-        "num_hidden_layers": 24,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
         "attention_bias": False,
-        "use_sliding_window": False,
-        "sliding_window": Nullable(4096),
-        "decoder_sparse_step": 1,
         "moe_intermediate_size": 768,
         "num_experts_per_tok": 8,
         "num_experts": None,
         # the same, as Transformers writes it since its fifth version
         "num_local_experts": None,
-        "norm_topk_prob": False,
-        "mlp_only_layers": None,
-        "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
 

@@ -33,6 +33,25 @@ from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.llama import LlamaModel, complete_kv_heads
 from quire.worker.models.qwen2_moe import make_mlp
 
+# What config.json may leave out, here and in Qwen 3.5.
+DEFAULTS = {
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+    "layer_types": None,
+    "tie_word_embeddings": False,
+}
+
 
 class Qwen3NextAttention(nn.Module):
     """Attention with a gate on its output; the projection of queries brings the gate, head by head."""
@@ -155,25 +174,12 @@ class Qwen3NextForCausalLM(CausalLM):
         },
     )
     config_defaults = {
+        **DEFAULTS,
         "vocab_size": 151_936,
         "hidden_size": 2048,
         "intermediate_size": 5632,
         "num_hidden_layers": 48,
-        "num_attention_heads": 16,
         "num_key_value_heads": 2,
-        "head_dim": 256,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "partial_rotary_factor": 0.25,
-        "attention_bias": False,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "full_attention_interval": 4,
-        "layer_types": None,
         "decoder_sparse_step": 1,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
@@ -181,7 +187,6 @@ class Qwen3NextForCausalLM(CausalLM):
         "num_experts": 512,
         "norm_topk_prob": True,
         "mlp_only_layers": None,
-        "tie_word_embeddings": False,
     }
     complete_config = staticmethod(complete_config)
 
