@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quire.interfaces.gateway.sessions.registry import Sessions
     from quire.interfaces.gateway.storage.storage import Storage
     from quire.interfaces.server.engine import ServedEngine
-    from quire.interfaces.server.openai_responses.making import Making
+    from quire.interfaces.server.openai_responses.answer import ResponseAnswer
     from quire.interfaces.server.state import ServerState
 
 logger = logging.getLogger("quire.server")
@@ -178,8 +178,8 @@ class Services:
 
         return StoredResponses(self.storage, name)
 
-    async def make_in_background(self, making: Making) -> dict[str, Any]:
-        return await self.background_responses.start(making)
+    async def make_in_background(self, answer: ResponseAnswer) -> dict[str, Any]:
+        return await self.background_responses.start(answer)
 
     def statistics(self) -> dict[str, float]:
         """Of the storage; empty as long as nothing was stored."""

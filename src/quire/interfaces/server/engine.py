@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from quire.beam_search_params import GenerationParams
 from quire.config import EngineConfig
-from quire.engine_client import Stream
 from quire.interfaces.adapters import Adapter
-from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.generation import Generation, OutputObserver
 from quire.interfaces.memory_account import MemoryAccount
-from quire.interfaces.output_stream import OutputObserver
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.session import AsyncSession
 from quire.interfaces.setup import default_sampling_params
@@ -48,7 +46,7 @@ class ServedEngine(Protocol):
         tenant: Tenancy | None = None,
         lora_request: Adapter | None = None,
     ) -> Any:
-        """Checks a request without starting it; raises RequestError. The result is given to `open`."""
+        """Checks a request without starting it; raises RequestError. The result is given to `open_all`."""
 
     async def receive(
         self,
@@ -63,8 +61,8 @@ class ServedEngine(Protocol):
     ) -> Any:
         """The same for a prompt that arrives in pieces, when it has arrived: it runs, and has `aclose`."""
 
-    async def open(self, prompt: Any, *, observer: OutputObserver, prompt_number: int) -> Stream[OutputDelta]:
-        """Starts a prepared request. Closing its stream aborts it."""
+    async def open_all(self, prepared: Sequence[Any], observer: OutputObserver) -> Generation:
+        """Starts prepared requests. Closing it aborts them."""
 
     async def embed(
         self,

@@ -49,8 +49,8 @@ class Services(Protocol):
     async def responses_of(self, name: str) -> ResponseStore:
         """Of the caller of this name. Raises 503 where nothing can be kept now."""
 
-    async def make_in_background(self, making: Any) -> dict[str, Any]:
-        """A response that is checked (a Making): as it is now, queued."""
+    async def make_in_background(self, answer: Any) -> dict[str, Any]:
+        """A response that is checked (a ResponseAnswer): as it is now, queued."""
 
 
 class NothingIsKept:
@@ -86,5 +86,5 @@ class NoServices:
     async def responses_of(self, name: str) -> ResponseStore:
         return NothingIsKept()
 
-    async def make_in_background(self, making: Any) -> dict[str, Any]:
+    async def make_in_background(self, answer: Any) -> dict[str, Any]:
         raise invalid("background: this server keeps no responses. Leave it out and wait for the answer.", "background")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import time
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import HTTPConnection
@@ -12,11 +12,11 @@ from starlette.requests import HTTPConnection
 from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.access.turnstile import Turnstile
-from quire.interfaces.server.adapter_engine import AdapterEngine
 from quire.interfaces.server.engine import ServedEngine, generation_defaults
 from quire.interfaces.server.life.log_level import LogLevelOfEngine
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import ProcessRole
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.services import NoServices, Services
 from quire.interfaces.server.wire.errors import CLOSE, RETRY_SOON, ApiError, unavailable
 from quire.interfaces.text_threads import TextThreads
@@ -82,12 +82,6 @@ class ServerState:
         self.has_started = True
         self.log_level.engine_serves(engine)
 
-    def with_engine(self, engine: Any) -> ServerState:
-        """The same server for one request, which sees the engine through something."""
-        view = copy.copy(self)
-        view._engine = engine
-        return view
-
     @property
     def max_model_len(self) -> int:
         """What the engine found room for, which may be less than what was asked."""
@@ -105,23 +99,22 @@ class ServerState:
             is_ending = self.readiness is Readiness.STOPPING
             raise unavailable(f"Not ready: {self.readiness.value}.", {**RETRY_SOON, **(CLOSE if is_ending else {})})
 
-    def check_model(self, name: str | None) -> None:
+    def own_model(self, name: str | None) -> ServedModel:
         """For what is of the model alone."""
         if name is not None and name != self.model_name:
             raise self._unknown(name)
+        return ServedModel(
+            self.model_name, self.engine, self.defaults, self.metrics, self.text_threads, self.count_threads
+        )
 
-    async def of_model(self, name: str | None) -> ServerState:
-        """The server as a request sees it that names this model, which may be an adapter."""
-        if name is None or name == self.model_name:
-            return self
-        if not self.engine.config.worker.max_loras:
-            raise self._unknown(name)
+    async def model_of(self, name: str | None) -> ServedModel:
+        """The one that a request names, which may be an adapter."""
+        if name is None or name == self.model_name or not self.engine.config.worker.max_loras:
+            return self.own_model(name)
         adapter = await self.engine.find_adapter(name)
         if adapter is None:
             raise self._unknown(name)
-        view = self.with_engine(AdapterEngine(self.engine, adapter))
-        view.model_name = name
-        return view
+        return replace(self.own_model(None), name=name, adapter=adapter)
 
     def _unknown(self, name: str) -> ApiError:
         text = f"The model `{name[:200]}` does not exist. This server has `{self.model_name}`."

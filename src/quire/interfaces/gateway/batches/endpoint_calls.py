@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 
 from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
+from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai import chat, completions, embeddings
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.state import ServerState
-from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of
 
 # Lines of a batch may go to these.
-_ENDPOINTS: dict[str, WholeAnswers[Any]] = {
-    "/v1/chat/completions": chat.WHOLE,
-    "/v1/completions": completions.WHOLE,
-    "/v1/embeddings": embeddings.WHOLE,
-    "/v1/responses": openai_responses.WHOLE,
+_ENDPOINTS: dict[str, Endpoint[Any]] = {
+    "/v1/chat/completions": chat.ENDPOINT,
+    "/v1/completions": completions.ENDPOINT,
+    "/v1/embeddings": embeddings.ENDPOINT,
+    "/v1/responses": openai_responses.ENDPOINT,
 }
 # not now: an overload, a server that is starting or ending, a disk without room for what is to be stored
 _TEMPORARY = (429, 503, 507)
@@ -78,7 +78,7 @@ class EndpointCalls:
         request_id = new_request_id()
         try:
             with acting_for(self._caller_of(tenant, request_id)):
-                return Called(200, request_id, await _ENDPOINTS[path].answer(body, self._state))
+                return Called(200, request_id, await _ENDPOINTS[path].whole(body, self._state))
         except Exception as error:
             failure = api_error_of(error)
             return Called(failure.status, request_id, failure.body())

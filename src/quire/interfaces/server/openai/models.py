@@ -61,5 +61,5 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request, model_id: str) -> Response:
     """One model by its name, which may hold slashes."""
     state = state_of(request)
-    await state.of_model(model_id)
+    await state.model_of(model_id)
     return json_answer(_model(state, model_id))

@@ -43,15 +43,15 @@ async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or of a chat, as the model would see them."""
     state = state_of(request)
     body = await read_request(request, TokenizeRequest, TOKENIZE_RULES, strict=state.strict)
-    state = await state.of_model(body.model)
-    renderer = state.engine.renderer
+    model = await state.model_of(body.model)
+    renderer = model.renderer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Give either prompt or messages.", "prompt")
     if body.prompt is not None:
-        rendered = await render(state, body.prompt, add_special_tokens=body.add_special_tokens)
+        rendered = await render(model, body.prompt, add_special_tokens=body.add_special_tokens)
     else:
         rendered = await render(
-            state,
+            model,
             body.messages or [],
             tools=tool_choice_of(body.tools, None).tools,
             add_generation_prompt=opens_answer(body),
@@ -61,7 +61,7 @@ async def tokenize(request: Request) -> Response:
         )
     tokens = rendered.token_ids
     strings = [renderer.token_text(token) for token in tokens] if body.return_token_strs else None
-    return json_answer(Tokenized(len(tokens), state.max_model_len, tokens, strings))
+    return json_answer(Tokenized(len(tokens), model.max_model_len, tokens, strings))
 
 
 @router.post("/detokenize", openapi_extra=described(request=DetokenizeRequest, answer=Detokenized))
@@ -69,6 +69,6 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included."""
     state = state_of(request)
     body = await read_request(request, DetokenizeRequest, DETOKENIZE_RULES, strict=state.strict)
-    state = await state.of_model(body.model)
-    check_token_ids(body.tokens, state.engine.renderer.vocab_size, "tokens")
-    return json_answer(Detokenized(await text_of(state, body.tokens, skip_special_tokens=False)))
+    model = await state.model_of(body.model)
+    check_token_ids(body.tokens, model.renderer.vocab_size, "tokens")
+    return json_answer(Detokenized(await text_of(model, body.tokens, skip_special_tokens=False)))
