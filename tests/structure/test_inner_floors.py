@@ -23,15 +23,15 @@ FLOORS = {
     "quire.interfaces.server": (
         ("http_server",),
         ("app",),
+        ("parts",),
         ("administration",),
         ("anthropic_messages", "observing", "openai_responses", "openapi"),
         ("openai", "transport"),
         ("endpoint", "gate"),
         ("request_body",),
-        ("state",),
         ("event_stream", "process_role", "services"),
         ("access", "life", "page"),
-        ("served_model",),
+        ("served_model", "serving"),
         ("engine", "options", "wire"),
     ),
     "quire.engine_core": (

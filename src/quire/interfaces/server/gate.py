@@ -19,11 +19,12 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 
 from quire.interfaces.server.access.caller import PUBLIC_PATHS, Caller, Door, acting_for, new_request_id
-from quire.interfaces.server.access.in_flight import Receive
+from quire.interfaces.server.access.in_flight import InFlight, Receive
 from quire.interfaces.server.access.turnstile import Turnstile
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
-from quire.interfaces.server.state import Readiness, ServerState
+from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable
+from quire.observability.metrics import ServerMetrics
 
 logger = logging.getLogger("quire.server.access")
 
@@ -45,9 +46,19 @@ _UNREADY = _ALWAYS | {"/v1/admin/log_level"}
 class Gate:
     """Stands around the router; only headers for browsers (CORS) and traces stand outside it."""
 
-    def __init__(self, app: App, state: ServerState, door: Door, allowed_origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        app: App,
+        serving: Serving,
+        in_flight: InFlight,
+        metrics: ServerMetrics,
+        door: Door,
+        allowed_origins: Sequence[str] = (),
+    ) -> None:
         self._app = app
-        self._state = state
+        self._serving = serving
+        self._in_flight = in_flight
+        self._metrics = metrics
         self._door = door
         self._allowed_origins = frozenset(allowed_origins)
         self._turnstile = Turnstile()
@@ -69,7 +80,7 @@ class Gate:
                 else:
                     await self._turnstile.enter()
                     # wherever it is, it can be ended, and a server that ends waits for it
-                    with nullcontext() if is_socket else self._state.in_flight.enter():
+                    with nullcontext() if is_socket else self._in_flight.enter():
                         await self._app(scope, receive, response.send)
         except Exception as error:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
@@ -77,7 +88,7 @@ class Gate:
             await response.end_with(api_error_of(error), scope, receive)
         except asyncio.CancelledError:
             # a server that ends cuts off what nothing could interrupt, such as one that had not had its turn
-            if response.status or self._state.readiness not in (Readiness.STOPPING, Readiness.DEAD):
+            if response.status or self._serving.readiness not in (Readiness.STOPPING, Readiness.DEAD):
                 raise
             await response.end_with(unavailable("The server is shutting down."), scope, receive)
         finally:
@@ -96,7 +107,7 @@ class Gate:
             self._check_form(headers)
         caller = self._door.caller(headers, request_id, is_public=scope["path"] in _OPEN)
         if scope["path"] not in _UNREADY:
-            self._state.check_ready()
+            self._serving.check_ready()
         return caller
 
     def _check_form(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -115,7 +126,7 @@ class Gate:
     def _account(self, scope: Scope, response: _Response, request_id: bytes, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
         status = 499 if scope.get("client_gone") else response.status or 499
-        self._state.metrics.http_responses.add(1, route, str(status))
+        self._metrics.http_responses.add(1, route, str(status))
         level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
         method = scope.get("method", "WS")
         logger.log(level, "%s %s %d %.3f s %s", method, route, status, seconds, request_id.decode())

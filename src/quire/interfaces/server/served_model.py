@@ -1,12 +1,14 @@
-"""The model that a request names, with all that its endpoint needs to make an answer of it."""
+"""The models that requests may name, each with all that an endpoint needs to make an answer of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.interfaces.adapters import Adapter
-from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.engine import ServedEngine, generation_defaults
+from quire.interfaces.server.wire.errors import ApiError, unavailable
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 from quire.renderer import Renderer
@@ -35,3 +37,45 @@ class ServedModel:
     def max_model_len(self) -> int:
         """What the engine found room for, which may be less than what was asked."""
         return self.engine.ready.max_model_len
+
+
+class Models:
+    """The model that is served, and its adapters."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+        self.text_threads = TextThreads()
+        self.count_threads = TextThreads(1)
+        self.created = int(time.time())
+        self._own: ServedModel | None = None
+
+    def serve(self, engine: ServedEngine) -> None:
+        name = engine.config.served_model_name
+        defaults = generation_defaults(engine.config)
+        self._own = ServedModel(name, engine, defaults, self._metrics, self.text_threads, self.count_threads)
+
+    @property
+    def own(self) -> ServedModel:
+        if self._own is None:
+            raise unavailable("Not ready: the model is still loading.")
+        return self._own
+
+    def only(self, name: str | None) -> ServedModel:
+        """For what is of the model alone."""
+        if name is not None and name != self.own.name:
+            raise self._unknown(name)
+        return self.own
+
+    async def named(self, name: str | None) -> ServedModel:
+        """The one that a request names, which may be an adapter."""
+        own = self.own
+        if name is None or name == own.name or not own.engine.config.worker.max_loras:
+            return self.only(name)
+        adapter = await own.engine.find_adapter(name)
+        if adapter is None:
+            raise self._unknown(name)
+        return replace(own, name=name, adapter=adapter)
+
+    def _unknown(self, name: str) -> ApiError:
+        text = f"The model `{name[:200]}` does not exist. This server has `{self.own.name}`."
+        return ApiError(404, text, param="model", code="model_not_found")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.datastructures import State
 
 from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai import chat, completions, embeddings
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
-from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of
 
 # Lines of a batch may go to these.
@@ -68,7 +68,7 @@ class EndpointCalls:
 
     paths = tuple(_ENDPOINTS)
 
-    def __init__(self, state: ServerState, caller_of: Callable[[str, str], Caller]) -> None:
+    def __init__(self, state: State, caller_of: Callable[[str, str], Caller]) -> None:
         """`caller_of`: from a tenant's name and a request's id."""
         self._state = state
         self._caller_of = caller_of

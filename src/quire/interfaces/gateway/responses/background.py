@@ -17,9 +17,8 @@ import msgspec
 from quire.engine_client import each_of, news_of
 from quire.interfaces.gateway.responses.stored import StoredResponses
 from quire.interfaces.gateway.storage.storage import Storage
-from quire.interfaces.server.access.in_flight import Ticket
+from quire.interfaces.server.access.in_flight import InFlight, Ticket
 from quire.interfaces.server.openai_responses.answer import ResponseAnswer
-from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, invalid, unavailable
 
 logger = logging.getLogger("quire.server")
@@ -46,8 +45,8 @@ class _Running:
 class BackgroundResponses:
     """Those of one server."""
 
-    def __init__(self, state: ServerState, storage: Storage) -> None:
-        self._state = state
+    def __init__(self, in_flight: InFlight, storage: Storage) -> None:
+        self._in_flight = in_flight
         self._storage = storage
         self._running: dict[str, _Running] = {}
         self._heart: asyncio.Task[None] | None = None
@@ -106,7 +105,7 @@ class BackgroundResponses:
         answer = running.answer
         try:
             try:
-                with self._state.in_flight.enter() as running.ticket:
+                with self._in_flight.enter() as running.ticket:
                     await _made(answer)
                 return
             except _CancelledByClientError:

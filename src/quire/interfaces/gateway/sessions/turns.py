@@ -18,6 +18,7 @@ from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.gateway.sessions.endpoints import PATH, sessions_of
 from quire.interfaces.gateway.sessions.kept_session import KeptSession, Kind, TurnEngine
 from quire.interfaces.gateway.sessions.requests import CHAT_RULES, TEXT_RULES
+from quire.interfaces.server.access.caller import tenant_of
 from quire.interfaces.server.endpoint import respond
 from quire.interfaces.server.openai.chat import prepare_chat
 from quire.interfaces.server.openai.chat_answer import ChatAnswer
@@ -31,7 +32,6 @@ from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.served_model import ServedModel
-from quire.interfaces.server.state import ServerState, state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.prompt_forms import check_token_ids
@@ -45,13 +45,12 @@ router = APIRouter()
 )
 async def continue_chat(request: Request, session_id: str) -> Response:
     """Answers new messages of a chat; `messages` holds these alone."""
-    state = state_of(request)
-    body = await read_request(request, ChatRequest, CHAT_RULES, strict=state.strict)
-    kept = _session_for(request, state, session_id, body.model, Kind.CHAT)
+    body = await read_request(request, ChatRequest, CHAT_RULES)
+    kept = _session_for(request, session_id, body.model, Kind.CHAT)
     if not body.messages:
         raise invalid("messages: a turn brings at least one message.", "messages")
     body.messages = [*kept.messages, *body.messages]
-    model = _model_of(kept, state)
+    model = _model_of(kept, request)
     answer = ChatAnswer(body, await prepare_chat(body, model))
 
     def keep() -> None:
@@ -67,11 +66,10 @@ async def continue_chat(request: Request, session_id: str) -> Response:
 )
 async def continue_text(request: Request, session_id: str) -> Response:
     """Continues a text; `prompt` is appended to it, and may be empty after the first turn."""
-    state = state_of(request)
-    body = await read_request(request, CompletionRequest, TEXT_RULES, strict=state.strict)
-    kept = _session_for(request, state, session_id, body.model, Kind.TEXT)
+    body = await read_request(request, CompletionRequest, TEXT_RULES)
+    kept = _session_for(request, session_id, body.model, Kind.TEXT)
     check_stream_options(body)
-    model = _model_of(kept, state)
+    model = _model_of(kept, request)
     whole = kept.engine_session.token_ids
     whole += await _tokens_of(body, model, is_first=not whole)
     if not whole:
@@ -106,17 +104,18 @@ class _Turn:
             self._keep()
 
 
-def _model_of(kept: KeptSession, state: ServerState) -> ServedModel:
+def _model_of(kept: KeptSession, request: Request) -> ServedModel:
     """As one turn sees it."""
-    engine: Any = TurnEngine(state.engine, kept)
-    return replace(state.own_model(None), engine=engine)
+    model: ServedModel = request.app.state.models.own
+    engine: Any = TurnEngine(model.engine, kept)
+    return replace(model, engine=engine)
 
 
-def _session_for(request: Request, state: ServerState, session_id: str, model: str | None, kind: Kind) -> KeptSession:
+def _session_for(request: Request, session_id: str, model: str | None, kind: Kind) -> KeptSession:
     """The session, if it can take a turn of this kind now."""
-    state.own_model(model)
+    request.app.state.models.only(model)
     sessions = sessions_of(request)
-    kept = sessions.find(session_id, tenant_of(request))
+    kept = sessions.find(session_id, tenant_of())
     kept.check_kind(kind)
     kept.check_free()
     sessions.check_room(kept.tenant)

@@ -19,7 +19,7 @@ from quire.interfaces.adapters import NAME_IS_TAKEN, NOT_FOUND
 from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import state_of
+from quire.interfaces.server.serving import Serving
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
@@ -70,12 +70,12 @@ _UNLOAD_RULES = FieldRules(UnloadAdapterRequest, {})
 )
 async def load_lora_adapter(request: Request) -> Response:
     """Loads an adapter beside the requests that run; answers when it may be used."""
-    state = state_of(request)
     body = await read_request(request, LoadAdapterRequest, _LOAD_RULES, strict=True)
+    serving: Serving = request.app.state.serving
     # files may lie on a disk that is slow to answer
-    folder = await asyncio.to_thread(folder_below, state.options.adapter_root, body.lora_path)
+    folder = await asyncio.to_thread(folder_below, request.app.state.adapter_root, body.lora_path)
     try:
-        adapter = await state.engine.load_adapter(body.lora_name, str(folder), in_place=body.load_inplace)
+        adapter = await serving.engine.load_adapter(body.lora_name, str(folder), in_place=body.load_inplace)
     except RequestError as error:
         raise _answered(error) from error
     return json_answer(LoadedAdapter(name=adapter.name))
@@ -88,8 +88,9 @@ async def load_lora_adapter(request: Request) -> Response:
 async def unload_lora_adapter(request: Request) -> Response:
     """Takes an adapter out of service; its memory is given back when its last request has ended."""
     body = await read_request(request, UnloadAdapterRequest, _UNLOAD_RULES, strict=True)
+    serving: Serving = request.app.state.serving
     try:
-        adapter = await state_of(request).engine.unload_adapter(body.lora_name)
+        adapter = await serving.engine.unload_adapter(body.lora_name)
     except RequestError as error:
         raise _answered(error) from error
     return json_answer(UnloadedAdapter(name=adapter.name))

@@ -15,7 +15,6 @@ from quire.interfaces.prefix_file import prompt_of
 from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.field_rules import FieldRules
@@ -70,18 +69,17 @@ _RULES = FieldRules(PinPrefixRequest, {})
 @router.get(_PATH, openapi_extra=described(answer=PrefixList))
 async def list_prefixes(request: Request) -> Response:
     """All pinned prefixes, with their memory and their use."""
-    prefixes = await state_of(request).engine.pinned_prefixes()
+    prefixes = await request.app.state.serving.engine.pinned_prefixes()
     return json_answer(PrefixList(data=[_shown(prefix) for prefix in prefixes]))
 
 
 @router.post(_PATH, openapi_extra=described(request=PinPrefixRequest, answer=ShownPrefix, status=201, errors=(409,)))
 async def pin_prefix(request: Request) -> Response:
     """Computes a prefix and pins it; answers when it is there."""
-    state = state_of(request)
     body = await read_request(request, PinPrefixRequest, _RULES, strict=True)
     prompt = prompt_of(body.text, body.messages, body.token_ids)
     try:
-        prefix = await state.engine.pin_prefix(prompt, body.name, cache_salt=body.cache_salt or "")
+        prefix = await request.app.state.serving.engine.pin_prefix(prompt, body.name, cache_salt=body.cache_salt or "")
     except RequestError as error:
         raise _answered(error) from error
     return json_answer(_shown(prefix), status=201)
@@ -91,7 +89,7 @@ async def pin_prefix(request: Request) -> Response:
 async def unpin_prefix(request: Request, name: str) -> Response:
     """Lets its memory be used for others again."""
     try:
-        await state_of(request).engine.unpin_prefix(name)
+        await request.app.state.serving.engine.unpin_prefix(name)
     except RequestError as error:
         raise _answered(error) from error
     return json_answer(UnpinnedPrefix(name=name))

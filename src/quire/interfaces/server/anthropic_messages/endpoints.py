@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State
 
 from quire.errors import ContextLengthError
 from quire.interfaces.server.anthropic_messages.answer import MessageAnswer
@@ -24,7 +25,6 @@ from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openai.work import Work, count_input
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.served_model import ServedModel
-from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of
 from quire.interfaces.server.wire.json_answer import json_answer
@@ -47,8 +47,8 @@ async def create_message(request: Request) -> Response:
     return await ENDPOINT.respond(request)
 
 
-async def _answer(body: MessagesRequest, state: ServerState) -> MessageAnswer:
-    model = await state.model_of(body.model)
+async def _answer(body: MessagesRequest, state: State) -> MessageAnswer:
+    model: ServedModel = await state.models.named(body.model)
     with in_words_of(NAMES):
         chat = chat_of(body, sees_images=model.renderer.sees_images)
         budget = thinking_budget(body)
@@ -69,9 +69,8 @@ ENDPOINT = Endpoint(MessagesRequest, RULES, _answer)
 )
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has."""
-    state = state_of(request)
-    body = await read_request(request, CountTokensRequest, COUNT_RULES, strict=state.strict)
-    model = await state.model_of(body.model)
+    body = await read_request(request, CountTokensRequest, COUNT_RULES)
+    model: ServedModel = await request.app.state.models.named(body.model)
     with in_words_of(NAMES):
         chat = chat_of(body, sees_images=model.renderer.sees_images)
         num_tokens = await count_input(prepare_chat(chat, model))

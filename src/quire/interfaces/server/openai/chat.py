@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State
 
 from quire.beam_search_params import GenerationParams
 from quire.errors import RequestError
@@ -23,7 +24,6 @@ from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.thinking import NO_EFFORT, template_kwargs_of
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.served_model import ServedModel
-from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid, renamed
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_CHAT
@@ -44,8 +44,8 @@ async def create_chat_completion(request: Request) -> Response:
     return await ENDPOINT.respond(request)
 
 
-async def _answer(body: ChatRequest, state: ServerState) -> ChatAnswer:
-    return ChatAnswer(body, await prepare_chat(body, await state.model_of(body.model)))
+async def _answer(body: ChatRequest, state: State) -> ChatAnswer:
+    return ChatAnswer(body, await prepare_chat(body, await state.models.named(body.model)))
 
 
 ENDPOINT = Endpoint(ChatRequest, RULES, _answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State
 
 from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.endpoint import Endpoint
@@ -19,7 +20,6 @@ from quire.interfaces.server.openai.streamed_completion import answer_to_lines, 
 from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.served_model import ServedModel
-from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
@@ -50,8 +50,8 @@ async def create_completion(request: Request) -> Response:
     return await ENDPOINT.respond(request)
 
 
-async def _answer(body: CompletionRequest, state: ServerState) -> Continuations:
-    model = await state.model_of(body.model)
+async def _answer(body: CompletionRequest, state: State) -> Continuations:
+    model: ServedModel = await state.models.named(body.model)
     check_stream_options(body)
     params = completion_params(body, model.defaults)
     prompts: list[list[int]] = []

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
+from starlette.datastructures import State
 
 from quire.errors import ContextLengthError
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
@@ -20,7 +21,6 @@ from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.served_model import ServedModel
-from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import Refused
@@ -103,8 +103,8 @@ async def create_embeddings(request: Request) -> Response:
     return await ENDPOINT.respond(request)
 
 
-async def _answer(body: EmbeddingRequest, state: ServerState) -> _Work:
-    model = state.own_model(body.model)
+async def _answer(body: EmbeddingRequest, state: State) -> _Work:
+    model: ServedModel = state.models.only(body.model)
     if body.encoding_format not in (None, FLOAT, BASE64):
         shown = str(body.encoding_format)[:40]
         raise invalid(f"encoding_format={shown!r}: must be {FLOAT} or {BASE64}.", "encoding_format")

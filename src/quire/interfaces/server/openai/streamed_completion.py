@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import msgspec
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
+from starlette.datastructures import State
 
 from quire.engine_client import items_of
 from quire.interfaces.server.access.in_flight import Ticket
@@ -27,7 +28,6 @@ from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.request_body import BodyChunks, check_encoding, read_text
 from quire.interfaces.server.served_model import ServedModel
-from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
 
@@ -54,12 +54,11 @@ def is_in_lines(request: Request) -> bool:
 
 async def answer_to_lines(request: Request) -> Response:
     """The body is read, and the prompt computed, until it ends; then the answer is that of any completion."""
-    state = state_of(request)
     check_encoding(request)
     body_chunks = BodyChunks(request)
     try:
-        with state.in_flight.enter():
-            body, completion = await _received(lines_of(body_chunks), state)
+        with request.app.state.in_flight.enter():
+            body, completion = await _received(lines_of(body_chunks), request.app.state)
     except ClientGoneError:
         request.scope["client_gone"] = True
         raise
@@ -81,7 +80,7 @@ async def stream_completion(socket: WebSocket) -> None:
     CompletionChunks, the last one with the usage, and closes with 1000. After an ErrorAnswer it closes with 1008
     (a mistake), 1009 (too large), 1011 (a failure) or 1013 (starting or stopping).
     """
-    state = state_of(socket)
+    state: State = socket.app.state
     try:
         await socket.accept()
     except OSError:
@@ -98,7 +97,7 @@ async def stream_completion(socket: WebSocket) -> None:
         await _leave(socket, api_error_of(error))
 
 
-async def _converse(socket: WebSocket, state: ServerState, ticket: Ticket) -> None:
+async def _converse(socket: WebSocket, state: State, ticket: Ticket) -> None:
     _, completion = await _received(socket_messages(socket), state, is_socket=True)
     watcher = asyncio.ensure_future(_watch(socket, ticket))
     try:
@@ -157,10 +156,10 @@ def _close_code(status: int) -> int:
 
 
 async def _received(
-    messages: Messages, state: ServerState, *, is_socket: bool = False
+    messages: Messages, state: State, *, is_socket: bool = False
 ) -> tuple[StreamedCompletionRequest, Continuations]:
     """Parameters, and the prompt when it is whole. The request runs."""
-    async with aclosing(messages), aclosing(bounded(messages, state.options.max_body_bytes)) as checked:
+    async with aclosing(messages), aclosing(bounded(messages, state.max_body_bytes)) as checked:
         # a server that ends does not wait for it, as it does not wait for a body
         with state.in_flight.enter(is_awaited=False):
             first = await anext(checked, None)
@@ -168,10 +167,10 @@ async def _received(
             raise invalid("The body is empty. Its first line holds the parameters as a JSON object.")
         _check_no_piece(first)
         what = "message" if is_socket else "line"
-        body = read_text(first, StreamedCompletionRequest, _RULES, strict=state.strict, what=what)
+        body = read_text(first, StreamedCompletionRequest, _RULES, strict=state.bodies.strict, what=what)
         if is_socket:
             _check_socket_fields(body)
-        model = await state.model_of(body.model)
+        model: ServedModel = await state.models.named(body.model)
         check_stream_options(body)
         work = await Work.receive(
             model,

@@ -11,7 +11,7 @@ from quire.interfaces.server.openai.rendering import opens_answer, render, text_
 from quire.interfaces.server.openai.requests import DetokenizeRequest, TokenizeRequest
 from quire.interfaces.server.openai.thinking import template_kwargs_of
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import state_of
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.json_answer import json_answer
@@ -41,9 +41,8 @@ class Detokenized(msgspec.Struct):
 @router.post("/tokenize", openapi_extra=described(request=TokenizeRequest, answer=Tokenized))
 async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or of a chat, as the model would see them."""
-    state = state_of(request)
-    body = await read_request(request, TokenizeRequest, TOKENIZE_RULES, strict=state.strict)
-    model = await state.model_of(body.model)
+    body = await read_request(request, TokenizeRequest, TOKENIZE_RULES)
+    model: ServedModel = await request.app.state.models.named(body.model)
     renderer = model.renderer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Give either prompt or messages.", "prompt")
@@ -67,8 +66,7 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize", openapi_extra=described(request=DetokenizeRequest, answer=Detokenized))
 async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included."""
-    state = state_of(request)
-    body = await read_request(request, DetokenizeRequest, DETOKENIZE_RULES, strict=state.strict)
-    model = await state.model_of(body.model)
+    body = await read_request(request, DetokenizeRequest, DETOKENIZE_RULES)
+    model: ServedModel = await request.app.state.models.named(body.model)
     check_token_ids(body.tokens, model.renderer.vocab_size, "tokens")
     return json_answer(Detokenized(await text_of(model, body.tokens, skip_special_tokens=False)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State
 
 from quire.interfaces.server.endpoint import Endpoint, respond
 from quire.interfaces.server.openai.work import Work, count_input
@@ -15,7 +16,6 @@ from quire.interfaces.server.openai_responses.objects import (
     ResponseObject,
 )
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import ServerState, state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 
@@ -31,11 +31,10 @@ _EVENTS = "events `event: TYPE` and `data: JSON`, the last one is response.compl
 )
 async def create_response(request: Request) -> Response:
     """Answers, and keeps the answer unless store is false."""
-    state = state_of(request)
-    body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
-    answer = await prepare(body, state)
+    body = await read_request(request, ResponsesRequest, RULES)
+    answer = await prepare(body, request.app.state)
     if answer.is_background:
-        return json_answer(await state.services.make_in_background(answer))
+        return json_answer(await request.app.state.services.make_in_background(answer))
     return await respond(request, answer, is_stream=bool(body.stream))
 
 
@@ -45,11 +44,10 @@ ENDPOINT = Endpoint(ResponsesRequest, RULES, prepare)
 @router.post("/v1/responses/input_tokens", openapi_extra=described(request=ResponsesRequest, answer=InputTokenCount))
 async def count_input_tokens(request: Request) -> Response:
     """How many tokens the input of such a response would have."""
-    state = state_of(request)
-    body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
+    body = await read_request(request, ResponsesRequest, RULES)
     body = msgspec.structs.replace(body, store=False, background=None)
-    return json_answer(InputTokenCount(await count_input(_work_of(body, state))))
+    return json_answer(InputTokenCount(await count_input(_work_of(body, request.app.state))))
 
 
-async def _work_of(body: ResponsesRequest, state: ServerState) -> Work:
+async def _work_of(body: ResponsesRequest, state: State) -> Work:
     return (await prepare(body, state)).work

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from starlette.datastructures import State
+
 from quire.errors import ContextLengthError
 from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.openai.chat import prepare_chat
@@ -14,13 +16,12 @@ from quire.interfaces.server.openai_responses.fields import NAMES, ResponsesRequ
 from quire.interfaces.server.openai_responses.items import item_id, items_of, messages_of, turns_of
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.services import NothingIsKept, ResponseStore
-from quire.interfaces.server.state import ServerState
 from quire.interfaces.server.wire.errors import in_words_of
 
 
-async def prepare(body: ResponsesRequest, state: ServerState) -> ResponseAnswer:
+async def prepare(body: ResponsesRequest, state: State) -> ResponseAnswer:
     """Checked and not begun. Raises for what is wrong, before a first byte is sent."""
-    model = await state.model_of(body.model)
+    model: ServedModel = await state.models.named(body.model)
     check(body)
     items = items_of(body.input, sees_images=model.renderer.sees_images)
     store: ResponseStore = NothingIsKept()
