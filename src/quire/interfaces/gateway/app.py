@@ -19,7 +19,7 @@ from quire.interfaces.gateway.responses import endpoints as responses
 from quire.interfaces.gateway.services import IN_MEMORY, Services, ServiceSettings, StorageSettings
 from quire.interfaces.gateway.sessions import endpoints as sessions
 from quire.interfaces.gateway.sessions import turns
-from quire.interfaces.server.app import ADMIN_FAMILIES, ALSO_FOR_ADMINS, FAMILIES, add_traces, application
+from quire.interfaces.server.app import ADMIN_FAMILIES, ALSO_FOR_ADMINS, FAMILIES, application
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.options import ServerOptions
@@ -77,7 +77,6 @@ def create_app(
     beside = parts["services"] = Services(parts, callers, settings, storage or StorageSettings(IN_MEMORY))
     serving.listeners.append(beside.serve)
     app = application(families, parts, KeyedDoor(doors.main, callers), options.allowed_origins)
-    add_traces(app, parts["tracing"])
     app.state.admin_app = None
     if doors.admin is not None:
         admin_families = (*ALSO_FOR_ADMINS, *_ADMIN_FAMILIES)

@@ -19,13 +19,12 @@ from quire.interfaces.server.anthropic_messages import endpoints as anthropic_me
 from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.gate import Gate
 from quire.interfaces.server.observing import health, metrics, observe
-from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.parts import parts_of
 from quire.interfaces.server.wire.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
-from quire.observability.tracing import NoTracing, Tracing
+from quire.observability.tracing import Tracing
 from quire.version import __version__
 
 # One file a family of endpoints: a new one is imported above and entered here.
@@ -58,7 +57,6 @@ def create_app(
     parts = parts_of(options, tracing)
     door = OpenDoor(EverybodyMayEnter(options.max_queue_seconds, options.max_request_seconds))
     app = application(FAMILIES, parts, door, options.allowed_origins)
-    add_traces(app, parts["tracing"])
     if engine is not None:
         parts["serving"].attach(engine)
     return app
@@ -91,6 +89,7 @@ def application(
         serving=parts["serving"],
         in_flight=parts["in_flight"],
         metrics=parts["metrics"],
+        tracing=parts["tracing"],
         door=door,
         allowed_origins=allowed_origins,
     )
@@ -105,11 +104,6 @@ def application(
             allow_headers=["*"],
         )
     return app
-
-
-def add_traces(app: FastAPI, tracing: Tracing) -> None:
-    if not isinstance(tracing, NoTracing):
-        app.add_middleware(RequestTraces, tracing=tracing)
 
 
 async def _handle(request: Request, error: Exception) -> Response:

@@ -28,7 +28,6 @@ from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
 from quire.interfaces.server.openai.responses import ChatCompletion, ChatMessage, Completion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
-from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.served_model import ServedModel
@@ -76,7 +75,7 @@ async def continue_text(request: Request, session_id: str) -> Response:
         raise invalid("prompt: holds no tokens. The first turn of a session has at least one.", "prompt")
     check_length(len(whole), "max_tokens", body.max_tokens, model.max_model_len, what="prompt")
     params = completion_params(body, model.defaults)
-    work = await Work.prepare(model, [whole], params, priority=0, cache_salt="", names=form_names(body))
+    work = await Work.prepare(model, [whole], params, body)
     turn = _Turn(Continuations(body, work, [""]), lambda: kept.turn_ended([], Kind.TEXT, sessions_of(request).now))
     return await respond(request, turn, is_stream=bool(body.stream))
 

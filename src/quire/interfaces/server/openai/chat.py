@@ -20,7 +20,6 @@ from quire.interfaces.server.openai.rendering import opens_answer, render
 from quire.interfaces.server.openai.requests import ChatRequest
 from quire.interfaces.server.openai.responses import ChatCompletion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, generation_params
-from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.thinking import NO_EFFORT, template_kwargs_of
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.served_model import ServedModel
@@ -79,9 +78,8 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
         model,
         [prompt if prompt.media else prompt.token_ids],
         params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        names={"prompt": conversation, **({"structured_outputs": "tools"} if choice.must_call else form_names(body))},
+        body,
+        names={"prompt": conversation, **({"structured_outputs": "tools"} if choice.must_call else {})},
     )
     work.formats = formats
     return work

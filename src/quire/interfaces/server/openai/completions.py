@@ -17,7 +17,6 @@ from quire.interfaces.server.openai.requests import CompletionRequest
 from quire.interfaces.server.openai.responses import Completion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.streamed_completion import answer_to_lines, is_in_lines
-from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work, num_sequences
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
@@ -68,16 +67,7 @@ async def _answer(body: CompletionRequest, state: State) -> Continuations:
         if len(asked) > 1:
             # between many short texts others have their turn
             await asyncio.sleep(0)
-    work = await Work.prepare(
-        model,
-        prompts,
-        params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        names=form_names(body),
-        prompt_names=names,
-    )
-    return Continuations(body, work, texts)
+    return Continuations(body, await Work.prepare(model, prompts, params, body, prompt_names=names), texts)
 
 
 ENDPOINT = Endpoint(CompletionRequest, RULES, _answer)

@@ -24,7 +24,6 @@ from quire.interfaces.server.openai.prompt_pieces import Messages, bounded, line
 from quire.interfaces.server.openai.rendering import text_of
 from quire.interfaces.server.openai.requests import StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
-from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.request_body import BodyChunks, check_encoding, read_text
 from quire.interfaces.server.served_model import ServedModel
@@ -176,10 +175,7 @@ async def _received(
             model,
             pieces_of(checked, _first_piece(body), what),
             completion_params(body, model.defaults),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            add_special_tokens=body.add_special_tokens is not False,
-            names=form_names(body),
+            body,
         )
         try:
             if not is_socket:

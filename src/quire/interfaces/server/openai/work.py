@@ -21,7 +21,9 @@ from quire.interfaces.server.access.caller import Caller, Reservation, current_c
 from quire.interfaces.server.access.time_limits import within_time
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
+from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
 from quire.interfaces.server.openai.responses import Usage, usage_of
+from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.errors import internal, renamed
 from quire.observability.request_observer import RequestObserver
@@ -76,25 +78,25 @@ class Work:
         model: ServedModel,
         prompts: Sequence[list[int] | RenderedPrompt],
         params: GenerationParams,
+        body: GenerationFields,
         *,
-        priority: int,
-        cache_salt: str,
         names: Mapping[str, str] | None = None,
         prompt_names: Sequence[str] = (),
     ) -> Work:
-        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's, and
-        so are `prompt_names`, of each prompt where there are several."""
+        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's for
+        other fields, and so are `prompt_names`, of each prompt where there are several."""
         caller = current_caller()
-        whose = _whose(model, caller, priority, cache_salt)
+        whose = _whose(model, caller, body)
+        names = {**form_names(body), **(names or {})}
         prepared: list[Any] = []
         try:
             for prompt in prompts:
                 prepared.append(await model.engine.prepare(prompt, params, **whose))
         except RequestError as error:
             its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
-            raise _in_words_of_the_client(error, params, {**(names or {}), **its}) from None
+            raise _in_words_of_the_client(error, params, {**names, **its}) from None
         token_ids = [prompt if isinstance(prompt, list) else prompt.token_ids for prompt in prompts]
-        return cls(model, token_ids, params, prepared, caller, names=names or {})
+        return cls(model, token_ids, params, prepared, caller, names=names)
 
     @classmethod
     async def receive(
@@ -102,23 +104,20 @@ class Work:
         model: ServedModel,
         pieces: AsyncIterator[str | list[int]],
         params: GenerationParams,
-        *,
-        priority: int,
-        cache_salt: str,
-        add_special_tokens: bool,
-        names: Mapping[str, str] | None = None,
+        body: CompletionRequest,
     ) -> Work:
         """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
         caller = current_caller()
-        whose = _whose(model, caller, priority, cache_salt)
+        whose = _whose(model, caller, body)
+        whose["add_special_tokens"] = body.add_special_tokens is not False
         reservation = caller.admission.admit([(num_sequences(params), 0)], is_arriving=True)
         try:
             with within_time(caller.admission, reservation, is_arriving=True):
-                received = await model.engine.receive(pieces, params, add_special_tokens=add_special_tokens, **whose)
+                received = await model.engine.receive(pieces, params, **whose)
         except BaseException as error:
             reservation.close()
             if isinstance(error, RequestError):
-                raise _in_words_of_the_client(error, params, names) from None
+                raise _in_words_of_the_client(error, params, form_names(body)) from None
             raise
         prompt = received.request.prompt_token_ids
         reservation.begin(0)
@@ -222,19 +221,17 @@ def num_sequences(params: GenerationParams) -> int:
     return params.beam_width if isinstance(params, BeamSearchParams) else params.n
 
 
-def _whose(model: ServedModel, caller: Caller, priority: int, cache_salt: str) -> dict[str, Any]:
+def _whose(model: ServedModel, caller: Caller, body: GenerationFields) -> dict[str, Any]:
     return {
-        "priority": caller.priority(priority),
-        "cache_salt": cache_salt,
+        "priority": caller.priority(body.priority),
+        "cache_salt": body.cache_salt or "",
         "tenant": caller.tenancy,
         "lora_request": model.adapter,
     }
 
 
-def _in_words_of_the_client(
-    error: RequestError, params: GenerationParams, names: Mapping[str, str] | None
-) -> RequestError:
-    return renamed(error, {**(names or {}), **(beam_search.NAMES if isinstance(params, BeamSearchParams) else {})})
+def _in_words_of_the_client(error: RequestError, params: GenerationParams, names: Mapping[str, str]) -> RequestError:
+    return renamed(error, {**names, **(beam_search.NAMES if isinstance(params, BeamSearchParams) else {})})
 
 
 class _Watch:
