@@ -88,8 +88,9 @@ class Generation:
         self._num_sequences += prepared.request.sampling.n
         self._requests.append(request)
         self._open.add(request)
-        self._heard[request] = None
         request.tokens.tell(partial(self._hear, request))
+        if request.tokens.has_news:
+            self._heard[request] = None
 
     def tell(self, reader: Callable[[], None]) -> None:
         self._reader = reader
@@ -100,7 +101,7 @@ class Generation:
 
     @property
     def has_news(self) -> bool:
-        return any(request.tokens.has_news for request in self._heard if request in self._open)
+        return bool(self._heard)
 
     @property
     def is_done(self) -> bool:
@@ -115,10 +116,9 @@ class Generation:
         see = self._observer.see
         try:
             for request in heard:
-                if request not in self._open:
-                    continue
+                tokens = request.tokens
                 push = request.assembly.push
-                for delta in request.tokens.take():
+                for delta in tokens.take():
                     new = push(delta)
                     if new.finish_reason is not None:
                         self._see_end(request, new, delta.index)
@@ -126,8 +126,11 @@ class Generation:
                         request.has_started = True
                     see(new)
                     news.append(new)
-                if request.tokens.is_done:
+                if tokens.is_done:
                     self._open.discard(request)
+                elif tokens.has_news:
+                    # what ended it may lie behind what came before
+                    self._heard[request] = None
         except Exception:  # one that the core refuses included
             self._observer.fail()
             raise

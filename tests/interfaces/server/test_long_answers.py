@@ -214,7 +214,8 @@ def test_of_many_prompts_those_are_asked_that_were_heard():
     for prompt in prompts:
         generation.start(prompt, contextlib.nullcontext())
     # what came before somebody listened
-    prompts[3].has_news = True
+    assert not generation.has_news
+    prompts[3].come()
     assert generation.has_news
     assert [(delta.index, delta.token_ids) for delta in generation.take()] == [(3, [1])]
     heard = []

@@ -142,7 +142,11 @@ async def _made(answer: ResponseAnswer) -> None:
     """Whoever looks sees when it has begun."""
     async with answer.generating() as generation:
         await news_of(generation)
+        # a failure that comes meanwhile takes nothing of what came before it
+        news = generation.take()
         answer.response["status"] = "in_progress"
         await answer.stored.update(answer.response)
+        for delta in news:
+            answer.fold(delta)
         await each_of(generation, answer.fold)
     await answer.whole()
