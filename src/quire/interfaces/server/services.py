@@ -5,12 +5,9 @@ A gateway has files, batches, sessions and a database there. The ones here keep 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from quire.interfaces.server.wire.errors import invalid
-
-if TYPE_CHECKING:
-    from quire.interfaces.server.engine import ServedEngine
 
 
 class ResponseStore(Protocol):
@@ -31,9 +28,6 @@ class ResponseStore(Protocol):
 
 class Services(Protocol):
     """What stands beside the engine, as the server sees it."""
-
-    def serve(self, engine: ServedEngine) -> None:
-        """Requests are answered from here on, by this engine. Comes again with each new one."""
 
     def resume(self) -> None:
         """Goes on with what an earlier server has left, once an engine serves. May be called again."""
@@ -71,8 +65,6 @@ class NothingIsKept:
 
 class NoServices:
     """There is the engine, and nothing else."""
-
-    def serve(self, engine: ServedEngine) -> None: ...
 
     def resume(self) -> None: ...
 

@@ -6,7 +6,6 @@ It is done on behalf of a patient caller, who gives way to all others and has no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,23 +29,21 @@ _TEMPORARY = (429, 503, 507)
 _FAILED = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
-    """What an endpoint has answered."""
+class Called(msgspec.Struct):
+    """What an endpoint has answered, as a line of results holds it."""
 
-    status: int
+    status_code: int
     request_id: str
-    # JSON
-    body: bytes
+    body: msgspec.Raw
 
     @property
     def is_temporary(self) -> bool:
-        return self.status in _TEMPORARY or self.has_lost_engine
+        return self.status_code in _TEMPORARY or self.has_lost_engine
 
     @property
     def has_lost_engine(self) -> bool:
         """The engine died, of this request or of another one, and is started again."""
-        return self.status == _FAILED and self._error_code() == ENGINE_RESTARTED
+        return self.status_code == _FAILED and self._error_code() == ENGINE_RESTARTED
 
     def _error_code(self) -> str | None:
         try:
@@ -78,7 +75,7 @@ class EndpointCalls:
         request_id = new_request_id()
         try:
             with acting_for(self._caller_of(tenant, request_id)):
-                return Called(200, request_id, await _ENDPOINTS[path].whole(body, self._state))
+                return Called(200, request_id, msgspec.Raw(await _ENDPOINTS[path].whole(body, self._state)))
         except Exception as error:
             failure = api_error_of(error)
-            return Called(failure.status, request_id, failure.body())
+            return Called(failure.status, request_id, msgspec.Raw(failure.body()))

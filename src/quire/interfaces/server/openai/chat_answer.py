@@ -5,6 +5,7 @@ answer says.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.generation import Generation
 from quire.interfaces.server.event_stream import OPENAI
 from quire.interfaces.server.openai.chunks import encoder_of
-from quire.interfaces.server.openai.logprobs import PromptScores, chat_logprobs, prompt_logprobs_json
+from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
 from quire.interfaces.server.openai.responses import (
     ChatChoice,
@@ -28,6 +29,7 @@ from quire.interfaces.server.openai.responses import (
 )
 from quire.interfaces.server.openai.work import Work, pieces_of
 from quire.interfaces.server.wire.json_answer import JsonArray
+from quire.outputs import PromptLogprobs
 from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Piece, Reasoning
 
 
@@ -93,8 +95,9 @@ class ChatAnswer:
         )
         # What stands around the text of an answer that has begun, where nothing else can be in an event.
         self._frames: dict[int, tuple[bytes, bytes] | None] = {}
-        self._choices = [_Choice() for _ in range(work.num_choices)]
-        self._scores = PromptScores()
+        self._choices: dict[int, _Choice] = defaultdict(_Choice)
+        # of the prompt, whose first token has none
+        self._scores: PromptLogprobs = [None]
 
     def generating(self) -> AbstractAsyncContextManager[Generation]:
         return self._work.generating()
@@ -141,7 +144,8 @@ class ChatAnswer:
         choice = self._choices[delta.index]
         for piece in pieces_of(delta):
             choice.add(piece)
-        self._scores.add(0, delta)
+        if delta.prompt_logprobs is not None:
+            self._scores += delta.prompt_logprobs
         if self._has_logprobs:
             choice.logprobs.extend(self._logprobs(delta))
         if delta.finish_reason is not None:
@@ -153,19 +157,18 @@ class ChatAnswer:
         return self._choices[0].message()
 
     async def whole(self) -> ChatCompletion:
-        prompt_logprobs = None
-        if self._shows_prompt_logprobs:
-            prompt_logprobs = await prompt_logprobs_json(self._scores.of(0, len(self._work.prompts[0])))
+        prompt_logprobs = await prompt_logprobs_json(self._scores) if self._shows_prompt_logprobs else None
         return ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[self._whole_choice(index, one) for index, one in enumerate(self._choices)],
+            choices=[self._whole_choice(index) for index in range(self._work.num_choices)],
             usage=await self._work.usage(),
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _whole_choice(self, index: int, one: _Choice) -> ChatChoice:
+    def _whole_choice(self, index: int) -> ChatChoice:
+        one = self._choices[index]
         logprobs = ChatLogprobs(one.logprobs.value()) if self._has_logprobs else None
         return ChatChoice(index, one.message(), logprobs, one.finish_reason, one.stop_reason)
 

@@ -15,11 +15,11 @@ from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.generation import Generation
 from quire.interfaces.server.event_stream import OPENAI
 from quire.interfaces.server.openai.chunks import encoder_of
-from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, PromptScores, prompt_logprobs_json
+from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
 from quire.interfaces.server.openai.requests import CompletionRequest, StreamOptions
 from quire.interfaces.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, new_id
 from quire.interfaces.server.openai.work import Work
-from quire.outputs import Logprobs
+from quire.outputs import Logprobs, PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -67,7 +67,8 @@ class Continuations:
             opening=opening,
             closing=closing,
         )
-        self._scores = PromptScores()
+        # of the prompts by their numbers, each but the first token's
+        self._scores: dict[int, PromptLogprobs] = {}
         # one a choice, because each counts its own characters
         self._builders = [self._builder() for _ in range(work.num_choices)]
         self._choices = [_Choice() for _ in range(work.num_choices)]
@@ -98,7 +99,7 @@ class Continuations:
         if frame is not None and delta.text and delta.finish_reason is None and not self._not_echoed:
             # nearly every token comes this way
             return frame[0] + encode_json(delta.text) + frame[1]
-        self._scores.add(self._prompt_number(number), delta)
+        self._add_scores(delta)
         choices = []
         # the prompt's scores are complete when the first token comes
         if number in self._not_echoed and (delta.token_ids or delta.finish_reason):
@@ -115,7 +116,7 @@ class Continuations:
         prompt_number = self._prompt_number(number)
         prompt = self._work.prompts[prompt_number]
         builder = self._builders[number]
-        columns = builder.build(prompt, self._scores.of(prompt_number, len(prompt))) if builder else None
+        columns = builder.build(prompt, self._scores_of(prompt_number)) if builder else None
         return _text_choice(number, self._texts[prompt_number], columns)
 
     def _encoded(self, number: int, delta: OutputDelta) -> list[bytes]:
@@ -134,7 +135,7 @@ class Continuations:
 
     def fold(self, delta: OutputDelta) -> None:
         choice = self._choices[delta.index]
-        self._scores.add(self._prompt_number(delta.index), delta)
+        self._add_scores(delta)
         if self._has_output:
             choice.texts.append(delta.text)
             if self._num_top is not None:
@@ -157,7 +158,7 @@ class Continuations:
         choice = self._choices[number]
         prompt_number = self._prompt_number(number)
         prompt = self._work.prompts[prompt_number]
-        scores = self._scores.of(prompt_number, len(prompt))
+        scores = self._scores_of(prompt_number)
         columns = None
         builder = self._builders[number]
         if builder:
@@ -170,6 +171,14 @@ class Continuations:
         text = (self._texts[prompt_number] if self._echoes else "") + "".join(choice.texts)
         shown = await prompt_logprobs_json(scores) if self._shows_prompt_logprobs else None
         return CompletionChoice(number, text, columns, choice.finish_reason, choice.stop_reason, shown)
+
+    def _add_scores(self, delta: OutputDelta) -> None:
+        if delta.prompt_logprobs is not None:
+            self._scores.setdefault(self._prompt_number(delta.index), [None]).extend(delta.prompt_logprobs)
+
+    def _scores_of(self, prompt_number: int) -> PromptLogprobs:
+        """One entry a token. A prompt of one token has no scores, so nothing arrives for it."""
+        return self._scores.get(prompt_number) or [None] * len(self._work.prompts[prompt_number])
 
     def _prompt_number(self, number: int) -> int:
         return number // self._work.params.n

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.server.openai.responses import CompletionLogprobs, TokenLogprob, TopLogprob
 from quire.outputs import Logprob, Logprobs, PromptLogprobs
 from quire.renderer import Renderer
@@ -126,21 +125,6 @@ def _is_whole(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-class PromptScores:
-    """Log-probabilities of the prompts, which arrive in parts; the first token of a prompt has none."""
-
-    def __init__(self) -> None:
-        self._by_prompt: dict[int, PromptLogprobs] = {}
-
-    def add(self, number: int, delta: OutputDelta) -> None:
-        if delta.prompt_logprobs is not None:
-            self._by_prompt.setdefault(number, [None]).extend(delta.prompt_logprobs)
-
-    def of(self, number: int, num_tokens: int) -> PromptLogprobs:
-        """One entry a token. A prompt of one token has no scores, so nothing arrives for it."""
-        return self._by_prompt.get(number, [None] * num_tokens)
 
 
 async def prompt_logprobs_json(prompt: PromptLogprobs) -> list[Any]:

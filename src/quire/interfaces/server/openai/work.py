@@ -22,7 +22,7 @@ from quire.interfaces.server.access.time_limits import within_time
 from quire.interfaces.server.openai import beam_search
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
 from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
-from quire.interfaces.server.openai.responses import Usage, usage_of
+from quire.interfaces.server.openai.responses import CachedTokens, CompletionTokens, Usage
 from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.errors import internal, renamed
@@ -48,9 +48,14 @@ class Counts:
     num_reasoning_tokens: int = 0
 
     def usage(self) -> Usage:
-        drafts = self.num_drafted_tokens, self.num_accepted_tokens
-        generated = self.num_generated_tokens, self.num_cached_tokens
-        return usage_of(self.num_prompt_tokens, *generated, *drafts, self.num_reasoning_tokens)
+        num_rejected = self.num_drafted_tokens - self.num_accepted_tokens
+        return Usage(
+            self.num_prompt_tokens,
+            self.num_generated_tokens,
+            self.num_prompt_tokens + self.num_generated_tokens,
+            CachedTokens(self.num_cached_tokens),
+            CompletionTokens(self.num_reasoning_tokens, self.num_accepted_tokens, num_rejected),
+        )
 
 
 @dataclass(slots=True)
