@@ -24,14 +24,14 @@ def test_one_that_is_about_to_end_takes_no_requests_again(run, tmp_path):
             server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.attach(engine)
             server.pause()
-            assert server._state.readiness is Readiness.RESTARTING
+            assert server._serving.readiness is Readiness.RESTARTING
             server.attach(engine)
-            assert server._state.readiness is Readiness.READY
+            assert server._serving.readiness is Readiness.READY
             server.drain()
             # its engine dies meanwhile, and comes again
             server.pause()
             server.attach(engine)
-            assert server._state.readiness is Readiness.STOPPING
+            assert server._serving.readiness is Readiness.STOPPING
             await server.close()
         engine.shutdown()
 
