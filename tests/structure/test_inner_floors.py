@@ -32,7 +32,7 @@ FLOORS = {
         ("event_stream", "process_role", "services"),
         ("access", "life", "page"),
         ("served_model", "serving"),
-        ("engine", "options", "wire"),
+        ("options", "wire"),
     ),
     "quire.engine_core": (
         ("launch",),

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.access import endpoints as tenants
 from quire.interfaces.gateway.access.callers import Callers, KeyedDoor
 from quire.interfaces.gateway.access.doors import doors_of, is_loopback
@@ -20,7 +21,6 @@ from quire.interfaces.gateway.services import IN_MEMORY, Services, ServiceSettin
 from quire.interfaces.gateway.sessions import endpoints as sessions
 from quire.interfaces.gateway.sessions import turns
 from quire.interfaces.server.app import ADMIN_FAMILIES, ALSO_FOR_ADMINS, FAMILIES, application
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.parts import parts_of
@@ -35,7 +35,7 @@ _ADMIN_FAMILIES = (*ADMIN_FAMILIES, tenants)
 
 
 def create_app(
-    engine: ServedEngine | None = None,
+    engine: AsyncLLM | None = None,
     options: ServerOptions | None = None,
     *,
     is_local: bool = False,

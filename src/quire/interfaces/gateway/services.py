@@ -22,6 +22,7 @@ from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import ApiError
 
 if TYPE_CHECKING:
+    from quire.interfaces.async_llm import AsyncLLM
     from quire.interfaces.gateway.access.callers import Callers
     from quire.interfaces.gateway.batches.service import Batches
     from quire.interfaces.gateway.files.files import Files
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from quire.interfaces.gateway.responses.stored import StoredResponses
     from quire.interfaces.gateway.sessions.registry import Sessions
     from quire.interfaces.gateway.storage.storage import Storage
-    from quire.interfaces.server.engine import ServedEngine
     from quire.interfaces.server.openai_responses.answer import ResponseAnswer
     from quire.interfaces.server.serving import Serving
 
@@ -166,7 +166,7 @@ class Services:
 
         return BackgroundResponses(self._parts["in_flight"], self.storage)
 
-    def serve(self, engine: ServedEngine) -> None:
+    def serve(self, engine: AsyncLLM) -> None:
         """As many prompts may wait as this engine has room for."""
         self.room.set_capacity(engine.ready.num_blocks * engine.ready.block_size)
 

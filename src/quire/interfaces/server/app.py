@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from quire.errors import QuireError
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server import openapi, page
 from quire.interfaces.server.access.caller import Door, EverybodyMayEnter, OpenDoor
 from quire.interfaces.server.administration import adapters, admin, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.gate import Gate
 from quire.interfaces.server.observing import health, metrics, observe
 from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
@@ -50,7 +50,7 @@ ALSO_FOR_ADMINS = (health, metrics, observe)
 
 
 def create_app(
-    engine: ServedEngine | None = None, options: ServerOptions | None = None, tracing: Tracing | None = None
+    engine: AsyncLLM | None = None, options: ServerOptions | None = None, tracing: Tracing | None = None
 ) -> FastAPI:
     """One engine, for everybody who reaches it: no keys, no queue, nothing is kept (the gateway has all that)."""
     options = options or ServerOptions()

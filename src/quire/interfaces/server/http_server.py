@@ -11,8 +11,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.life.process import end_each
 from quire.interfaces.server.openai.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.options import ServerOptions
@@ -135,7 +135,7 @@ class HttpServer:
         protocol.connection_made = begin
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
 
-    def attach(self, engine: ServedEngine) -> None:
+    def attach(self, engine: AsyncLLM) -> None:
         """Requests are answered, unless the server is about to end."""
         if self._serving.readiness is not Readiness.STOPPING:
             self._serving.attach(engine)

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.access.turnstile import Turnstile
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
@@ -91,7 +91,7 @@ class Bodies:
         self._long_ones = Turnstile(1)
         self._bounds = USUAL_BOUNDS
 
-    def serve(self, engine: ServedEngine) -> None:
+    def serve(self, engine: AsyncLLM) -> None:
         """A prompt as long as the model takes may always be sent as token ids."""
         most = engine.ready.max_model_len + _OTHER_VALUES
         self._bounds = JsonBounds(values=max(USUAL_BOUNDS.values, most))

@@ -6,12 +6,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.config import EngineConfig
 from quire.interfaces.adapters import Adapter
-from quire.interfaces.server.engine import ServedEngine, generation_defaults
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.wire.errors import ApiError, unavailable
+from quire.interfaces.setup import default_sampling_params
 from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 from quire.renderer import Renderer
+from quire.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class ServedModel:
     """A name, and the engine that computes it."""
 
     name: str
-    engine: ServedEngine
+    engine: AsyncLLM
     # what generation_config.json recommends
     defaults: dict[str, Any]
     metrics: ServerMetrics
@@ -49,9 +52,9 @@ class Models:
         self.created = int(time.time())
         self._own: ServedModel | None = None
 
-    def serve(self, engine: ServedEngine) -> None:
+    def serve(self, engine: AsyncLLM) -> None:
         name = engine.config.served_model_name
-        defaults = generation_defaults(engine.config)
+        defaults = _generation_defaults(engine.config)
         self._own = ServedModel(name, engine, defaults, self._metrics, self.text_threads, self.count_threads)
 
     @property
@@ -79,3 +82,14 @@ class Models:
     def _unknown(self, name: str) -> ApiError:
         text = f"The model `{name[:200]}` does not exist. This server has `{self.own.name}`."
         return ApiError(404, text, param="model", code="model_not_found")
+
+
+def _generation_defaults(config: EngineConfig) -> dict[str, Any]:
+    """What the model's authors recommend, as far as it differs from SamplingParams' own defaults."""
+    recommended = default_sampling_params(config)
+    plain = SamplingParams()
+    return {
+        name: getattr(recommended, name)
+        for name in recommended.__struct_fields__
+        if getattr(recommended, name) != getattr(plain, name)
+    }

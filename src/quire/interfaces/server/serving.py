@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.wire.errors import CLOSE, RETRY_SOON, unavailable
 
 
@@ -26,16 +26,16 @@ class Serving:
         self.readiness = Readiness.STARTING
         # it was ready once
         self.has_started = False
-        self.listeners: list[Callable[[ServedEngine], None]] = []
-        self._engine: ServedEngine | None = None
+        self.listeners: list[Callable[[AsyncLLM], None]] = []
+        self._engine: AsyncLLM | None = None
 
     @property
-    def engine(self) -> ServedEngine:
+    def engine(self) -> AsyncLLM:
         if self._engine is None:
             raise unavailable(f"Not ready: {Readiness.STARTING.value}.")
         return self._engine
 
-    def attach(self, engine: ServedEngine) -> None:
+    def attach(self, engine: AsyncLLM) -> None:
         """From here on requests are answered."""
         self._engine = engine
         for hear in self.listeners:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.sessions.kept_session import KeptSession
 from quire.interfaces.gateway.sessions.requests import (
     FORK_RULES,
@@ -17,7 +18,6 @@ from quire.interfaces.gateway.sessions.requests import (
     SessionRequest,
 )
 from quire.interfaces.server.access.caller import tenant_of
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
 from quire.interfaces.server.wire.api_description import described
@@ -134,7 +134,7 @@ async def _shown(request: Request, kept: KeptSession) -> SessionObject:
     return _object(sessions_of(request), kept, await _blocks_by_handle(request.app.state.serving.engine))
 
 
-async def _blocks_by_handle(engine: ServedEngine) -> dict[str, int]:
+async def _blocks_by_handle(engine: AsyncLLM) -> dict[str, int]:
     return {entry["handle"]: entry["num_blocks"] for entry in await engine.control("list_kept")}
 
 

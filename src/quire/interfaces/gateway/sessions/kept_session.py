@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.generation import Generation, OutputObserver
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.session import AsyncSession
 from quire.sampling_params import SamplingParams
@@ -132,7 +132,7 @@ class WholePrompt:
 class TurnEngine:
     """The engine as one turn sees it. A prompt is the whole conversation; what the session lacks of it is computed."""
 
-    def __init__(self, engine: ServedEngine, kept: KeptSession) -> None:
+    def __init__(self, engine: AsyncLLM, kept: KeptSession) -> None:
         self._engine = engine
         self._kept = kept
         self._version = kept.version

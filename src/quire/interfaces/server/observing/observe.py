@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.access.caller import overseers_only
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.observing.observe_answers import ObservedBlocks, ObservedDecisions, ObservedState, Trace
 from quire.interfaces.server.observing.observed import Observed
 from quire.interfaces.server.wire.api_description import described
@@ -55,8 +55,8 @@ def _observed(request: Request) -> Observed:
     return observed
 
 
-def _engine(request: Request) -> ServedEngine:
-    engine: ServedEngine = request.app.state.serving.engine
+def _engine(request: Request) -> AsyncLLM:
+    engine: AsyncLLM = request.app.state.serving.engine
     return engine
 
 
@@ -64,7 +64,7 @@ def _answer(content: bytes, headers: dict[str, Any] | None = None) -> Response:
     return Response(content, media_type="application/json", headers={"cache-control": "no-store", **(headers or {})})
 
 
-def _check_recorded(engine: ServedEngine) -> None:
+def _check_recorded(engine: AsyncLLM) -> None:
     if not engine.config.recorder_bytes:
         text = "Nothing is recorded: the server was started with recorder_bytes=0. Start it with some memory for it."
         raise ApiError(409, text, code="not_recorded")

@@ -50,13 +50,16 @@ class ResponseAnswer:
         self.items = items
         self.stored = stored
         self.is_background = is_background
-        # the last event says all; nobody waits for a [DONE] here
-        self.dialect = StreamDialect(closing=b"", error_event=self._failed)
         self._num_top = num_top
         self._is_padded = is_padded
         self._number = 0
         self._open: _OpenItem | None = None
         self._finish_reason: str | None = None
+
+    @property
+    def dialect(self) -> StreamDialect:
+        """The last event says all; nobody waits for a [DONE] here. Kept, it would hold this answer in a ring."""
+        return StreamDialect(closing=b"", error_event=self._failed)
 
     def generating(self) -> AbstractAsyncContextManager[Generation]:
         return self.work.generating()
