@@ -55,7 +55,8 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
     else."""
     check_stream_options(body)
     params = _params(body, model)
-    current_caller().admission.check(num_sequences(params))
+    caller = current_caller()
+    caller.admission.check(caller.tenant, num_sequences(params))
     choice = tool_choice_of(body.tools, body.tool_choice)
     if choice.must_call:
         forms = model.renderer.output_formats

@@ -57,7 +57,8 @@ async def _answer(body: CompletionRequest, state: State) -> Continuations:
     texts: list[str] = []
     asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
-    current_caller().admission.check(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
+    caller = current_caller()
+    caller.admission.check(caller.tenant, len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
     names = names_of(body.prompt, asked, "prompt")
     for prompt, name in zip(asked, names, strict=True):
         token_ids, text = await _tokens_and_text(model, prompt, name, body)

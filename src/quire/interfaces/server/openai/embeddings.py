@@ -114,7 +114,9 @@ async def _answer(body: EmbeddingRequest, state: State) -> _Work:
     names = names_of(body.input, asked, "input")
     priority = caller.priority(body.priority)
     with in_words_of({"prompt": "input"}):
-        caller.admission.check(_window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+        caller.admission.check(
+            caller.tenant, _window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list))
+        )
         inputs: list[list[int]] = []
         for one, name in zip(asked, names, strict=True):
             inputs.append(await _tokens(model, one, name, body.add_special_tokens))
@@ -154,7 +156,7 @@ async def _tokens(model: ServedModel, one: str | list[int], name: str, add_speci
 
 def _window(caller: Caller, num_inputs: int) -> int:
     """How many inputs of one request are in the engine at a time: no request fills the queue alone."""
-    most = caller.admission.max_sequences
+    most = caller.admission.max_sequences(caller.tenant)
     return max(1, min(num_inputs, _MOST_AT_ONCE, num_inputs if most is None else most))
 
 
@@ -202,7 +204,10 @@ class _Work:
         count = _window(self._caller, len(self._inputs))
         places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]
         found: dict[int, EmbeddingRequestOutput] = {}
-        with closing(caller.admission.admit(places)) as reservation, within_time(caller.admission, reservation):
+        with (
+            closing(caller.admission.admit(caller.tenant, places)) as reservation,
+            within_time(caller.admission, reservation),
+        ):
             reservation.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
             left = iter(enumerate(self._inputs))
             tasks = [asyncio.ensure_future(self._take(left, found, reservation)) for _ in range(count)]

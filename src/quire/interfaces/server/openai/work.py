@@ -115,7 +115,7 @@ class Work:
         caller = current_caller()
         whose = _whose(model, caller, body)
         whose["add_special_tokens"] = body.add_special_tokens is not False
-        reservation = caller.admission.admit([(num_sequences(params), 0)], is_arriving=True)
+        reservation = caller.admission.admit(caller.tenant, [(num_sequences(params), 0)], is_arriving=True)
         try:
             with within_time(caller.admission, reservation, is_arriving=True):
                 received = await model.engine.receive(pieces, params, **whose)
@@ -139,7 +139,7 @@ class Work:
             count = num_sequences(self.params)
             sizes = [(count, len(prompt)) for prompt in self.prompts]
             try:
-                self.reservation = self.caller.admission.admit(sizes)
+                self.reservation = self.caller.admission.admit(self.caller.tenant, sizes)
             except RequestError as error:
                 raise _in_words_of_the_client(error, self.params, self.names) from None
         return self.reservation
