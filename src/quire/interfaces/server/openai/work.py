@@ -175,9 +175,8 @@ class Work:
         return self.counts.usage()
 
     def read(self, delta: OutputDelta) -> None:
-        """Takes what is new in one answer apart, if there is anything to look for."""
-        if self.formats is None:
-            return
+        """Takes what is new in one answer apart, where there is something to look for."""
+        assert self.formats is not None
         answer = self._answers.get(delta.index)
         if answer is None:
             answer = self._answers[delta.index] = _Answer(self.formats.open_parser())
@@ -247,6 +246,7 @@ class _Watch:
         now = time.monotonic()
         self._work = work
         self._n = params.n
+        self._has_formats = work.formats is not None
         self._reservation = reservation
         self._counts = work.counts
         self._counts.num_prompt_tokens = sum(map(len, work.prompts))
@@ -273,7 +273,8 @@ class _Watch:
             observer.tokens(num_tokens, now, index)
         if delta.finish_reason is not None:
             self._see_end(number, delta)
-        self._work.read(delta)
+        if self._has_formats:
+            self._work.read(delta)
 
     def fail(self) -> None:
         self.end("error")
