@@ -16,12 +16,12 @@ TELLS_A_TIME = {
     "observability/otel.py": "when a span was",
     "interfaces/cli/bench_numbers.py": "the date of a measurement",
     "interfaces/server/life/crash_reports.py": "when an engine died",
-    "interfaces/server/openai/chat.py": "created",
+    "interfaces/server/openai/chat_answer.py": "created",
     "interfaces/server/openai/continuations.py": "created",
     "interfaces/server/openai_responses/answer.py": "completed_at",
     "interfaces/server/openai_responses/making.py": "created_at",
     "interfaces/gateway/sessions/registry.py": "created_at",
-    "interfaces/server/state.py": "created",
+    "interfaces/server/served_model.py": "created",
     "interfaces/gateway/storage/storage.py": "created_at, and days after which what is stored goes",
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}

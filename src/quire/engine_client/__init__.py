@@ -4,6 +4,16 @@ from quire.engine_client.async_client import AsyncEngineClient
 from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.link import Link, open_link
 from quire.engine_client.mailbox import Mailbox
-from quire.engine_client.stream import Stream, each_of, items_of
+from quire.engine_client.stream import Stream, each_of, items_of, news_of
 
-__all__ = ["AsyncEngineClient", "Link", "Mailbox", "Stream", "TokenDelta", "each_of", "items_of", "open_link"]
+__all__ = [
+    "AsyncEngineClient",
+    "Link",
+    "Mailbox",
+    "Stream",
+    "TokenDelta",
+    "each_of",
+    "items_of",
+    "news_of",
+    "open_link",
+]

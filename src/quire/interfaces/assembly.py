@@ -6,7 +6,7 @@ core to drop it (`ends_early`). Called once a sequence and step, so the common c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +18,7 @@ from quire.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 
 if TYPE_CHECKING:
     from quire.renderer import Renderer, TextStream
+    from quire.renderer.output_parsing.answer import Piece
 
 
 class OutputDelta(msgspec.Struct, gc=False):
@@ -25,9 +26,9 @@ class OutputDelta(msgspec.Struct, gc=False):
 
     index: int
     token_ids: list[int]
-    # of the prompts of one request over HTTP
-    prompt_number: int = 0
     text: str = ""
+    # what a parser made of the text; None: there is none
+    pieces: Sequence[Piece] | None = None
     logprobs: Logprobs | None = None
     # of these tokens alone; beams have it in any case, others with log-probabilities
     cumulative_logprob: float | None = None
@@ -48,8 +49,9 @@ class OutputDelta(msgspec.Struct, gc=False):
 class RequestAssembly:
     """The sequences of one request, from token deltas to output deltas."""
 
-    def __init__(self, prepared: PreparedRequest, renderer: Renderer, prompt_number: int = 0) -> None:
-        self._prompt_number = prompt_number
+    def __init__(self, prepared: PreparedRequest, renderer: Renderer, first_index: int = 0) -> None:
+        """`first_index`: what its first sequence is called outside."""
+        self._first_index = first_index
         request = prepared.request
         sampling = prepared.request.sampling
         self._shows_logprobs = prepared.shows_logprobs
@@ -68,7 +70,8 @@ class RequestAssembly:
         return self._num_open == 0
 
     def push(self, delta: TokenDelta) -> OutputDelta:
-        new = OutputDelta(delta.index, delta.token_ids, self._prompt_number, num_cached_tokens=delta.num_cached_tokens)
+        index = self._first_index + delta.index
+        new = OutputDelta(index, delta.token_ids, num_cached_tokens=delta.num_cached_tokens)
         if delta.finish_reason is not None:
             self._num_open -= 1
             new.finish_reason = delta.finish_reason

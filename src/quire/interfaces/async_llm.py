@@ -10,6 +10,7 @@ Owns an engine, by default in a process of its own. A stream whose reader goes a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -24,12 +25,12 @@ from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.beams import beam_search_output, check_beams
 from quire.interfaces.embeddings import PreparedEmbedding, embedded
 from quire.interfaces.engine_parts import EngineParts
+from quire.interfaces.generation import Generation, OutputObserver, Unobserved
 from quire.interfaces.held_engine import HeldEngine
 from quire.interfaces.image_rendering import ImageRendering
 from quire.interfaces.jobs import Job, run_jobs
 from quire.interfaces.labels import Labels
 from quire.interfaces.memory_account import MemoryAccount
-from quire.interfaces.output_stream import OutputObserver, OutputStream, Unobserved
 from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.prompts import Prompt, checked_cache_salt, images_of, render, salt_of, text_of
 from quire.interfaces.received_request import ReceivedRequest
@@ -288,15 +289,30 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
-        observer: OutputObserver | None = None,
-        prompt_number: int = 0,
-    ) -> OutputStream:
+    ) -> Generation:
         """Starts a request for a reader who is told when something has come (`tell`), instead of waiting for it.
-        The stream must be closed (`aclose`), which aborts what still runs. `prompt_number` is in all that it brings."""
+        It must be closed (`aclose`), which aborts what still runs."""
         prepared = await self._prepared(prompt, sampling_params, request_id, priority)
+        return await self.open_all([prepared], Unobserved(), request_id)
+
+    async def open_all(
+        self, prepared: Sequence[PreparedRequest], observer: OutputObserver, request_id: str | None = None
+    ) -> Generation:
+        """The same of several that run together. Sequence j of request i has the index i * n + j."""
         client = self._held.running
-        label = self._labels.borne(request_id, partial(client.abort, prepared.request.request_id))
-        return OutputStream(prepared, client, self.renderer, label, observer or Unobserved(), prompt_number)
+        generation = Generation(client, self.renderer, observer)
+        try:
+            for one in prepared:
+                generation.start(one, self._labels.borne(request_id, partial(client.abort, one.request.request_id)))
+                if len(prepared) > 1:
+                    # others have their turn between many
+                    await asyncio.sleep(0)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                observer.fail()
+            await generation.aclose()
+            raise
+        return generation
 
     async def embed(
         self,

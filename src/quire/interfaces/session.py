@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quire.beam_search_params import BeamSearchParams
+from quire.engine_client import each_of, items_of
 from quire.errors import RequestError
 from quire.interfaces.adapters import Adapter, Adapters
 from quire.interfaces.assembly import OutputDelta, OutputGatherer
 from quire.interfaces.engine_calls import EngineCalls, control, outlast, release_if_kept
+from quire.interfaces.generation import Generation, OutputObserver, Unobserved
 from quire.interfaces.handles import KEPT, checked_name, free_name
 from quire.interfaces.prompts import Prompt, check_no_media, check_unsalted, render, text_of
 from quire.interfaces.requests import PreparedRequest, RequestMaker
@@ -43,7 +46,9 @@ class SessionEngine(EngineCalls, Protocol):
     """What a session needs of an AsyncLLM."""
 
     async def in_text_thread(self, function: Callable[..., _T], *args: Any) -> _T: ...
-    def stream(self, prompt: PreparedRequest, *, request_id: str | None = None) -> AsyncIterator[OutputDelta]: ...
+    async def open_all(
+        self, prepared: Sequence[PreparedRequest], observer: OutputObserver, request_id: str | None = None
+    ) -> Generation: ...
     async def abort(self, request_id: str) -> None: ...
 
 
@@ -127,8 +132,6 @@ class AsyncSession:
         # What changes the session, one after the other; a turn only begins under it.
         self._lock = asyncio.Lock()
         self._is_in_turn = False
-        self._turn: AsyncGenerator[OutputDelta, None] | None = None
-        self._turn_has_ended = asyncio.Event()
 
     @property
     def token_ids(self) -> list[int]:
@@ -150,13 +153,10 @@ class AsyncSession:
     ) -> RequestOutput:
         """One turn, whole: the prompt is appended to what is kept, and so is the output. A failed turn changes
         nothing. A turn whose adapter is another than that of the last one computes what is kept again."""
-        turn, deltas = await self._begin(prompt, sampling_params, lora_request)
+        turn, generation = await self._begin(prompt, sampling_params, Unobserved(), lora_request)
         gatherer = OutputGatherer(str(turn.prepared.request.request_id), turn.prepared)
-        try:
-            async for delta in deltas:
-                gatherer.add(delta)
-        finally:
-            await deltas.aclose()
+        async with aclosing(generation):
+            await each_of(generation, gatherer.add)
         output = gatherer.gathered()
         # what the user gave, also where the core was sent more
         output.prompt_token_ids = turn.added
@@ -170,22 +170,38 @@ class AsyncSession:
         lora_request: LoRARequest | Adapter | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """One turn as it grows. One that is left before its end changes nothing."""
-        _, deltas = await self._begin(prompt, sampling_params, lora_request)
-        try:
-            async for delta in deltas:
+        opened = self.open(prompt, sampling_params, Unobserved(), lora_request=lora_request)
+        async with aclosing(await opened) as generation:
+            async for delta in items_of(generation):
                 yield delta
-        finally:
-            await deltas.aclose()
+
+    async def open(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        sampling_params: SamplingParams | None,
+        observer: OutputObserver,
+        *,
+        lora_request: LoRARequest | Adapter | None = None,
+    ) -> Generation:
+        """The same for a reader who is told when something has come. It must be closed."""
+        return (await self._begin(prompt, sampling_params, observer, lora_request))[1]
 
     async def _begin(
-        self, prompt: Any, sampling_params: SamplingParams | None, lora_request: LoRARequest | Adapter | None
-    ) -> tuple[Turn, AsyncGenerator[OutputDelta, None]]:
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None,
+        observer: OutputObserver,
+        lora_request: LoRARequest | Adapter | None,
+    ) -> tuple[Turn, Generation]:
         text, added = await self._engine.in_text_thread(self._rendered, prompt)
         async with self._lock:
             turn = await self._checked(text, added, sampling_params, lora_request)
-            self._turn_has_ended.clear()
-            self._turn = self._run(turn)
-            return turn, self._turn
+            watch = _TurnWatch(self, turn, observer)
+            try:
+                return turn, await self._engine.open_all([turn.prepared], watch, self.handle)
+            except BaseException:
+                self._is_in_turn = False
+                raise
 
     def _rendered(self, prompt: Any) -> tuple[str | None, list[int]]:
         """Text and tokens that a turn adds. A text in the middle gets no special tokens, such as BOS, around it."""
@@ -229,30 +245,6 @@ class AsyncSession:
             raise
         before = self._token_ids[: self._num_kept]
         return Turn(PreparedRequest(request, text, sampling.logprobs is not None, before), added)
-
-    async def _run(self, turn: Turn) -> AsyncGenerator[OutputDelta, None]:
-        so_far = CompletionOutput(index=0)
-        has_ended = False
-        stream = self._engine.stream(turn.prepared, request_id=self.handle)
-        try:
-            async for delta in stream:
-                so_far.token_ids += delta.token_ids
-                so_far.text += delta.text
-                so_far.finish_reason = delta.finish_reason
-                so_far.stop_reason = delta.stop_reason
-                if so_far.is_finished:
-                    # before it is handed out: the reader may leave with the last one
-                    self._end(turn, so_far)
-                    has_ended = True
-                    self._turn_has_ended.set()
-                yield delta
-        finally:
-            try:
-                await stream.aclose()  # type: ignore[attr-defined]
-            finally:
-                if not has_ended:
-                    self._abandon()
-                    self._turn_has_ended.set()
 
     def _end(self, turn: Turn, output: CompletionOutput) -> None:
         """The turn has brought this. One that failed changes nothing."""
@@ -352,18 +344,10 @@ class AsyncSession:
                 self._sessions.names.discard(self.name)
 
     async def _end_turn(self) -> None:
-        """The turn in flight is gone from the engine afterwards."""
-        turn = self._turn
-        if turn is None or not self._is_in_turn:
-            return
-        if not turn.ag_running:  # type: ignore[attr-defined]
-            # Its reader has left, and does not come back before it is closed.
-            await turn.aclose()
-        else:
-            await self._engine.abort(self.handle)
-            await self._turn_has_ended.wait()
+        """The turn in flight is gone from the engine afterwards. Its reader, if there still is one, hears of it."""
         if self._is_in_turn:
-            self._abandon()  # it was closed before it ran
+            await self._engine.abort(self.handle)
+            self._abandon()
 
     async def __aenter__(self) -> AsyncSession:
         return self
@@ -432,3 +416,31 @@ def _check_sampling(sampling: SamplingParams) -> None:
             "is kept. Leave it out, or send the whole as a prompt of its own.",
             param="prompt_logprobs",
         )
+
+
+class _TurnWatch:
+    """Hears of a turn before its reader does, who may leave with the last part."""
+
+    def __init__(self, session: AsyncSession, turn: Turn, observer: OutputObserver) -> None:
+        self._session = session
+        self._turn = turn
+        self._observer = observer
+        self._so_far = CompletionOutput(index=0)
+
+    def see(self, delta: OutputDelta) -> None:
+        so_far = self._so_far
+        so_far.token_ids += delta.token_ids
+        so_far.text += delta.text
+        so_far.finish_reason = delta.finish_reason
+        so_far.stop_reason = delta.stop_reason
+        if so_far.is_finished:
+            self._session._end(self._turn, so_far)
+        self._observer.see(delta)
+
+    def fail(self) -> None:
+        self._observer.fail()
+
+    def close(self) -> None:
+        if not self._so_far.is_finished:
+            self._session._abandon()
+        self._observer.close()

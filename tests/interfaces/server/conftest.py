@@ -26,7 +26,7 @@ class Server:
         self.app = app
         self.engine = engine
         self.fake = engine.fake
-        self.state = app.state.server
+        self.state = app.state
         self.services = app.state.services
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://quire.test"

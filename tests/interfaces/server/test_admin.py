@@ -8,7 +8,7 @@ import httpx2 as httpx
 import pytest
 
 from quire.interfaces.gateway import create_app
-from quire.interfaces.server.state import Readiness
+from quire.interfaces.server.serving import Readiness
 from quire.testing.fake_kept import KEEPING_CORE
 from quire.testing.fake_llm import fake_async_llm, fake_renderer
 
@@ -220,7 +220,7 @@ def test_the_log_level_waits_for_no_engine(run):
     async def main():
         async with fake_async_llm() as engine:
             app, told = create_app(is_local=True, admin_api_key="root"), Told(engine)
-            state = app.state.server
+            serving = app.state.serving
             transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
             key = {"authorization": "Bearer root"}
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=key) as http:
@@ -236,15 +236,15 @@ def test_the_log_level_waits_for_no_engine(run):
                     refused = await http.put("/v1/admin/log_level", headers={"authorization": "Bearer x"}, json={})
                     assert refused.status_code == 401
                     assert (await http.get("/v1/admin/memory")).status_code == 503
-                    state.attach(told)
+                    serving.attach(told)
                     await asyncio.sleep(0)
                     assert told.levels == [logging.DEBUG]
                     await change("error")
                     assert told.levels == [logging.DEBUG, logging.ERROR]
-                    state.readiness = Readiness.RESTARTING
+                    serving.readiness = Readiness.RESTARTING
                     await change("warning")
                     assert told.levels == [logging.DEBUG, logging.ERROR]
-                    state.attach(told)
+                    serving.attach(told)
                     await asyncio.sleep(0)
                     assert told.levels == [logging.DEBUG, logging.ERROR, logging.WARNING]
                 finally:

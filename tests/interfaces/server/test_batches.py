@@ -147,8 +147,8 @@ def test_every_endpoint_of_batches_can_be_called(run, batching, official):
                 direct = await server.post(path, body)
                 called = await calls.call(path, json.dumps(body).encode())
                 # whatever it is: an answer, or that this engine has no vectors
-                assert called.status == direct.status_code, (path, called.body)
-                assert set(json.loads(called.body)) == set(direct.json())
+                assert called.status_code == direct.status_code, (path, called.body)
+                assert set(json.loads(bytes(called.body))) == set(direct.json())
             assert (await client.batches.list()).data == []
 
     run(main())
@@ -590,7 +590,7 @@ def test_a_line_that_the_disk_cuts_is_taken_back(tmp_path, monkeypatch):
     from quire.interfaces.gateway.batches.endpoint_calls import Called
 
     results = Results(tmp_path / "good", tmp_path / "bad")
-    results.append(answered("a", Called(200, "req", b"{}")))
+    results.append(answered("a", Called(200, "req", msgspec.Raw(b"{}"))))
     whole = (tmp_path / "good").read_bytes()
 
     def cut(descriptor, data):
@@ -600,10 +600,10 @@ def test_a_line_that_the_disk_cuts_is_taken_back(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_all", cut)
         with pytest.raises(OSError, match="No space"):
-            results.append(answered("b", Called(200, "req", b"{}")))
+            results.append(answered("b", Called(200, "req", msgspec.Raw(b"{}"))))
     assert (tmp_path / "good").read_bytes() == whole
     assert results.tally.done == {"a"}
-    results.append(answered("b", Called(200, "req", b"{}")))
+    results.append(answered("b", Called(200, "req", msgspec.Raw(b"{}"))))
     again = Results(tmp_path / "good", tmp_path / "bad")
     again.recover()
     assert again.tally.done == {"a", "b"}

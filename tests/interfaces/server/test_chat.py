@@ -238,7 +238,7 @@ def test_a_template_that_takes_long_does_not_hold_the_event_loop(run, served, mo
 
     async def main():
         async with served() as server:
-            server.state.engine.renderer._templates.texts["default"] = template
+            server.state.serving.engine.renderer._templates.texts["default"] = template
             messages = [{"role": "user", "content": "hi"}]
             for chat in (messages, messages, messages * 3):
                 answer = await server.chat(messages=chat)

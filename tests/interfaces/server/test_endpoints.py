@@ -1,13 +1,14 @@
 """The endpoints that generate nothing; ids, keys, origins and limits around all of them."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx2 as httpx
 import pytest
 
 from quire.interfaces.gateway import create_app
 from quire.interfaces.server import page
-from quire.interfaces.server.state import Readiness
+from quire.interfaces.server.serving import Readiness
 from quire.version import __version__
 
 
@@ -27,7 +28,8 @@ def test_models(run, served):
                 "parent": None,
             }
             assert (await server.http.get("/v1/models/byte-model")).json() == model
-            server.state.model_name = "org/name"
+            models = server.state.models
+            models._own = replace(models.own, name="org/name")
             assert (await server.http.get("/v1/models/org/name")).json()["id"] == "org/name"
 
     run(main())
@@ -261,7 +263,7 @@ def test_who_is_refused_at_the_door_stands_in_the_log_with_where_it_wanted_to_go
             key = {"authorization": "Bearer secret"}
             assert (await server.http.get("/v1/models/byte-model")).status_code == 401
             assert (await server.http.get("/v1/nowhere")).status_code == 401
-            server.state.readiness = Readiness.STARTING
+            server.state.serving.readiness = Readiness.STARTING
             assert (await server.http.post("/v1/completions", json={}, headers=key)).status_code == 503
             counted = server.state.metrics.http_responses
             assert counted.value("/v1/completions", "503") == counted.value("none", "401") == 1

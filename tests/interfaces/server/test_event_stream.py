@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
+from tests.support.pumped import pumped
 
 from quire.interfaces.server import event_stream
 from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.event_stream import EventStream
+from quire.interfaces.server.event_stream import OPENAI, EventStream
 from quire.interfaces.server.wire.errors import unavailable
-from quire.interfaces.server.wire.pumped import pumped
 
 
 class Wire:
@@ -46,6 +46,24 @@ class Wire:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
+class Passing:
+    """An answer whose pieces are events already."""
+
+    dialect = OPENAI
+
+    def __init__(self, opened) -> None:
+        self.opened = opened
+
+    def generating(self):
+        return self.opened
+
+    def encode(self, event):
+        return event
+
+    async def end(self):
+        return b""
+
+
 class Source:
     """Events that stop in the middle until they are told to go on."""
 
@@ -72,7 +90,7 @@ def test_a_silent_stream_is_kept_alive(run, scope, monkeypatch):
 
     async def main():
         wire, source = Wire(), Source()
-        stream = EventStream(InFlight(), pumped(source.events()))
+        stream = EventStream(InFlight(), Passing(pumped(source.events())))
         task = asyncio.create_task(stream(scope, wire.receive, wire.send))
         await wire.until(lambda: wire.body.count(b": keep-alive\n\n") >= 2)
         source.go_on.set()
@@ -92,7 +110,7 @@ def test_a_client_that_does_not_read_is_given_up(run, scope, monkeypatch):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
         wire.is_stuck = True
-        await EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send)
+        await EventStream(in_flight, Passing(pumped(source.events())))(scope, wire.receive, wire.send)
         assert source.is_closed
         assert len(in_flight) == 0
         assert wire.body == b"data: 1\n\n"
@@ -104,7 +122,9 @@ def test_a_client_that_does_not_read_is_given_up(run, scope, monkeypatch):
 def test_a_client_that_leaves(run, scope):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
-        task = asyncio.create_task(EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send))
+        task = asyncio.create_task(
+            EventStream(in_flight, Passing(pumped(source.events())))(scope, wire.receive, wire.send)
+        )
         await wire.until(lambda: wire.body)
         assert len(in_flight) == 1
         wire.gone.set()
@@ -118,7 +138,9 @@ def test_a_client_that_leaves(run, scope):
 def test_an_interrupted_stream_says_why(run, scope):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
-        task = asyncio.create_task(EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send))
+        task = asyncio.create_task(
+            EventStream(in_flight, Passing(pumped(source.events())))(scope, wire.receive, wire.send)
+        )
         await wire.until(lambda: wire.body)
         in_flight.interrupt_all(unavailable("Good bye."))
         # the first cause counts
@@ -134,7 +156,9 @@ def test_an_interrupted_stream_says_why(run, scope):
 def test_a_stream_that_is_cancelled_from_elsewhere_is_cancelled(run, scope):
     async def main():
         wire, source, in_flight = Wire(), Source(), InFlight()
-        task = asyncio.create_task(EventStream(in_flight, pumped(source.events()))(scope, wire.receive, wire.send))
+        task = asyncio.create_task(
+            EventStream(in_flight, Passing(pumped(source.events())))(scope, wire.receive, wire.send)
+        )
         await wire.until(lambda: wire.body)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -154,7 +178,7 @@ def test_an_interrupt_at_the_very_end_still_closes_the_stream(run, scope):
             # nothing waits between here and the end of the events
             in_flight.interrupt_all(unavailable("Good bye."))
 
-        await EventStream(in_flight, pumped(events()))(scope, wire.receive, wire.send)
+        await EventStream(in_flight, Passing(pumped(events())))(scope, wire.receive, wire.send)
         assert b'"message":"Good bye."' in wire.body
         assert wire.body.endswith(b"\n\ndata: [DONE]\n\n")
 
@@ -182,7 +206,7 @@ def test_a_stream_is_in_flight_until_its_end_was_taken(run, scope):
         async def events():
             yield b"data: 1\n\n"
 
-        task = asyncio.create_task(EventStream(in_flight, pumped(events()))(scope, wire.receive, wire.send))
+        task = asyncio.create_task(EventStream(in_flight, Passing(pumped(events())))(scope, wire.receive, wire.send))
         await asyncio.sleep(0)
         empty = asyncio.create_task(in_flight.wait_empty())
         await wire.has_come.wait()
@@ -219,7 +243,9 @@ def test_events_wait_for_a_keep_alive_on_its_way(run, scope, monkeypatch):
 
     async def main():
         wire, source = SlowWire(), Source()
-        task = asyncio.create_task(EventStream(InFlight(), pumped(source.events()))(scope, wire.receive, wire.send))
+        task = asyncio.create_task(
+            EventStream(InFlight(), Passing(pumped(source.events())))(scope, wire.receive, wire.send)
+        )
         await wire.until(lambda: b"keep-alive" in wire.body)
         source.go_on.set()
         for _ in range(10):
@@ -238,7 +264,7 @@ def test_a_keep_alive_that_nobody_takes_gives_the_client_up(run, scope, monkeypa
 
     async def main():
         wire, source = SlowWire(), Source()
-        await EventStream(InFlight(), pumped(source.events()))(scope, wire.receive, wire.send)
+        await EventStream(InFlight(), Passing(pumped(source.events())))(scope, wire.receive, wire.send)
         assert source.is_closed
         assert scope["client_gone"]
 
@@ -253,7 +279,7 @@ def test_a_stream_that_has_ended_leaves_nothing_for_the_garbage_collector(run, s
         wire, source, in_flight = Wire(), Source(), InFlight()
         events = source.events()
         made = weakref.ref(events)
-        task = asyncio.create_task(EventStream(in_flight, pumped(events))(scope, wire.receive, wire.send))
+        task = asyncio.create_task(EventStream(in_flight, Passing(pumped(events)))(scope, wire.receive, wire.send))
         del events
         await wire.until(lambda: wire.body)
         if ending == "whole":
@@ -314,7 +340,7 @@ class Pushed:
 async def begun(wire, source, scope, **in_scope):
     """A stream that waits for events."""
     scope.update(in_scope)
-    task = asyncio.create_task(EventStream(InFlight(), source.opened())(scope, wire.receive, wire.send))
+    task = asyncio.create_task(EventStream(InFlight(), Passing(source.opened()))(scope, wire.receive, wire.send))
     for _ in range(5):
         await asyncio.sleep(0)
     return task
@@ -454,7 +480,7 @@ def test_a_client_that_stops_reading_is_given_up_with_what_waits_for_it(
         over = asyncio.Event()
 
         async def app(scope, receive, send):
-            await EventStream(InFlight(), pumped(events()))(scope, receive, send)
+            await EventStream(InFlight(), Passing(pumped(events())))(scope, receive, send)
             assert scope["client_gone"]
             over.set()
 

@@ -16,7 +16,7 @@ from quire.interfaces.gateway.files import disk
 from quire.interfaces.gateway.files.records import FileRecords
 from quire.interfaces.gateway.services import StorageSettings
 from quire.interfaces.gateway.storage import full_disk
-from quire.interfaces.server.state import Readiness
+from quire.interfaces.server.serving import Readiness
 from quire.interfaces.server.wire.errors import unavailable
 
 LINES = b'{"custom_id": "a"}\n'
@@ -489,7 +489,7 @@ def test_a_server_that_ends_waits_for_an_upload(run, filing, folder):
             finished = begin()
             while not len(server.state.in_flight):
                 await asyncio.sleep(0)
-            server.state.readiness = Readiness.STOPPING
+            server.state.serving.readiness = Readiness.STOPPING
             idle = asyncio.ensure_future(server.state.in_flight.wait_empty())
             await asyncio.sleep(0)
             assert not idle.done()
@@ -497,7 +497,7 @@ def test_a_server_that_ends_waits_for_an_upload(run, filing, folder):
             assert (await finished).status_code == 200
             await idle
             # and one that takes too long is ended
-            server.state.readiness = Readiness.READY
+            server.state.serving.readiness = Readiness.READY
             go_on.clear()
             ended = begin()
             while not len(server.state.in_flight):

@@ -167,7 +167,7 @@ def test_parameters_of_a_query_are_errors_like_others(run):
             return limit
 
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        app.state.server.check_ready = lambda: None
+        app.state.serving.check_ready = lambda: None
         async with httpx.AsyncClient(transport=transport, base_url="http://quire.test") as http:
             response = await http.get("/health/live/test?limit=many")
             assert response.status_code == 400

@@ -12,7 +12,7 @@ from quire.interfaces.gateway import create_app
 from quire.interfaces.gateway.app import http_server
 from quire.interfaces.server.life.process import loop_factory
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.state import Readiness
+from quire.interfaces.server.serving import Readiness
 from quire.interfaces.server.transport.listener import listen
 from quire.testing.fake_engine import fake_engine
 
@@ -24,14 +24,14 @@ def test_one_that_is_about_to_end_takes_no_requests_again(run, tmp_path):
             server = http_server(ServerOptions(storage_url="sqlite:///:memory:"), listener, None)
             server.attach(engine)
             server.pause()
-            assert server._state.readiness is Readiness.RESTARTING
+            assert server._serving.readiness is Readiness.RESTARTING
             server.attach(engine)
-            assert server._state.readiness is Readiness.READY
+            assert server._serving.readiness is Readiness.READY
             server.drain()
             # its engine dies meanwhile, and comes again
             server.pause()
             server.attach(engine)
-            assert server._state.readiness is Readiness.STOPPING
+            assert server._serving.readiness is Readiness.STOPPING
             await server.close()
         engine.shutdown()
 
@@ -76,11 +76,11 @@ def test_a_body_that_is_still_on_its_way_is_told_that_the_server_ends(run, tmp_p
             server.start()
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(head.encode())
-            while not len(server.app.state.server.in_flight):
+            while not len(server.app.state.in_flight):
                 await asyncio.sleep(0)
             server.drain()
             # nobody waits for it
-            await server.app.state.server.in_flight.wait_empty()
+            await server.app.state.in_flight.wait_empty()
             await server.close()
             answer = (await reader.read()).decode()
             writer.close()
@@ -171,16 +171,16 @@ def test_a_request_is_ended_while_it_becomes_tokens(run, tmp_path, path):
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             one = {"x-request-id": "one"}
             slow = asyncio.ensure_future(http.post(path, json=WITH_TEXTS[path], headers=one))
-            while not app.state.server.in_flight._num_awaited:
+            while not app.state.in_flight._num_awaited:
                 await asyncio.sleep(0)
             # the one that asks has the same name
             ended = await http.post("/v1/admin/requests/one/abort", headers=one)
             assert (ended.status_code, ended.json()["num_aborted"]) == (200, 1)
             answer = await slow
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "request_aborted")
-            assert app.state.server.metrics.requests_aborted.value("administrator") == 1
-            assert not len(app.state.server.in_flight)
-            await app.state.server.in_flight.wait_empty()
+            assert app.state.metrics.requests_aborted.value("administrator") == 1
+            assert not len(app.state.in_flight)
+            await app.state.in_flight.wait_empty()
         go_on.set()
         engine.shutdown()
 

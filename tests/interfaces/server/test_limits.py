@@ -40,13 +40,13 @@ def test_the_queue_is_bounded_to_the_request(run, served):
     async def main():
         async with served(max_num_queued_requests=3) as server:
             gate = asyncio.Event()
-            begin = server.engine.open
+            begin = server.engine.open_all
 
-            async def late(prompt, **settings):
+            async def late(prepared, observer):
                 await gate.wait()
-                return await begin(prompt, **settings)
+                return await begin(prepared, observer)
 
-            server.engine.open = late
+            server.engine.open_all = late
             accepted = [asyncio.ensure_future(server.chat()), asyncio.ensure_future(server.complete(n=2))]
             await until(lambda: server.services.room.num_requests == 3)
             for refused in (await server.chat(), await server.complete(stream=True), await server.complete(["a", "b"])):
@@ -159,10 +159,10 @@ def test_whoever_waits_too_long_hears_when_to_come_again(run, served, stream):
     async def main():
         async with served(max_queue_seconds=0.05) as server:
 
-            async def never(prompt, **settings):
+            async def never(prepared, observer):
                 await asyncio.Event().wait()
 
-            server.engine.open = never
+            server.engine.open_all = never
             answer = await server.chat(stream=stream)
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "service_unavailable"

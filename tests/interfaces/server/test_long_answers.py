@@ -4,20 +4,22 @@ import asyncio
 import contextlib
 import json
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from quire.engine_client import TokenDelta
+from quire.interfaces.generation import Generation, Unobserved
 from quire.interfaces.server.openai.logprobs import (
     CompletionLogprobsBuilder,
     chat_logprobs,
     prompt_logprobs_json,
-    whole_chat_logprobs,
 )
 from quire.interfaces.server.openai.responses import CachedTokens, Completion, CompletionChoice, CompletionTokens, Usage
-from quire.interfaces.server.openai.running import Several
-from quire.interfaces.server.wire.json_answer import json_answer, long_json_answer
+from quire.interfaces.server.wire.json_answer import JsonArray, json_answer, long_json_answer
 from quire.outputs import Logprob
+from quire.sampling_params import SamplingParams
 
 # A call of a Python function takes some 0.1 us here; without parts there are 100,000 to a million of them.
 MOST_CALLS_OF_A_TURN = 30_000
@@ -95,10 +97,6 @@ IDS = list(range(NUM_TOKENS))
 SCORES = [{token_id + k: Logprob(-k - 0.5, k + 1, None) for k in range(4)} for token_id in IDS]
 
 
-async def whole_chat():
-    return await whole_chat_logprobs(Texts(), IDS, SCORES, 3)
-
-
 async def whole_completion():
     return await CompletionLogprobsBuilder(Texts(), 3, skip_special_tokens=True).build_whole(IDS, [None, *SCORES[1:]])
 
@@ -110,7 +108,6 @@ async def whole_prompt():
 @pytest.mark.parametrize(
     ("whole", "at_once"),
     [
-        (whole_chat, lambda: chat_logprobs(Texts(), IDS, SCORES, 3)),
         (
             whole_completion,
             lambda: CompletionLogprobsBuilder(Texts(), 3, skip_special_tokens=True).build(IDS, [None, *SCORES[1:]]),
@@ -140,6 +137,16 @@ def test_log_probabilities_in_parts_are_the_same(run, whole, at_once):
     assert msgspec.json.encode(run(main())) == msgspec.json.encode(at_once())
 
 
+@pytest.mark.parametrize("size", [1, 7, NUM_TOKENS])
+def test_a_list_that_grew_in_parts_is_the_list(size):
+    grown = JsonArray()
+    for start in range(0, NUM_TOKENS, size):
+        part = slice(start, start + size)
+        grown.extend(chat_logprobs(Texts(), IDS[part], SCORES[part], 3))
+        grown.extend([])
+    assert msgspec.json.encode(grown.value()) == msgspec.json.encode(chat_logprobs(Texts(), IDS, SCORES, 3))
+
+
 @pytest.mark.parametrize("num_choices", [0, 1, 2, 500])
 def test_an_answer_in_parts_is_the_answer(run, num_choices):
     texts = ['"choices":[', "é\\\"'", "a" * 1_000]
@@ -166,12 +173,20 @@ def test_an_answer_in_parts_is_the_answer(run, num_choices):
 
 
 class Prompt:
-    """A prompt of which so many parts are to come."""
+    """A request of which so many parts are to come."""
 
-    def __init__(self, num_parts):
+    is_whole = True
+    shows_logprobs = False
+    before = ()
+
+    def __init__(self, number, num_parts):
+        self.request = SimpleNamespace(request_id=number, sampling=SamplingParams(detokenize=False))
         self.left = num_parts
         self.has_news = False
         self.num_taken = 0
+
+    def start(self, client):
+        return self
 
     def tell(self, reader):
         self.reader = reader
@@ -190,28 +205,31 @@ class Prompt:
             return []
         self.has_news = False
         self.left -= 1
-        return [(id(self), self.left)]
+        return [TokenDelta(0, [self.left])]
 
 
 def test_of_many_prompts_those_are_asked_that_were_heard():
-    prompts = [Prompt(2) for _ in range(100)]
-    several = Several(prompts)
-    heard = []
-    several.tell(lambda: heard.append(several.take()))
+    prompts = [Prompt(number, 2) for number in range(100)]
+    generation = Generation(None, None, Unobserved())
+    for prompt in prompts:
+        generation.start(prompt, contextlib.nullcontext())
     # what came before somebody listened
-    prompts[3].has_news = True
-    assert several.has_news
-    assert several.take() == [(id(prompts[3]), 1)]
+    assert not generation.has_news
+    prompts[3].come()
+    assert generation.has_news
+    assert [(delta.index, delta.token_ids) for delta in generation.take()] == [(3, [1])]
+    heard = []
+    generation.tell(lambda: heard.append(generation.take()))
     for prompt in prompts:
         prompt.num_taken = 0
         prompt.come()
-    assert [len(pairs) for pairs in heard] == [1] * 100
+    assert [[delta.index for delta in deltas] for deltas in heard] == [[number] for number in range(100)]
     assert sum(prompt.num_taken for prompt in prompts) == 100
-    assert not several.has_news
+    assert not generation.has_news
     assert prompts[3].is_done
-    assert not several.is_done
+    assert not generation.is_done
     for prompt in prompts:
         if not prompt.is_done:
             prompt.come()
-    assert several.is_done
-    assert several.take() == []
+    assert generation.is_done
+    assert generation.take() == []

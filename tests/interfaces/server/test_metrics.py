@@ -62,7 +62,7 @@ def test_the_names_of_vllm(run, tmp_path):
     async def main():
         engine = await fake_engine(tmp_path / "model")
         app = create_app(engine, metrics_prefix="vllm:")
-        text = app.state.server.metrics.exposition(await engine.statistics()).decode()
+        text = app.state.metrics.exposition(await engine.statistics()).decode()
         assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
         assert "# TYPE quire:http_responses counter" in text or "# TYPE quire:http_responses_total counter" in text
         assert "quire:prompt_tokens" not in text

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from starlette.datastructures import State
 
 from quire.errors import EngineDeadError, OptionError, QuireError
 from quire.interfaces.gateway import create_app
@@ -25,7 +26,8 @@ from quire.interfaces.gateway.run import check_possible, with_shared_secret
 from quire.interfaces.server.observing.metrics import own_statistics
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
-from quire.interfaces.server.state import Readiness, ServerState
+from quire.interfaces.server.parts import parts_of
+from quire.interfaces.server.serving import Readiness
 from quire.interfaces.server.wire.errors import ApiError
 from quire.observability.latest import Latest
 from quire.observability.metrics import ServerMetrics
@@ -355,16 +357,17 @@ def test_one_that_dies_while_all_are_asked_is_counted_once():
     [(Readiness.READY, True), (Readiness.STOPPING, True), (Readiness.RESTARTING, False), (Readiness.DEAD, False)],
 )
 def test_one_that_drains_still_shows_what_its_client_counts(readiness: Readiness, is_shown: bool):
-    state = ServerState()
-    state.readiness = readiness
+    state = State(parts_of(ServerOptions()))
+    serving = state.serving
+    serving.readiness = readiness
     assert own_statistics(state) == {}  # it has had no engine
-    state.has_started, state._engine = True, SimpleNamespace(client_statistics=lambda: {"a_total": 1.0})
+    serving.has_started, serving._engine = True, SimpleNamespace(client_statistics=lambda: {"a_total": 1.0})
     assert own_statistics(state) == ({"a_total": 1.0} if is_shown else {})
 
     def gone() -> None:
         raise EngineDeadError("gone")
 
-    state._engine = SimpleNamespace(client_statistics=gone)
+    serving._engine = SimpleNamespace(client_statistics=gone)
     assert own_statistics(state) == {}
 
 

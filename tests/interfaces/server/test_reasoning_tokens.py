@@ -134,7 +134,7 @@ def test_an_answer_does_not_wait_for_the_long_texts_of_others(run, served, monke
         async with served() as server:
             server.engine.renderer.output_formats = OutputFormats.choose([], reasoning="think")
             server.fake.reply_to = lambda request, index: ANSWER
-            texts = [asyncio.ensure_future(server.state.text_threads.call(go_on.wait, 20)) for _ in range(2)]
+            texts = [asyncio.ensure_future(server.state.models.text_threads.call(go_on.wait, 20)) for _ in range(2)]
             await asyncio.sleep(0)
             options = {"stream": True, "stream_options": {"include_usage": True}} if is_stream else {}
             answer = await server.chat(**options)

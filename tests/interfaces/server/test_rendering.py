@@ -10,7 +10,7 @@ PART = {"type": "text", "text": "a" * 1300}
 
 def calls_in_threads(server, monkeypatch) -> list:
     """Grows with each one."""
-    texts = server.state.text_threads
+    texts = server.state.models.text_threads
     calls, call = [], texts.call
     monkeypatch.setattr(texts, "call", lambda *args, **options: calls.append(args) or call(*args, **options))
     return calls
@@ -62,7 +62,7 @@ def test_many_tokens_become_text_beside_the_event_loop(run, served, monkeypatch,
         async with served(max_model_len=8192) as server:
             calls = calls_in_threads(server, monkeypatch)
             tokens = [5] * num_tokens
-            text = server.state.engine.renderer.decode(tokens)
+            text = server.state.serving.engine.renderer.decode(tokens)
             answer = await server.post("/detokenize", {"tokens": tokens})
             assert answer.json() == {"prompt": text}
             assert len(calls) == is_long

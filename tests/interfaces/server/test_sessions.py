@@ -298,11 +298,16 @@ def test_a_turn_whose_session_is_closed_meanwhile_says_so(run, keeping, monkeypa
         async with keeping() as server:
             name = await server.opened()
 
-            async def closed_meanwhile(session, prompt, params, **_):
-                await server.ask("DELETE", f"/{name}")
-                yield OutputDelta(0, [], finish_reason="abort")
+            opened = AsyncSession.open
 
-            monkeypatch.setattr(AsyncSession, "stream", closed_meanwhile)
+            async def closed_meanwhile(session, prompt, params, observer, **more):
+                generation = await opened(session, prompt, params, observer, **more)
+                await server.ask("DELETE", f"/{name}")
+                aborted = OutputDelta(0, [], finish_reason="abort")
+                monkeypatch.setattr(generation, "take", lambda: observer.see(aborted))
+                return generation
+
+            monkeypatch.setattr(AsyncSession, "open", closed_meanwhile)
             assert code_of(await server.say(name, status=404)) == "session_closed"
 
     run(main())

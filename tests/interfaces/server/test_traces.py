@@ -14,10 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from quire.errors import OptionError
-from quire.interfaces.gateway import create_app
-from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.observability.otel import OpenTelemetryTracing, SpanQueue, open_tracing
-from quire.observability.tracing import NoTracing, make_tracing
+from quire.observability.tracing import NO_TRACE, NoTracing, make_tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRET = "a-secret-that-no-trace-may-hold"
@@ -38,9 +36,7 @@ def traced(served):
     async def make(exporter=None, **options):
         exporter = exporter or InMemorySpanExporter()
         tracing = OpenTelemetryTracing(exporter)
-        async with served(**options) as server:
-            server.state.tracing = tracing
-            server.app.add_middleware(RequestTraces, tracing=tracing)
+        async with served(tracing=tracing, **options) as server:
 
             def spans():
                 tracing.close()
@@ -264,8 +260,7 @@ def test_spans_reach_a_collector(run, served, collector, monkeypatch, by_environ
     tracing = make_tracing(None if by_environment else url)
 
     async def main():
-        async with served() as server:
-            server.app.add_middleware(RequestTraces, tracing=tracing)
+        async with served(tracing=tracing) as server:
             assert (await server.complete(SECRET)).status_code == 200
         await asyncio.to_thread(tracing.close)
 
@@ -324,6 +319,15 @@ def test_packages_that_are_missing(monkeypatch, caplog):
     assert "none are sent" in caplog.text
 
 
-def test_a_server_without_traces_has_no_layer_for_them():
-    app = create_app()
-    assert RequestTraces not in [layer.cls for layer in app.user_middleware]
+def test_a_server_without_traces_follows_nobody(run, served):
+    seen = []
+
+    async def main():
+        async with served() as server:
+            reply_to = server.fake.reply_to
+            server.fake.reply_to = lambda *args: seen.append(server.state.tracing) or reply_to(*args)
+            assert (await server.complete()).status_code == 200
+            assert isinstance(seen[0], NoTracing)
+            assert server.state.tracing.begin("GET", []) is NO_TRACE
+
+    run(main())

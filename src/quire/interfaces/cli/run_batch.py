@@ -99,16 +99,19 @@ def _local(name: str, text: str) -> Path:
 
 
 async def _run(options: dict[str, Any], plan: _Plan) -> int:
+    from starlette.datastructures import State
+
     from quire.interfaces.gateway.batches.endpoint_calls import EndpointCalls
     from quire.interfaces.server.access.caller import Caller
-    from quire.interfaces.server.state import ServerState
+    from quire.interfaces.server.options import ServerOptions
+    from quire.interfaces.server.parts import parts_of
 
-    state = ServerState()
-    calls = EndpointCalls(state, lambda _, request_id: Caller(request_id=request_id, is_patient=True))
+    parts = parts_of(ServerOptions())
+    calls = EndpointCalls(State(parts), lambda _, request_id: Caller(request_id=request_id, is_patient=True))
     # before the model loads: a mistake in the file is found at once
     num_lines = await asyncio.to_thread(_checked, plan.source, calls.paths)
     async with open_engine(options) as engine:
-        state.attach(engine)
+        parts["serving"].attach(engine)
         results = _opened(plan)
         try:
             await _answer_all(plan, engine, calls, results, num_lines)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.access import endpoints as tenants
 from quire.interfaces.gateway.access.callers import Callers, KeyedDoor
 from quire.interfaces.gateway.access.doors import doors_of, is_loopback
@@ -19,13 +20,12 @@ from quire.interfaces.gateway.responses import endpoints as responses
 from quire.interfaces.gateway.services import IN_MEMORY, Services, ServiceSettings, StorageSettings
 from quire.interfaces.gateway.sessions import endpoints as sessions
 from quire.interfaces.gateway.sessions import turns
-from quire.interfaces.server.app import ADMIN_FAMILIES, ALSO_FOR_ADMINS, FAMILIES, add_traces, application
-from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.server.app import ADMIN_FAMILIES, ALSO_FOR_ADMINS, FAMILIES, application
 from quire.interfaces.server.http_server import HttpServer
-from quire.interfaces.server.observing.observed import Observed
 from quire.interfaces.server.options import ServerOptions
+from quire.interfaces.server.parts import parts_of
 from quire.interfaces.server.process_role import ProcessRole
-from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.serving import Serving
 from quire.observability.metrics import ServerMetrics
 from quire.observability.tracing import Tracing, make_tracing
 
@@ -35,7 +35,7 @@ _ADMIN_FAMILIES = (*ADMIN_FAMILIES, tenants)
 
 
 def create_app(
-    engine: ServedEngine | None = None,
+    engine: AsyncLLM | None = None,
     options: ServerOptions | None = None,
     *,
     is_local: bool = False,
@@ -46,7 +46,7 @@ def create_app(
     ledger: Ledger | None = None,
     **changes: Any,
 ) -> FastAPI:
-    """`engine` is one that has started; without it every request is answered 503 until `app.state.server.attach`.
+    """`engine` is one that has started; without it every request is answered 503 until `app.state.serving.attach`.
 
     `changes` are options by name. `is_local`: only this machine will reach the application (doors.py). Where there is
     a port for administrators, `app.state.admin_app` is its application. `tracing`: where traces of requests
@@ -56,7 +56,9 @@ def create_app(
     """
     options = replace(options or ServerOptions(), **changes)
     doors = doors_of(options, is_local=is_local)
-    state = ServerState(options, tracing, role)
+    parts = parts_of(options, tracing, role)
+    metrics: ServerMetrics = parts["metrics"]
+    serving: Serving = parts["serving"]
     callers = Callers(
         doors.tenants,
         WaitingRoom(
@@ -65,25 +67,22 @@ def create_app(
             max_tokens=options.max_num_queued_tokens,
             queue_seconds=options.max_queue_seconds,
             request_seconds=options.max_request_seconds,
-            rejections=state.metrics.rejected,
+            rejections=metrics.rejected,
             ledger=ledger,
         ),
     )
-    _show(callers.room, state.metrics)
+    _show(callers.room, metrics)
     families = (*_FAMILIES, *_ADMIN_FAMILIES) if doors.is_administrated_here else _FAMILIES
-    observed = Observed(state.metrics, siblings=state.role.siblings)
-    app = application(families, state, KeyedDoor(doors.main, callers), observed, options.allowed_origins)
-    add_traces(app, state.tracing)
     settings = services or ServiceSettings.of(options)
-    beside = Services(state, callers, settings, storage or StorageSettings(IN_MEMORY))
-    state.services = app.state.services = beside
+    beside = parts["services"] = Services(parts, callers, settings, storage or StorageSettings(IN_MEMORY))
+    serving.listeners.append(beside.serve)
+    app = application(families, parts, KeyedDoor(doors.main, callers), options.allowed_origins)
     app.state.admin_app = None
     if doors.admin is not None:
         admin_families = (*ALSO_FOR_ADMINS, *_ADMIN_FAMILIES)
-        app.state.admin_app = application(admin_families, state, KeyedDoor(doors.admin, callers), observed)
-        app.state.admin_app.state.services = beside
+        app.state.admin_app = application(admin_families, parts, KeyedDoor(doors.admin, callers))
     if engine is not None:
-        state.attach(engine)
+        serving.attach(engine)
     return app
 
 

@@ -214,11 +214,15 @@ class _Server:
 
     async def _open_http(self, siblings: Siblings, ledger: Ledger | None) -> HttpServer:
         with self._phases.measure("HTTP server", "while the engine loads"):
-            http = await asyncio.to_thread(
-                _make_http, self._options, self._listener, self._admin_listener, siblings, ledger
-            )
+            http = await asyncio.to_thread(self._make_http, siblings, ledger)
             http.start()
         return http
+
+    def _make_http(self, siblings: Siblings, ledger: Ledger | None) -> HttpServer:
+        from quire.interfaces.gateway.app import http_server
+
+        role = ProcessRole(siblings=siblings)
+        return http_server(self._options, self._listener, self._admin_listener, role=role, ledger=ledger)
 
     def _say_welcome(self) -> None:
         logger.info("where the start-up time went:\n%s", self._phases.table())
@@ -259,7 +263,7 @@ class _Server:
         idle = self._begin(http.wait_idle(self._options.shutdown_timeout))
         gone = self._begin(fleet.wait_gone())
         hurried = self._begin(self._signalled_twice.wait())
-        both = self._begin(_all_of(idle, gone))
+        both = self._begin(asyncio.wait({idle, gone}))
         longest = self._options.shutdown_timeout + _END_SECONDS
         await asyncio.wait({both, hurried}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():
@@ -271,26 +275,10 @@ class _Server:
         return EXIT_ENGINE_DIED
 
 
-def _make_http(
-    options: ServerOptions,
-    listener: socket.socket,
-    admin_listener: socket.socket | None,
-    siblings: Siblings,
-    ledger: Ledger | None,
-) -> HttpServer:
-    from quire.interfaces.gateway.app import http_server
-
-    return http_server(options, listener, admin_listener, role=ProcessRole(siblings=siblings), ledger=ledger)
-
-
 def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socket) -> tuple[Fleet, SharedLedger]:
     from quire.interfaces.gateway.processes.fleet import open_fleet
 
     return open_fleet(options, engine.config, listener, engine)
-
-
-async def _all_of(*waits: asyncio.Future[Any]) -> None:
-    await asyncio.wait(waits)
 
 
 def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions) -> Supervisor:

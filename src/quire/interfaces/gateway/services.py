@@ -15,11 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import State
+
 from quire.interfaces.gateway.storage.data_folder import files_beside, marker_of
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import ApiError
 
 if TYPE_CHECKING:
+    from quire.interfaces.async_llm import AsyncLLM
     from quire.interfaces.gateway.access.callers import Callers
     from quire.interfaces.gateway.batches.service import Batches
     from quire.interfaces.gateway.files.files import Files
@@ -27,9 +30,8 @@ if TYPE_CHECKING:
     from quire.interfaces.gateway.responses.stored import StoredResponses
     from quire.interfaces.gateway.sessions.registry import Sessions
     from quire.interfaces.gateway.storage.storage import Storage
-    from quire.interfaces.server.engine import ServedEngine
-    from quire.interfaces.server.openai_responses.making import Making
-    from quire.interfaces.server.state import ServerState
+    from quire.interfaces.server.openai_responses.answer import ResponseAnswer
+    from quire.interfaces.server.serving import Serving
 
 logger = logging.getLogger("quire.server")
 
@@ -95,13 +97,14 @@ class Services:
 
     def __init__(
         self,
-        state: ServerState,
+        parts: dict[str, Any],
         callers: Callers,
         settings: ServiceSettings,
         storage: StorageSettings,
     ) -> None:
         self.room = callers.room
-        self._state = state
+        self._parts = parts
+        self._serving: Serving = parts["serving"]
         self._callers = callers
         self._settings = settings
         self._storage_settings = storage
@@ -124,7 +127,7 @@ class Services:
 
         chosen = self._settings
         limits = SessionLimits(chosen.max_sessions, chosen.max_session_tokens, chosen.session_idle_timeout)
-        return Sessions(lambda: self._state.engine, limits)
+        return Sessions(lambda: self._serving.engine, limits)
 
     @cached_property
     def files(self) -> Files:
@@ -146,7 +149,7 @@ class Services:
         from quire.interfaces.gateway.batches.records import BatchRecords
         from quire.interfaces.gateway.batches.service import Batches
 
-        calls = EndpointCalls(self._state, self._callers.patient)
+        calls = EndpointCalls(State(self._parts), self._callers.patient)
         runner = LineRunner(calls, asyncio.Semaphore(self._settings.max_batch_concurrency), self._wait_ready)
         shop = Workshop(
             records=BatchRecords(self.storage),
@@ -155,15 +158,15 @@ class Services:
             turns=defaultdict(lambda: asyncio.Semaphore(_MAX_RUNNING_BATCHES)),
             max_lines=self._settings.max_batch_lines,
         )
-        return Batches(shop, self._folder, lambda: self._state.model_name)
+        return Batches(shop, self._folder, lambda: str(self._parts["models"].own.name))
 
     @cached_property
     def background_responses(self) -> BackgroundResponses:
         from quire.interfaces.gateway.responses.background import BackgroundResponses
 
-        return BackgroundResponses(self._state, self.storage)
+        return BackgroundResponses(self._parts["in_flight"], self.storage)
 
-    def serve(self, engine: ServedEngine) -> None:
+    def serve(self, engine: AsyncLLM) -> None:
         """As many prompts may wait as this engine has room for."""
         self.room.set_capacity(engine.ready.num_blocks * engine.ready.block_size)
 
@@ -178,8 +181,8 @@ class Services:
 
         return StoredResponses(self.storage, name)
 
-    async def make_in_background(self, making: Making) -> dict[str, Any]:
-        return await self.background_responses.start(making)
+    async def make_in_background(self, answer: ResponseAnswer) -> dict[str, Any]:
+        return await self.background_responses.start(answer)
 
     def statistics(self) -> dict[str, float]:
         """Of the storage; empty as long as nothing was stored."""
@@ -253,7 +256,7 @@ class Services:
     async def _wait_ready(self) -> None:
         while True:
             try:
-                return self._state.check_ready()
+                return self._serving.check_ready()
             except ApiError:
                 await asyncio.sleep(_NOT_READY_PAUSE_SECONDS)
 

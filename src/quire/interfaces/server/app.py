@@ -12,21 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from quire.errors import QuireError
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server import openapi, page
 from quire.interfaces.server.access.caller import Door, EverybodyMayEnter, OpenDoor
 from quire.interfaces.server.administration import adapters, admin, pinned_prefixes
 from quire.interfaces.server.anthropic_messages import endpoints as anthropic_messages
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.gate import Gate
 from quire.interfaces.server.observing import health, metrics, observe
-from quire.interfaces.server.observing.observed import Observed
-from quire.interfaces.server.observing.request_traces import RequestTraces
 from quire.interfaces.server.openai import chat, completions, embeddings, models, streamed_completion, tokenization
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
 from quire.interfaces.server.options import ServerOptions
-from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.parts import parts_of
 from quire.interfaces.server.wire.errors import INVALID, ApiError, ClientGoneError, api_error_of, invalid
-from quire.observability.tracing import NoTracing, Tracing
+from quire.observability.tracing import Tracing
 from quire.version import __version__
 
 # One file a family of endpoints: a new one is imported above and entered here.
@@ -52,27 +50,26 @@ ALSO_FOR_ADMINS = (health, metrics, observe)
 
 
 def create_app(
-    engine: ServedEngine | None = None, options: ServerOptions | None = None, tracing: Tracing | None = None
+    engine: AsyncLLM | None = None, options: ServerOptions | None = None, tracing: Tracing | None = None
 ) -> FastAPI:
     """One engine, for everybody who reaches it: no keys, no queue, nothing is kept (the gateway has all that)."""
     options = options or ServerOptions()
-    state = ServerState(options, tracing)
+    parts = parts_of(options, tracing)
     door = OpenDoor(EverybodyMayEnter(options.max_queue_seconds, options.max_request_seconds))
-    app = application(FAMILIES, state, door, Observed(state.metrics), options.allowed_origins)
-    add_traces(app, state.tracing)
+    app = application(FAMILIES, parts, door, options.allowed_origins)
     if engine is not None:
-        state.attach(engine)
+        parts["serving"].attach(engine)
     return app
 
 
 def application(
-    families: Iterable[Any], state: ServerState, door: Door, observed: Observed, allowed_origins: Sequence[str] = ()
+    families: Iterable[Any], parts: dict[str, Any], door: Door, allowed_origins: Sequence[str] = ()
 ) -> FastAPI:
-    """The endpoints of one port, behind a gate. Without an engine all is answered 503 until `state.attach`."""
+    """The endpoints of one port, behind a gate. Without an engine all is answered 503 until `Serving.attach`."""
     # its own schema would describe what FastAPI does with bodies and mistakes, and none of it happens here
     app = FastAPI(title="Quire", version=__version__, openapi_url=None, redirect_slashes=False)
-    app.state.server = state
-    app.state.observed = observed
+    for name, part in parts.items():
+        setattr(app.state, name, part)
     app.state.needs_key = door.needs_key
     # /openapi.json, once somebody has asked for it
     app.state.openapi = None
@@ -87,7 +84,15 @@ def application(
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle_routing)
     app.add_exception_handler(RequestValidationError, _handle_parameters)
-    app.add_middleware(Gate, state=state, door=door, allowed_origins=allowed_origins)
+    app.add_middleware(
+        Gate,
+        serving=parts["serving"],
+        in_flight=parts["in_flight"],
+        metrics=parts["metrics"],
+        tracing=parts["tracing"],
+        door=door,
+        allowed_origins=allowed_origins,
+    )
     if allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
 
@@ -99,11 +104,6 @@ def application(
             allow_headers=["*"],
         )
     return app
-
-
-def add_traces(app: FastAPI, tracing: Tracing) -> None:
-    if not isinstance(tracing, NoTracing):
-        app.add_middleware(RequestTraces, tracing=tracing)
 
 
 async def _handle(request: Request, error: Exception) -> Response:

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 from fastapi import Response
 
-from quire.engine_client import Stream
+from quire.engine_client import Stream, each_of
 from quire.interfaces.server.access.in_flight import InFlight, Receive, Ticket
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of
 
@@ -58,6 +58,39 @@ class StreamDialect:
 OPENAI = StreamDialect()
 
 
+class Answer(Protocol):
+    """One answer in the words of one API: what comes of the engine as bytes for a stream, or folded to one object. The
+    same pieces go into both, and each piece into one of them."""
+
+    # a list of the object that may be long
+    long_field: str
+
+    @property
+    def dialect(self) -> StreamDialect: ...
+
+    def generating(self) -> AbstractAsyncContextManager[Stream[Any]]:
+        """Starts it. It runs for as long as this is open."""
+
+    def encode(self, piece: Any) -> bytes:
+        """Events, which may be none."""
+
+    async def end(self) -> bytes:
+        """The events behind all others. It may take its time."""
+
+    def fold(self, piece: Any) -> None:
+        """The same, for a whole answer."""
+
+    async def whole(self) -> Any:
+        """What all pieces are together."""
+
+
+async def folded(answer: Answer) -> Any:
+    """The whole answer."""
+    async with answer.generating() as generation:
+        await each_of(generation, answer.fold)
+    return await answer.whole()
+
+
 def event_bytes(event: Mapping[str, Any]) -> bytes:
     """An event that says its type twice, as dialects with events of several types want it."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
@@ -95,7 +128,8 @@ class _Writer:
         self._head = {"type": "http.response.start", "status": status, "headers": headers}
         self._clock = asyncio.get_running_loop().time
         self._on_its_way: asyncio.Task[None] | None = None
-        self._events: Stream[bytes] | None = None
+        self._stream: Stream[Any] | None = None
+        self._encode: Callable[[Any], bytes] = bytes
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_started = False
         self.last_progress = self._clock()
@@ -108,15 +142,16 @@ class _Writer:
     def seconds_since_progress(self) -> float:
         return self._clock() - self.last_progress
 
-    async def carry(self, events: Stream[bytes]) -> None:
-        """Sends all of them as they come."""
-        self._events = events
-        events.tell(self._take)
+    async def carry(self, stream: Stream[Any], encode: Callable[[Any], bytes]) -> None:
+        """Sends all of it as it comes."""
+        self._stream = stream
+        self._encode = encode
+        stream.tell(self._take)
         try:
             self._take()
             await self._over
         finally:
-            self._events = None
+            self._stream = None
             if self._on_its_way is not None:
                 self._on_its_way.cancel()
                 await asyncio.gather(self._on_its_way, return_exceptions=True)
@@ -130,21 +165,21 @@ class _Writer:
             await self._on_its_way
 
     def _take(self) -> None:
-        """Called when events have come, and when the client has taken what was sent."""
-        if self._events is None or self._on_its_way is not None or self._over.done():
+        """Called when something has come, and when the client has taken what was sent."""
+        if self._stream is None or self._on_its_way is not None or self._over.done():
             return
-        events = self._events
+        stream = self._stream
         has_more = True
         try:
             while has_more and self._on_its_way is None:
-                data = b"".join(events.take())
+                data = b"".join(map(self._encode, stream.take()))
                 if data:
                     self.last_progress = self._clock()
                     if not self._outlet(data):
                         self._begin(data)
                 # an end that came while the client was slow is told of by nobody a second time
-                has_more = events.has_news and not events.is_done
-            if events.is_done and self._on_its_way is None:
+                has_more = stream.has_news and not stream.is_done
+            if stream.is_done and self._on_its_way is None:
                 self._over.set_result(None)
         except Exception as error:
             self._over.set_exception(error)
@@ -174,28 +209,27 @@ class _Writer:
 
 
 class EventStream(Response):
-    """A response whose body is `events`. They are opened when the response begins, and closed in every case, which
-    aborts the request."""
+    """A response whose body is an answer while it is made. It is started when the response begins, and closed in every
+    case, which aborts the request."""
 
-    def __init__(
-        self, in_flight: InFlight, events: AbstractAsyncContextManager[Stream[bytes]], dialect: StreamDialect = OPENAI
-    ) -> None:
+    def __init__(self, in_flight: InFlight, answer: Answer) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         # the length is not known
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self._in_flight = in_flight
-        self._events = events
-        self._dialect = dialect
+        self._answer = answer
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         writer = _Writer(send, self.status_code, self.raw_headers, _outlet_in(scope)["write"])
-        ending = self._dialect.closing
+        answer = self._answer
+        closing = answer.dialect.closing
         try:
             with self._in_flight.enter() as ticket:
                 watcher = asyncio.ensure_future(self._watch(receive, ticket, writer))
                 try:
-                    async with self._events as events:
-                        await writer.carry(events)
+                    async with answer.generating() as generation:
+                        await writer.carry(generation, answer.encode)
+                    ending = await answer.end() + closing
                 finally:
                     watcher.cancel()
                     # an interrupt that is on its way lands here, and not in the last write
@@ -206,7 +240,7 @@ class EventStream(Response):
         except Exception as error:
             if not writer.has_started:
                 raise
-            ending = self._dialect.error_event(api_error_of(error)) + ending
+            ending = answer.dialect.error_event(api_error_of(error)) + closing
         try:
             # the engine is done, and a server that ends still waits
             with self._in_flight.enter():
@@ -230,7 +264,7 @@ class EventStream(Response):
                     return ticket.interrupt(ClientGoneError("slow_client"))
                 elif not writer.is_sending and writer.seconds_since_progress >= KEEP_ALIVE_SECONDS:
                     async with asyncio.timeout(WRITE_DEADLINE_SECONDS):
-                        await writer.write(self._dialect.keep_alive)
+                        await writer.write(self._answer.dialect.keep_alive)
         except TimeoutError:
             ticket.interrupt(ClientGoneError("slow_client"))
         finally:

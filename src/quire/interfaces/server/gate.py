@@ -1,5 +1,5 @@
-"""What stands around every endpoint: the request's id, limits, who it comes from, readiness, and the last catch for
-exceptions.
+"""What stands around every endpoint: the request's id and trace, limits, who it comes from, readiness, and the last
+catch for exceptions.
 
 Plain ASGI, because the first event of every stream passes it, and all that go to slow clients; the others take the
 outlet of event_stream.py. Decisions are taken on `scope["path"]`, the path that routing uses too; a path that is
@@ -19,11 +19,13 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 
 from quire.interfaces.server.access.caller import PUBLIC_PATHS, Caller, Door, acting_for, new_request_id
-from quire.interfaces.server.access.in_flight import Receive
+from quire.interfaces.server.access.in_flight import InFlight, Receive
 from quire.interfaces.server.access.turnstile import Turnstile
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
-from quire.interfaces.server.state import Readiness, ServerState
+from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable
+from quire.observability.metrics import ServerMetrics
+from quire.observability.tracing import NO_TRACE, RequestTrace, Tracing, current_trace
 
 logger = logging.getLogger("quire.server.access")
 
@@ -38,16 +40,32 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _OPEN = PUBLIC_PATHS | PAGE_PATHS
 # Answered while the model loads, too.
 _ALWAYS = _OPEN | {"/metrics", "/openapi.json"}
+# What monitoring asks every few seconds.
+_NOT_TRACED = ("/health", "/metrics")
+# The client went away before a status was sent.
+_GONE = 499
 # So is this, to an administrator: why an engine does not come up is to be seen while it does not.
 _UNREADY = _ALWAYS | {"/v1/admin/log_level"}
 
 
 class Gate:
-    """Stands around the router; only headers for browsers (CORS) and traces stand outside it."""
+    """Stands around the router; only headers for browsers (CORS) stand outside it."""
 
-    def __init__(self, app: App, state: ServerState, door: Door, allowed_origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        app: App,
+        serving: Serving,
+        in_flight: InFlight,
+        metrics: ServerMetrics,
+        tracing: Tracing,
+        door: Door,
+        allowed_origins: Sequence[str] = (),
+    ) -> None:
         self._app = app
-        self._state = state
+        self._serving = serving
+        self._in_flight = in_flight
+        self._metrics = metrics
+        self._tracing = tracing
         self._door = door
         self._allowed_origins = frozenset(allowed_origins)
         self._turnstile = Turnstile()
@@ -62,6 +80,9 @@ class Gate:
         if dialect is not None:
             response.headers.append((dialect.request_id_header, request_id))
         began = time.monotonic()
+        is_traced = not scope["path"].startswith(_NOT_TRACED)
+        trace = self._tracing.begin(scope.get("method", "WS"), scope["headers"]) if is_traced else NO_TRACE
+        token = current_trace.set(trace)
         try:
             with acting_for(self._checked(scope, request_id.decode())):
                 if scope["path"] in _ALWAYS:
@@ -69,7 +90,7 @@ class Gate:
                 else:
                     await self._turnstile.enter()
                     # wherever it is, it can be ended, and a server that ends waits for it
-                    with nullcontext() if is_socket else self._state.in_flight.enter():
+                    with nullcontext() if is_socket else self._in_flight.enter():
                         await self._app(scope, receive, response.send)
         except Exception as error:
             # nothing that an endpoint raises on purpose comes here, but a broken response or a bug does
@@ -77,11 +98,12 @@ class Gate:
             await response.end_with(api_error_of(error), scope, receive)
         except asyncio.CancelledError:
             # a server that ends cuts off what nothing could interrupt, such as one that had not had its turn
-            if response.status or self._state.readiness not in (Readiness.STOPPING, Readiness.DEAD):
+            if response.status or self._serving.readiness not in (Readiness.STOPPING, Readiness.DEAD):
                 raise
             await response.end_with(unavailable("The server is shutting down."), scope, receive)
         finally:
-            self._account(scope, response, request_id, time.monotonic() - began)
+            current_trace.reset(token)
+            self._account(scope, response, request_id, time.monotonic() - began, trace)
 
     def _checked(self, scope: Scope, request_id: str) -> Caller:
         """Raises what the request is refused with at the door."""
@@ -96,7 +118,7 @@ class Gate:
             self._check_form(headers)
         caller = self._door.caller(headers, request_id, is_public=scope["path"] in _OPEN)
         if scope["path"] not in _UNREADY:
-            self._state.check_ready()
+            self._serving.check_ready()
         return caller
 
     def _check_form(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -112,10 +134,13 @@ class Gate:
         if "*" not in self._allowed_origins and not self._allowed_origins.issuperset(origins):
             raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
 
-    def _account(self, scope: Scope, response: _Response, request_id: bytes, seconds: float) -> None:
+    def _account(
+        self, scope: Scope, response: _Response, request_id: bytes, seconds: float, trace: RequestTrace
+    ) -> None:
         route = getattr(scope.get("route"), "path", "none")
-        status = 499 if scope.get("client_gone") else response.status or 499
-        self._state.metrics.http_responses.add(1, route, str(status))
+        status = _GONE if scope.get("client_gone") else response.status or _GONE
+        trace.end(route, status)
+        self._metrics.http_responses.add(1, route, str(status))
         level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
         method = scope.get("method", "WS")
         logger.log(level, "%s %s %d %.3f s %s", method, route, status, seconds, request_id.decode())

@@ -11,12 +11,13 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from quire.interfaces.server.engine import ServedEngine
+from quire.interfaces.async_llm import AsyncLLM
+from quire.interfaces.server.access.in_flight import InFlight
 from quire.interfaces.server.life.process import end_each
 from quire.interfaces.server.openai.prompt_pieces import MAX_PIECE_BYTES
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.process_role import ProcessRole
-from quire.interfaces.server.state import Readiness, ServerState
+from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.transport.connections import Connection, connections_of
 from quire.interfaces.server.transport.handing_connections import handing_connections_of
 from quire.interfaces.server.transport.slow_readers import SlowReaders
@@ -72,8 +73,11 @@ class HttpServer:
         admin_listener: socket.socket | None = None,
     ) -> None:
         self.app = app
-        self._state: ServerState = app.state.server
-        role = self._state.role
+        self._serving: Serving = app.state.serving
+        self._in_flight: InFlight = app.state.in_flight
+        self.metrics: ServerMetrics = app.state.metrics
+        role: ProcessRole = app.state.role
+        self._is_first = role.is_first
         # of both ports: they share the descriptors of this process
         self._unfinished = Unfinished(
             options.max_unfinished_connections, networks_of(options.proxy_addresses), Descriptors()
@@ -106,10 +110,6 @@ class HttpServer:
             )
         )
 
-    @property
-    def metrics(self) -> ServerMetrics:
-        return self._state.metrics
-
     def start(self) -> None:
         self._tasks = [asyncio.create_task(server.serve(sockets=_doors(listener))) for listener, server in self._ports]
         loop = asyncio.get_running_loop()
@@ -135,25 +135,25 @@ class HttpServer:
         protocol.connection_made = begin
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
 
-    def attach(self, engine: ServedEngine) -> None:
+    def attach(self, engine: AsyncLLM) -> None:
         """Requests are answered, unless the server is about to end."""
-        if self._state.readiness is not Readiness.STOPPING:
-            self._state.attach(engine)
-            if self._state.role.is_first:
-                self._state.services.resume()
+        if self._serving.readiness is not Readiness.STOPPING:
+            self._serving.attach(engine)
+            if self._is_first:
+                self.app.state.services.resume()
 
     def pause(self) -> None:
         """The engine is gone, and another one is on its way."""
-        if self._state.readiness is not Readiness.STOPPING:
-            self._state.readiness = Readiness.RESTARTING
+        if self._serving.readiness is not Readiness.STOPPING:
+            self._serving.readiness = Readiness.RESTARTING
 
     def die(self) -> None:
         """The engine is gone: nothing is served any more."""
-        self._state.readiness = Readiness.DEAD
+        self._serving.readiness = Readiness.DEAD
 
     def drain(self) -> None:
         """New requests are refused, running ones go on."""
-        self._state.readiness = Readiness.STOPPING
+        self._serving.readiness = Readiness.STOPPING
 
     def stop_listening(self) -> None:
         """New connections are for other processes of this server; those that are open stay."""
@@ -165,22 +165,22 @@ class HttpServer:
         """Until nothing is in flight, or the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._state.in_flight.wait_empty()
+                await self._in_flight.wait_empty()
 
     async def close(self) -> None:
         """Ends what runs with an error event, closes connections and the socket."""
-        if self._state.readiness is not Readiness.DEAD:
-            self._state.readiness = Readiness.STOPPING
+        if self._serving.readiness is not Readiness.DEAD:
+            self._serving.readiness = Readiness.STOPPING
         await end_each(
             # before the rest, so that what is interrupted in a batch is left for the next start
-            services=self._state.services.stop,
+            services=self.app.state.services.stop,
             connections=self._close_connections,
-            tracing=lambda: asyncio.to_thread(self._state.tracing.close),
-            storage=lambda: asyncio.to_thread(self._state.services.close),
+            tracing=lambda: asyncio.to_thread(self.app.state.tracing.close),
+            storage=lambda: asyncio.to_thread(self.app.state.services.close),
         )
 
     async def _close_connections(self) -> None:
-        self._state.in_flight.interrupt_all(unavailable("The server is shutting down."))
+        self._in_flight.interrupt_all(unavailable("The server is shutting down."))
         for _, server in self._ports:
             server.should_exit = True
         if self._tasks:

@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
-from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.async_llm import AsyncLLM
+from quire.interfaces.server.access.in_flight import InFlight
+from quire.interfaces.server.access.turnstile import Turnstile
+from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_scan import JsonBounds, JsonScan, check_json
@@ -75,46 +78,98 @@ class BodyChunks:
                     await self.take()
 
 
-async def read_request(
-    request: Request,
-    request_type: type[_T],
-    rules: FieldRules,
-    *,
-    strict: bool = False,
-    is_optional: bool = False,
-) -> _T:
-    """The body as `request_type`, or ApiError. `is_optional`: no body at all asks for what `{}` asks for."""
-    if is_optional and not _has_body(request):
-        return request_type()
-    _check_media_type(request)
-    state = state_of(request)
-    # a server that ends tells it so, and does not wait for a request that it does not know yet
-    with state.in_flight.enter(is_awaited=False):
-        data = await _read_body(request, state, _bounds_for(state))
-    return parse_request(data, request_type, rules, strict=strict)
+class Bodies:
+    """Reads the bodies of requests, within the bounds of one server."""
+
+    def __init__(self, options: ServerOptions, in_flight: InFlight) -> None:
+        self.strict = options.strict
+        self._max_bytes = options.max_text_body_bytes
+        self._whole_seconds = options.max_request_seconds
+        self._part_seconds = options.first_byte_seconds
+        self._in_flight = in_flight
+        # one of them is put together or parsed in a turn of the event loop
+        self._long_ones = Turnstile(1)
+        self._bounds = USUAL_BOUNDS
+
+    def serve(self, engine: AsyncLLM) -> None:
+        """A prompt as long as the model takes may always be sent as token ids."""
+        most = engine.ready.max_model_len + _OTHER_VALUES
+        self._bounds = JsonBounds(values=max(USUAL_BOUNDS.values, most))
+
+    async def read(
+        self,
+        request: Request,
+        request_type: type[_T],
+        rules: FieldRules,
+        *,
+        strict: bool = False,
+        is_optional: bool = False,
+    ) -> _T:
+        """The body as `request_type`, or ApiError. `is_optional`: no body at all asks for what `{}` asks for."""
+        if is_optional and not _has_body(request):
+            return request_type()
+        _check_media_type(request)
+        # a server that ends tells it so, and does not wait for a request that it does not know yet
+        with self._in_flight.enter(is_awaited=False):
+            data = await self._whole_of(request)
+        return parse_request(data, request_type, rules, strict=strict or self.strict)
+
+    async def read_bytes(self, data: bytes, request_type: type[_T], rules: FieldRules) -> _T:
+        """The same of a body that is there already, however long it is."""
+        if len(data) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        refusal = await _refused(JsonScan(self._bounds), data)
+        if refusal is not None:
+            raise refusal
+        if len(data) > _LONG_BYTES:
+            await self._long_ones.enter()
+        return parse_request(data, request_type, rules, strict=self.strict)
+
+    async def _whole_of(self, request: Request) -> bytes:
+        """Each part must come within `first_byte_seconds`, and the last one within the time that a request may take. It
+        is counted while it comes."""
+        max_bytes = self._max_bytes
+        whole_seconds = self._whole_seconds
+        clock = asyncio.get_running_loop().time
+        end = clock() + whole_seconds
+        length = request.headers.get("content-length", "")
+        refusal = _too_large(max_bytes) if length.isdecimal() and int(length) > max_bytes else None
+        body = BodyChunks(request)
+        scan = JsonScan(self._bounds)
+        chunks: list[bytes] = []
+        size = 0
+        while not (body.is_over or size > _MAX_DISCARDED_BYTES):
+            seconds = self._part_seconds if refusal is None else _DISCARD_SECONDS
+            try:
+                async with asyncio.timeout(min(seconds, end - clock())):
+                    chunk = await body.take()
+            except TimeoutError:
+                if refusal is not None:
+                    break
+                text = f"Nothing of the body came for {seconds:g} seconds (first_byte_seconds)."
+                if clock() >= end:
+                    text = f"The body did not come whole within {whole_seconds:g} seconds (max_request_seconds)."
+                raise idle(text) from None
+            size += len(chunk)
+            if refusal is None:
+                refusal = _too_large(max_bytes) if size > max_bytes else await _refused(scan, chunk)
+                chunks.append(chunk)
+            if refusal is not None:
+                chunks.clear()
+        if refusal is not None:
+            raise refusal
+        if size > _LONG_BYTES:
+            await self._long_ones.enter()
+        data = b"".join(chunks)
+        if size > _LONG_BYTES:
+            # others are put together before it is its turn: each would be there twice
+            chunks.clear()
+            # it is parsed in a turn of its own
+            await self._long_ones.enter()
+        return data
 
 
-def _bounds_for(state: ServerState) -> JsonBounds:
-    """A prompt as long as the model takes may always be sent as token ids."""
-    length = state.max_model_len if state.has_engine else 0
-    return JsonBounds(values=max(USUAL_BOUNDS.values, length + _OTHER_VALUES))
-
-
-async def read_whole(data: bytes, request_type: type[_T], rules: FieldRules, state: ServerState) -> _T:
-    """The same of a body that is there already, however long it is."""
-    if len(data) > state.options.max_text_body_bytes:
-        raise _too_large(state.options.max_text_body_bytes)
-    refusal = await _refused(JsonScan(_bounds_for(state)), data)
-    if refusal is not None:
-        raise refusal
-    if len(data) > _LONG_BYTES:
-        await state.long_bodies.enter()
-    return parse_request(data, request_type, rules, strict=state.strict)
-
-
-def read_text(
-    data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool = False, what: str = "body"
-) -> _T:
+def read_text(data: bytes, request_type: type[_T], rules: FieldRules, *, strict: bool, what: str) -> _T:
     """The same of a text that is no body: a line, or a message of a socket. `what`: what errors call it."""
     check_json(data, USUAL_BOUNDS, what)
     return parse_request(data, request_type, rules, strict=strict, what=what)
@@ -190,50 +245,6 @@ def check_encoding(request: Request) -> None:
         raise ApiError(415, f"Content-Encoding {encoding[:32]!r} is not supported; send the body as it is.")
 
 
-async def _read_body(request: Request, state: ServerState, bounds: JsonBounds) -> bytes:
-    """Each part must come within `first_byte_seconds`, and the last one within the time that a request may take. It is
-    counted while it comes."""
-    max_bytes = state.options.max_text_body_bytes
-    whole_seconds = state.options.max_request_seconds
-    clock = asyncio.get_running_loop().time
-    end = clock() + whole_seconds
-    length = request.headers.get("content-length", "")
-    refusal = _too_large(max_bytes) if length.isdecimal() and int(length) > max_bytes else None
-    body = BodyChunks(request)
-    scan = JsonScan(bounds)
-    chunks: list[bytes] = []
-    size = 0
-    while not (body.is_over or size > _MAX_DISCARDED_BYTES):
-        seconds = state.options.first_byte_seconds if refusal is None else _DISCARD_SECONDS
-        try:
-            async with asyncio.timeout(min(seconds, end - clock())):
-                chunk = await body.take()
-        except TimeoutError:
-            if refusal is not None:
-                break
-            text = f"Nothing of the body came for {seconds:g} seconds (first_byte_seconds)."
-            if clock() >= end:
-                text = f"The body did not come whole within {whole_seconds:g} seconds (max_request_seconds)."
-            raise idle(text) from None
-        size += len(chunk)
-        if refusal is None:
-            refusal = _too_large(max_bytes) if size > max_bytes else await _refused(scan, chunk)
-            chunks.append(chunk)
-        if refusal is not None:
-            chunks.clear()
-    if refusal is not None:
-        raise refusal
-    if size > _LONG_BYTES:
-        await state.long_bodies.enter()
-    data = b"".join(chunks)
-    if size > _LONG_BYTES:
-        # others are put together before it is its turn: each would be there twice
-        chunks.clear()
-        # it is parsed in a turn of its own
-        await state.long_bodies.enter()
-    return data
-
-
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"The body is larger than {in_bytes(max_bytes)}, the most that is taken here.", headers=CLOSE)
 
@@ -280,3 +291,16 @@ def _explained(text: str, what: str) -> ApiError:
 
 def _joined(path: str | None, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+async def read_request(
+    request: Request,
+    request_type: type[_T],
+    rules: FieldRules,
+    *,
+    strict: bool = False,
+    is_optional: bool = False,
+) -> _T:
+    """With the bounds of the server that the request came to."""
+    bodies: Bodies = request.app.state.bodies
+    return await bodies.read(request, request_type, rules, strict=strict, is_optional=is_optional)

@@ -5,12 +5,9 @@ A gateway has files, batches, sessions and a database there. The ones here keep 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from quire.interfaces.server.wire.errors import invalid
-
-if TYPE_CHECKING:
-    from quire.interfaces.server.engine import ServedEngine
 
 
 class ResponseStore(Protocol):
@@ -32,9 +29,6 @@ class ResponseStore(Protocol):
 class Services(Protocol):
     """What stands beside the engine, as the server sees it."""
 
-    def serve(self, engine: ServedEngine) -> None:
-        """Requests are answered from here on, by this engine. Comes again with each new one."""
-
     def resume(self) -> None:
         """Goes on with what an earlier server has left, once an engine serves. May be called again."""
 
@@ -49,8 +43,8 @@ class Services(Protocol):
     async def responses_of(self, name: str) -> ResponseStore:
         """Of the caller of this name. Raises 503 where nothing can be kept now."""
 
-    async def make_in_background(self, making: Any) -> dict[str, Any]:
-        """A response that is checked (a Making): as it is now, queued."""
+    async def make_in_background(self, answer: Any) -> dict[str, Any]:
+        """A response that is checked (a ResponseAnswer): as it is now, queued."""
 
 
 class NothingIsKept:
@@ -72,8 +66,6 @@ class NothingIsKept:
 class NoServices:
     """There is the engine, and nothing else."""
 
-    def serve(self, engine: ServedEngine) -> None: ...
-
     def resume(self) -> None: ...
 
     async def stop(self) -> None: ...
@@ -86,5 +78,5 @@ class NoServices:
     async def responses_of(self, name: str) -> ResponseStore:
         return NothingIsKept()
 
-    async def make_in_background(self, making: Any) -> dict[str, Any]:
+    async def make_in_background(self, answer: Any) -> dict[str, Any]:
         raise invalid("background: this server keeps no responses. Leave it out and wait for the answer.", "background")

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, Request, Response
 from quire.interfaces.gateway.access.waiting_room import TenantReport
 from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.openai.responses import only
-from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 
@@ -32,7 +31,7 @@ class TenantList(msgspec.Struct, kw_only=True):
 @router.get("/v1/admin/tenants", openapi_extra=described(answer=TenantList))
 async def tenants(request: Request) -> Response:
     """What each tenant uses now, and has used since the start."""
-    others = await state_of(request).role.siblings.ask("tenants")
+    others = await request.app.state.siblings.ask("tenants")
     return json_answer(TenantList(data=reports_of_all(request.app.state.services.room.report(), others)))
 
 

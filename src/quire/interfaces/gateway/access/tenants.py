@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from quire.errors import RequestError
 from quire.messages import Tenancy
 
 ANONYMOUS = ""
@@ -75,15 +74,6 @@ class Tenants:
         if not self.are_several or tenant.name == ANONYMOUS:
             return None
         return self._tenancies.get(tenant.name) or self._tenancy_of(tenant)
-
-    def check_priority(self, tenant: Tenant, priority: int) -> None:
-        """Among tenants the order is a matter of shares: one may let its requests wait, not push before the others."""
-        if self.are_several and priority < tenant.quota.priority:
-            raise RequestError(
-                f"priority={priority}: with this key {tenant.quota.priority} is the most important, because several "
-                "tenants share the server. Ask for that or a greater number.",
-                param="priority",
-            )
 
     def _tenancy_of(self, tenant: Tenant) -> Tenancy:
         code = hmac.new(self._secret, tenant.name.encode(), hashlib.sha256).hexdigest()[:_SCOPE_LENGTH]

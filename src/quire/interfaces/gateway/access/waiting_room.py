@@ -207,6 +207,20 @@ class WaitingRoom:
         self._check_quota(tenant, self.use_of(tenant), num_requests, name)
         self._check_room(tenant, num_requests, num_tokens, name)
 
+    def max_sequences(self, tenant: Tenant) -> int:
+        """At a time, of one request that could do with fewer."""
+        bounds = (self.max_requests, tenant.quota.max_requests, tenant.quota.max_queued)
+        return min(bound for bound in bounds if bound is not None)
+
+    def check_priority(self, tenant: Tenant, priority: int) -> None:
+        """Among tenants the order is a matter of shares: one may let its requests wait, not push before the others."""
+        if len(self._tenants) > 1 and priority < tenant.quota.priority:
+            raise RequestError(
+                f"priority={priority}: with this key {tenant.quota.priority} is the most important, because several "
+                "tenants share the server. Ask for that or a greater number.",
+                param="priority",
+            )
+
     def admit(self, tenant: Tenant, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
         """Places for all prompts, or 429 and nothing has changed. `is_arriving`: it waits for its own client."""
         num_requests = sum(count for count, _ in sizes)

@@ -6,47 +6,44 @@ It is done on behalf of a patient caller, who gives way to all others and has no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.datastructures import State
 
 from quire.interfaces.server.access.caller import Caller, acting_for, new_request_id
+from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai import chat, completions, embeddings
 from quire.interfaces.server.openai_responses import endpoints as openai_responses
-from quire.interfaces.server.state import ServerState
-from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.errors import ENGINE_RESTARTED, api_error_of
 
 # Lines of a batch may go to these.
-_ENDPOINTS: dict[str, WholeAnswers[Any]] = {
-    "/v1/chat/completions": chat.WHOLE,
-    "/v1/completions": completions.WHOLE,
-    "/v1/embeddings": embeddings.WHOLE,
-    "/v1/responses": openai_responses.WHOLE,
+_ENDPOINTS: dict[str, Endpoint[Any]] = {
+    "/v1/chat/completions": chat.ENDPOINT,
+    "/v1/completions": completions.ENDPOINT,
+    "/v1/embeddings": embeddings.ENDPOINT,
+    "/v1/responses": openai_responses.ENDPOINT,
 }
 # not now: an overload, a server that is starting or ending, a disk without room for what is to be stored
 _TEMPORARY = (429, 503, 507)
 _FAILED = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
-    """What an endpoint has answered."""
+class Called(msgspec.Struct):
+    """What an endpoint has answered, as a line of results holds it."""
 
-    status: int
+    status_code: int
     request_id: str
-    # JSON
-    body: bytes
+    body: msgspec.Raw
 
     @property
     def is_temporary(self) -> bool:
-        return self.status in _TEMPORARY or self.has_lost_engine
+        return self.status_code in _TEMPORARY or self.has_lost_engine
 
     @property
     def has_lost_engine(self) -> bool:
         """The engine died, of this request or of another one, and is started again."""
-        return self.status == _FAILED and self._error_code() == ENGINE_RESTARTED
+        return self.status_code == _FAILED and self._error_code() == ENGINE_RESTARTED
 
     def _error_code(self) -> str | None:
         try:
@@ -68,7 +65,7 @@ class EndpointCalls:
 
     paths = tuple(_ENDPOINTS)
 
-    def __init__(self, state: ServerState, caller_of: Callable[[str, str], Caller]) -> None:
+    def __init__(self, state: State, caller_of: Callable[[str, str], Caller]) -> None:
         """`caller_of`: from a tenant's name and a request's id."""
         self._state = state
         self._caller_of = caller_of
@@ -78,7 +75,7 @@ class EndpointCalls:
         request_id = new_request_id()
         try:
             with acting_for(self._caller_of(tenant, request_id)):
-                return Called(200, request_id, await _ENDPOINTS[path].answer(body, self._state))
+                return Called(200, request_id, msgspec.Raw(await _ENDPOINTS[path].whole(body, self._state)))
         except Exception as error:
             failure = api_error_of(error)
-            return Called(failure.status, request_id, failure.body())
+            return Called(failure.status, request_id, msgspec.Raw(failure.body()))

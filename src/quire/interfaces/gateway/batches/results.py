@@ -18,14 +18,6 @@ from quire.interfaces.gateway.files.disk import write_all
 _OK = 200
 
 
-class Response(msgspec.Struct):
-    """What the endpoint has answered."""
-
-    status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
 class Failure(msgspec.Struct):
     """Why a request was not run at all."""
 
@@ -38,7 +30,7 @@ class ResultLine(msgspec.Struct, kw_only=True):
 
     id: str
     custom_id: str
-    response: Response | None
+    response: Called | None
     error: Failure | None
 
     @property
@@ -61,12 +53,11 @@ class _Answer(msgspec.Struct):
 
 class _OldLine(msgspec.Struct):
     custom_id: str
-    response: Response | None
+    response: Called | None
 
 
 def answered(custom_id: str, called: Called) -> ResultLine:
-    response = Response(called.status, called.request_id, msgspec.Raw(called.body))
-    return ResultLine(id=_new_id(), custom_id=custom_id, response=response, error=None)
+    return ResultLine(id=_new_id(), custom_id=custom_id, response=called, error=None)
 
 
 def not_run(custom_id: str, code: str, message: str) -> ResultLine:
@@ -87,7 +78,7 @@ class Tally:
     num_input_tokens: int = 0
     num_output_tokens: int = 0
 
-    def add(self, custom_id: str, response: Response | None) -> None:
+    def add(self, custom_id: str, response: Called | None) -> None:
         self.done.add(custom_id)
         if response is None or response.status_code != _OK:
             self.num_bad += 1

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from quire.interfaces.gateway.files.answers import FileDeleted, FileList, FileObject
 from quire.interfaces.gateway.files.download import Download
+from quire.interfaces.server.access.caller import tenant_of
 from quire.interfaces.server.access.time_limits import arriving_within
-from quire.interfaces.server.state import state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited
@@ -35,10 +35,10 @@ def _files(request: Request) -> Files:
 )
 async def upload_file(request: Request) -> Response:
     """Stores a file, which is streamed to the disk while it comes."""
-    state = state_of(request)
+    state = request.app.state
     # a server that ends waits for it as for any other request
-    with state.in_flight.enter() as ticket, arriving_within(state.options.max_request_seconds, ticket):
-        file = await _files(request).receive(request, tenant_of(request))
+    with state.in_flight.enter() as ticket, arriving_within(state.max_request_seconds, ticket):
+        file = await _files(request).receive(request, tenant_of())
     return json_answer(file)
 
 
@@ -52,7 +52,7 @@ async def list_files(
 ) -> Response:
     """The files of whoever asks, newest first."""
     page = Page(limit, after, order)
-    found, has_more = await _files(request).page(tenant_of(request), purpose, page)
+    found, has_more = await _files(request).page(tenant_of(), purpose, page)
     first, last = ends_of(found)
     return json_answer(FileList(data=found, first_id=first, last_id=last, has_more=has_more))
 
@@ -60,22 +60,22 @@ async def list_files(
 @router.get(_PATH + "/{file_id}", openapi_extra=described(answer=FileObject))
 async def retrieve_file(request: Request, file_id: str) -> Response:
     """What is known of one file."""
-    return json_answer(await _files(request).find(file_id, tenant_of(request)))
+    return json_answer(await _files(request).find(file_id, tenant_of()))
 
 
 @router.get(_PATH + "/{file_id}/content", openapi_extra=described(media_type="application/octet-stream", errors=(416,)))
 async def file_content(request: Request, file_id: str) -> Response:
     """The bytes of one file."""
-    state = state_of(request)
+    state = request.app.state
     files = _files(request)
-    file = await files.find(file_id, tenant_of(request))
+    file = await files.find(file_id, tenant_of())
     return Download(state.in_flight, files.path_of(file.id), file.filename)
 
 
 @router.delete(_PATH + "/{file_id}", openapi_extra=described(answer=FileDeleted, errors=(409,)))
 async def delete_file(request: Request, file_id: str) -> Response:
     """Removes a file, unless a batch reads it."""
-    tenant = tenant_of(request)
+    tenant = tenant_of()
     await request.app.state.services.batches.check_unused(file_id, tenant)
     await _files(request).delete(file_id, tenant)
     return json_answer(FileDeleted(id=file_id))

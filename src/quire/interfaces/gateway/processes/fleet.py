@@ -18,14 +18,13 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
-
-from fastapi import FastAPI
+from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine_client.attached_link import endpoint_in
 from quire.engine_client.socket_link import fresh_folder
 from quire.errors import QuireError
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.access.doors import doors_of
 from quire.interfaces.gateway.processes.channel import Answers, Channel, ChannelClosedError, ChannelError
 from quire.interfaces.gateway.processes.document import ProcessDocument
@@ -34,9 +33,9 @@ from quire.interfaces.gateway.processes.kept_counts import Answer, KeptCounts
 from quire.interfaces.gateway.processes.nameless_file import nameless_file
 from quire.interfaces.gateway.processes.shared_ledger import SharedLedger, make_page
 from quire.interfaces.gateway.processes.sibling_answers import answers_of
+from quire.interfaces.server.http_server import HttpServer
 from quire.interfaces.server.options import ServerOptions
 from quire.messages import MOST_CLIENTS
-from quire.observability.metrics import ServerMetrics
 from quire.processes.child_process import ChildProcess
 from quire.processes.documents import encode_document
 
@@ -99,29 +98,13 @@ class Process:
                 os.killpg(self.child.pid, signal.SIGKILL)
 
 
-class FleetEngine(Protocol):
-    """What the first process has."""
-
-    async def control(self, name: str, args: dict[str, Any] | None = None) -> Any: ...
-
-
-class FirstServer(Protocol):
-    """What an HttpServer has."""
-
-    @property
-    def app(self) -> FastAPI: ...
-    @property
-    def metrics(self) -> ServerMetrics: ...
-    async def adopt(self, connection: socket.socket, data: bytes) -> None: ...
-
-
 class Fleet:
     """All of them. Belongs to the event loop of the first process."""
 
     def __init__(
         self,
         document: Callable[[int], ProcessDocument],
-        engine: FleetEngine,
+        engine: AsyncLLM,
         ledger: SharedLedger,
         files: Sequence[int] = (),
     ) -> None:
@@ -147,7 +130,7 @@ class Fleet:
     def num_serving(self) -> int:
         return sum(process.is_attached for process in self._processes.values())
 
-    def start(self, http: FirstServer) -> None:
+    def start(self, http: HttpServer) -> None:
         """`http`: the first process's own, which takes connections that are handed on."""
         self._answers = answers_of(http.app)
         self._adopt = http.adopt
@@ -407,7 +390,7 @@ _FIRST_SEAT = 0
 
 
 def open_fleet(
-    options: ServerOptions, config: EngineConfig, listener: socket.socket, engine: FleetEngine
+    options: ServerOptions, config: EngineConfig, listener: socket.socket, engine: AsyncLLM
 ) -> tuple[Fleet, SharedLedger]:
     """Nothing is started yet. The ledger is for the first process, whose siblings the fleet is."""
     num_seats = options.api_server_count

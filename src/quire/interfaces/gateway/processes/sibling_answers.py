@@ -17,7 +17,7 @@ _ROOT = "quire"
 
 def answers_of(app: FastAPI) -> dict[str, Callable[..., Any]]:
     """By the names that `Siblings.ask` takes."""
-    state = app.state.server
+    state = app.state
     return {
         **_counts(app),
         "abort": lambda request_id: state.in_flight.interrupt(request_id, ended_by_administrator(), "administrator"),
@@ -26,8 +26,8 @@ def answers_of(app: FastAPI) -> dict[str, Callable[..., Any]]:
 
 
 def _counts(app: FastAPI) -> dict[str, Callable[[], Any]]:
-    state = app.state.server
-    room = app.state.services.room
+    state = app.state
+    room = state.services.room
     return {
         "metrics": lambda: {"instruments": state.metrics.snapshot(), "statistics": own_statistics(state)},
         "tenants": lambda: [asdict(report) for report in room.report()],

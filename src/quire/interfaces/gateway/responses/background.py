@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
+from quire.engine_client import each_of, news_of
 from quire.interfaces.gateway.responses.stored import StoredResponses
 from quire.interfaces.gateway.storage.storage import Storage
-from quire.interfaces.server.access.in_flight import Ticket
-from quire.interfaces.server.openai_responses.making import Making
-from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.access.in_flight import InFlight, Ticket
+from quire.interfaces.server.openai_responses.answer import ResponseAnswer
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, invalid, unavailable
 
 logger = logging.getLogger("quire.server")
@@ -33,7 +33,7 @@ class _CancelledByClientError(Exception):
 
 @dataclass(slots=True)
 class _Running:
-    making: Making
+    answer: ResponseAnswer
     task: asyncio.Task[None] | None = None
     ticket: Ticket | None = None
 
@@ -45,23 +45,23 @@ class _Running:
 class BackgroundResponses:
     """Those of one server."""
 
-    def __init__(self, state: ServerState, storage: Storage) -> None:
-        self._state = state
+    def __init__(self, in_flight: InFlight, storage: Storage) -> None:
+        self._in_flight = in_flight
         self._storage = storage
         self._running: dict[str, _Running] = {}
         self._heart: asyncio.Task[None] | None = None
 
-    async def start(self, making: Making) -> dict[str, Any]:
+    async def start(self, answer: ResponseAnswer) -> dict[str, Any]:
         """The response as it is now: queued. Raises 429 if there is no room, 503 if it cannot be kept."""
-        response = making.answer.response
-        making.run.accept()
+        response = answer.response
+        answer.work.accepted()
         try:
             response["status"] = "queued"
-            await making.stored.add(response, making.items)
+            await answer.stored.add(response, answer.items)
         except BaseException:
-            making.run.give_up()
+            answer.work.give_up()
             raise
-        running = self._running[response["id"]] = _Running(making)
+        running = self._running[response["id"]] = _Running(answer)
         running.task = asyncio.create_task(self._make(running))
         if self._heart is None or self._heart.done():
             self._heart = asyncio.create_task(self._beat())
@@ -102,25 +102,24 @@ class BackgroundResponses:
     # ------------------------------------------------------------------------------------------ in tasks
 
     async def _make(self, running: _Running) -> None:
-        making = running.making
-        answer = making.answer
+        answer = running.answer
         try:
             try:
-                with self._state.in_flight.enter() as running.ticket:
-                    await making.whole()
+                with self._in_flight.enter() as running.ticket:
+                    await _made(answer)
                 return
             except _CancelledByClientError:
                 answer.cancel()
             except Exception as error:
                 answer.fail(api_error_of(error))
-            await making.stored.update(answer.response)
+            await answer.stored.update(answer.response)
         except ApiError:
             # it fails by itself when its beats stay out; the log has the cause
             logger.warning("%s ended and this could not be stored", answer.response["id"])
         except Exception:
             logger.exception("%s ended and this could not be stored", answer.response["id"])
         finally:
-            making.run.give_up()
+            answer.work.give_up()
             del self._running[answer.response["id"]]
 
     async def _beat(self) -> None:
@@ -137,3 +136,17 @@ class BackgroundResponses:
                 logger.warning("the storage did not hear that %d responses are being made", len(self._running))
             except Exception:  # a heart that stopped would let all that are made here fail
                 logger.exception("the storage did not take that %d responses are being made", len(self._running))
+
+
+async def _made(answer: ResponseAnswer) -> None:
+    """Whoever looks sees when it has begun."""
+    async with answer.generating() as generation:
+        await news_of(generation)
+        # a failure that comes meanwhile takes nothing of what came before it
+        news = generation.take()
+        answer.response["status"] = "in_progress"
+        await answer.stored.update(answer.response)
+        for delta in news:
+            answer.fold(delta)
+        await each_of(generation, answer.fold)
+    await answer.whole()

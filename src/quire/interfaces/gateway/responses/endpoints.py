@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from quire.interfaces.server.access.caller import tenant_of
 from quire.interfaces.server.openai_responses.items import Item
 from quire.interfaces.server.openai_responses.objects import DeletedResponse, ItemList, ResponseObject
-from quire.interfaces.server.state import tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.json_answer import json_answer
@@ -29,7 +29,7 @@ def _background(request: Request) -> BackgroundResponses:
 
 def _stored(request: Request) -> StoredResponses:
     """Those of whoever asks."""
-    found: StoredResponses = request.app.state.services.stored_responses(tenant_of(request))
+    found: StoredResponses = request.app.state.services.stored_responses(tenant_of())
     return found
 
 
@@ -55,7 +55,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel", openapi_extra=described(answer=ResponseObject, errors=(400,)))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Ends a response that is made in the background; one that is over stays as it is."""
-    body = await _background(request).cancel(response_id, tenant_of(request))
+    body = await _background(request).cancel(response_id, tenant_of())
     return Response(body, media_type="application/json")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.sessions.kept_session import KeptSession
 from quire.interfaces.gateway.sessions.requests import (
     FORK_RULES,
@@ -16,9 +17,9 @@ from quire.interfaces.gateway.sessions.requests import (
     RewindRequest,
     SessionRequest,
 )
+from quire.interfaces.server.access.caller import tenant_of
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import ServerState, state_of, tenant_of
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 
@@ -80,7 +81,7 @@ def sessions_of(request: Request) -> Sessions:
 async def open_session(request: Request) -> Response:
     """An empty session; its first turn decides whether it is a chat or a text."""
     body = await read_request(request, SessionRequest, OPEN_RULES, strict=True, is_optional=True)
-    kept = await sessions_of(request).open(tenant_of(request), body.cache_salt or "")
+    kept = await sessions_of(request).open(tenant_of(), body.cache_salt or "")
     return json_answer(await _shown(request, kept), status=201)
 
 
@@ -88,15 +89,15 @@ async def open_session(request: Request) -> Response:
 async def list_sessions(request: Request) -> Response:
     """The open sessions of whoever asks, oldest first."""
     sessions = sessions_of(request)
-    blocks = await _blocks_by_handle(state_of(request))
-    data = [_object(sessions, kept, blocks) for kept in sessions.of(tenant_of(request))]
+    blocks = await _blocks_by_handle(request.app.state.serving.engine)
+    data = [_object(sessions, kept, blocks) for kept in sessions.of(tenant_of())]
     return json_answer(SessionList(data=data))
 
 
 @router.get(PATH + "/{session_id}", openapi_extra=described(answer=SessionObject))
 async def retrieve_session(request: Request, session_id: str) -> Response:
     """What one session holds."""
-    return json_answer(await _shown(request, sessions_of(request).find(session_id, tenant_of(request))))
+    return json_answer(await _shown(request, sessions_of(request).find(session_id, tenant_of())))
 
 
 @router.post(PATH + "/{session_id}/fork", openapi_extra=described(answer=SessionObject, status=201, errors=(409, 429)))
@@ -104,7 +105,7 @@ async def fork_session(request: Request, session_id: str) -> Response:
     """A second session with the same past, which shares its blocks."""
     await read_request(request, ForkRequest, FORK_RULES, strict=True, is_optional=True)
     sessions = sessions_of(request)
-    fork = await sessions.fork(sessions.find(session_id, tenant_of(request)))
+    fork = await sessions.fork(sessions.find(session_id, tenant_of()))
     return json_answer(await _shown(request, fork), status=201)
 
 
@@ -115,7 +116,7 @@ async def fork_session(request: Request, session_id: str) -> Response:
 async def rewind_session(request: Request, session_id: str) -> Response:
     """Forgets what was said after a turn, or after a number of tokens."""
     sessions = sessions_of(request)
-    kept = sessions.find(session_id, tenant_of(request))
+    kept = sessions.find(session_id, tenant_of())
     body = await read_request(request, RewindRequest, REWIND_RULES, strict=True)
     await sessions.rewind(kept, body.num_turns, body.num_tokens)
     return json_answer(await _shown(request, kept))
@@ -125,16 +126,16 @@ async def rewind_session(request: Request, session_id: str) -> Response:
 async def close_session(request: Request, session_id: str) -> Response:
     """Gives its memory back; a turn in flight is aborted."""
     sessions = sessions_of(request)
-    await sessions.close(sessions.find(session_id, tenant_of(request)))
+    await sessions.close(sessions.find(session_id, tenant_of()))
     return json_answer(SessionDeleted(id=session_id))
 
 
 async def _shown(request: Request, kept: KeptSession) -> SessionObject:
-    return _object(sessions_of(request), kept, await _blocks_by_handle(state_of(request)))
+    return _object(sessions_of(request), kept, await _blocks_by_handle(request.app.state.serving.engine))
 
 
-async def _blocks_by_handle(state: ServerState) -> dict[str, int]:
-    return {entry["handle"]: entry["num_blocks"] for entry in await state.engine.control("list_kept")}
+async def _blocks_by_handle(engine: AsyncLLM) -> dict[str, int]:
+    return {entry["handle"]: entry["num_blocks"] for entry in await engine.control("list_kept")}
 
 
 def _object(sessions: Sessions, kept: KeptSession, blocks: dict[str, int]) -> SessionObject:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from quire.interfaces.adapters import Adapter
 from quire.interfaces.assembly import OutputDelta
-from quire.interfaces.output_stream import OutputObserver
-from quire.interfaces.server.engine import ServedEngine
-from quire.interfaces.server.openai.generation import Choice
+from quire.interfaces.async_llm import AsyncLLM
+from quire.interfaces.generation import Generation, OutputObserver
 from quire.interfaces.server.wire.errors import ApiError, invalid
-from quire.interfaces.server.wire.pumped import Pumped
 from quire.interfaces.session import AsyncSession
 from quire.sampling_params import SamplingParams
 
@@ -72,13 +69,17 @@ class KeptSession:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """For whoever changes it: a turn, a rewind, a fork."""
-        self.check_free()
-        self.is_busy = True
+        """For whoever changes it: a rewind, a fork."""
+        self.claim()
         try:
             yield
         finally:
             self.is_busy = False
+
+    def claim(self) -> None:
+        """For a turn, until its end."""
+        self.check_free()
+        self.is_busy = True
 
     def check_kind(self, kind: Kind) -> None:
         if self.kind not in (None, kind):
@@ -131,17 +132,12 @@ class WholePrompt:
 
 
 class TurnEngine:
-    """The engine as one turn sees it. A prompt is the whole conversation; what the session lacks of it is computed.
+    """The engine as one turn sees it. A prompt is the whole conversation; what the session lacks of it is computed."""
 
-    `on_end` is told the whole answer before its last part is handed out. A turn that is left before, or fails, changes
-    nothing of what was said.
-    """
-
-    def __init__(self, engine: ServedEngine, kept: KeptSession) -> None:
+    def __init__(self, engine: AsyncLLM, kept: KeptSession) -> None:
         self._engine = engine
         self._kept = kept
         self._version = kept.version
-        self.on_end: Callable[[Choice], None] = lambda answer: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -153,49 +149,49 @@ class TurnEngine:
         await self._engine.prepare(prompt, sampling_params, lora_request=lora_request, **settings)
         return WholePrompt(prompt, sampling_params, lora_request)
 
-    async def open(self, prepared: WholePrompt, *, observer: OutputObserver, prompt_number: int) -> Pumped[OutputDelta]:
-        """A session takes one prompt at a time, so its number is 0."""
-        return Pumped(self._observed(prepared, observer))
-
-    async def _observed(self, prepared: WholePrompt, observer: OutputObserver) -> AsyncGenerator[OutputDelta, None]:
-        try:
-            async with aclosing(self._run(prepared)) as deltas:
-                async for delta in deltas:
-                    observer.see(delta)
-                    yield delta
-        except Exception:
-            observer.fail()
-            raise
-
-    async def _run(self, prepared: WholePrompt) -> AsyncGenerator[OutputDelta, None]:
-        with self._claimed():
-            session = self._kept.engine_session
-            prompt = prepared.token_ids
-            known = session.token_ids
-            num_shared = shared_length(known, prompt)
-            if num_shared < len(known):
-                await session.rewind(num_shared)
-            answer = Choice()
-            added = {"prompt_token_ids": prompt[num_shared:]}
-            stream = session.stream(added, prepared.params, lora_request=prepared.adapter)
-            async with aclosing(cast(AsyncGenerator[OutputDelta, None], stream)) as deltas:
-                async for delta in deltas:
-                    if self._kept.is_closed and delta.finish_reason == "abort":
-                        text = f"Session {self._kept.id} was closed while this turn ran."
-                        raise ApiError(404, text, param="session_id", code="session_closed")
-                    answer.add(delta)
-                    if delta.finish_reason in ("stop", "length"):
-                        self.on_end(answer)
-                    yield delta
-
-    @contextlib.contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """The session is this turn's until its end."""
+    async def open_all(self, prepared: Sequence[WholePrompt], observer: OutputObserver) -> Generation:
+        """A session takes one prompt at a time."""
+        [whole] = prepared
         if self._kept.version != self._version:
             text = f"Session {self._kept.id} has changed since this turn was sent. Look at it, and send the turn again."
             raise ApiError(409, text, code="session_changed")
-        with self._kept.claimed():
-            yield
+        self._kept.claim()
+        try:
+            session = self._kept.engine_session
+            known = session.token_ids
+            num_shared = shared_length(known, whole.token_ids)
+            if num_shared < len(known):
+                await session.rewind(num_shared)
+            new = {"prompt_token_ids": whole.token_ids[num_shared:]}
+            watch = _TurnWatch(self._kept, observer)
+            return await session.open(new, whole.params, watch, lora_request=whole.adapter)
+        except BaseException:
+            self._kept.is_busy = False
+            raise
+
+
+class _TurnWatch:
+    """The session is one turn's until its reader leaves."""
+
+    def __init__(self, kept: KeptSession, observer: OutputObserver) -> None:
+        self._kept = kept
+        self._observer = observer
+        self._is_over = False
+
+    def see(self, delta: OutputDelta) -> None:
+        if self._kept.is_closed and delta.finish_reason == "abort":
+            text = f"Session {self._kept.id} was closed while this turn ran."
+            raise ApiError(404, text, param="session_id", code="session_closed")
+        self._observer.see(delta)
+
+    def fail(self) -> None:
+        self._observer.fail()
+
+    def close(self) -> None:
+        if not self._is_over:
+            self._kept.is_busy = False
+        self._is_over = True
+        self._observer.close()
 
 
 def shared_length(first: list[int], second: list[int]) -> int:

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.sessions.kept_session import KeptSession
 from quire.interfaces.server.access.caller import current_caller
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.wire.errors import ApiError
 
 # Of sessions that have ended it is remembered why, of so many.
@@ -41,7 +41,7 @@ class Sessions:
 
     def __init__(
         self,
-        engine: Callable[[], ServedEngine],
+        engine: Callable[[], AsyncLLM],
         limits: SessionLimits,
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -7,32 +7,32 @@ keeps of it is not computed again. So the answers have the form, and the texts, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.gateway.sessions.endpoints import PATH, sessions_of
 from quire.interfaces.gateway.sessions.kept_session import KeptSession, Kind, TurnEngine
 from quire.interfaces.gateway.sessions.requests import CHAT_RULES, TEXT_RULES
-from quire.interfaces.server.access.in_flight import until_disconnect
-from quire.interfaces.server.event_stream import EventStream
-from quire.interfaces.server.openai.chat import Chat, prepare_chat
-from quire.interfaces.server.openai.chat_answers import message_of
+from quire.interfaces.server.access.caller import tenant_of
+from quire.interfaces.server.endpoint import respond
+from quire.interfaces.server.openai.chat import prepare_chat
+from quire.interfaces.server.openai.chat_answer import ChatAnswer
 from quire.interfaces.server.openai.chunks import ChatChunk, CompletionChunk
 from quire.interfaces.server.openai.continuations import Continuations
-from quire.interfaces.server.openai.generation import Choice
 from quire.interfaces.server.openai.rendering import render
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest
 from quire.interfaces.server.openai.responses import ChatCompletion, ChatMessage, Completion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
-from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import ServerState, state_of, tenant_of
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
-from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.prompt_forms import check_token_ids
 
 router = APIRouter()
@@ -44,22 +44,19 @@ router = APIRouter()
 )
 async def continue_chat(request: Request, session_id: str) -> Response:
     """Answers new messages of a chat; `messages` holds these alone."""
-    state = state_of(request)
-    body = await read_request(request, ChatRequest, CHAT_RULES, strict=state.strict)
+    body = await read_request(request, ChatRequest, CHAT_RULES)
     kept = _session_for(request, session_id, Kind.CHAT)
     if not body.messages:
         raise invalid("messages: a turn brings at least one message.", "messages")
     body.messages = [*kept.messages, *body.messages]
-    turn = TurnEngine(state.engine, kept)
-    view = await state.with_engine(turn).of_model(body.model)
-    work, formats = await prepare_chat(body, view)
+    model = await _model_of(kept, body.model, request)
+    answer = ChatAnswer(body, await prepare_chat(body, model))
 
-    def end(answer: Choice) -> None:
-        message, _ = message_of(answer, formats)
-        kept.turn_ended([*body.messages, _as_sent_back(message)], Kind.CHAT, sessions_of(request).now)
+    def keep() -> None:
+        said = [*body.messages, _as_sent_back(answer.message())]
+        kept.turn_ended(said, Kind.CHAT, sessions_of(request).now)
 
-    turn.on_end = end
-    return await _answer(request, state, Chat(body, work, formats, view), is_stream=bool(body.stream))
+    return await respond(request, _Turn(answer, keep), is_stream=bool(body.stream))
 
 
 @router.post(
@@ -68,37 +65,59 @@ async def continue_chat(request: Request, session_id: str) -> Response:
 )
 async def continue_text(request: Request, session_id: str) -> Response:
     """Continues a text; `prompt` is appended to it, and may be empty after the first turn."""
-    state = state_of(request)
-    body = await read_request(request, CompletionRequest, TEXT_RULES, strict=state.strict)
+    body = await read_request(request, CompletionRequest, TEXT_RULES)
     kept = _session_for(request, session_id, Kind.TEXT)
     check_stream_options(body)
-    turn = TurnEngine(state.engine, kept)
-    view = await state.with_engine(turn).of_model(body.model)
+    model = await _model_of(kept, body.model, request)
     whole = kept.engine_session.token_ids
-    whole += await _tokens_of(body, view, is_first=not whole)
+    whole += await _tokens_of(body, model, is_first=not whole)
     if not whole:
         raise invalid("prompt: holds no tokens. The first turn of a session has at least one.", "prompt")
-    check_length(len(whole), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
-    params = completion_params(body, state.defaults)
-    work = await Work.prepare(view.engine, [whole], params, priority=0, cache_salt="", names=form_names(body))
-    turn.on_end = lambda answer: kept.turn_ended([], Kind.TEXT, sessions_of(request).now)
-    return await _answer(request, state, Continuations(body, work, [""], view), is_stream=bool(body.stream))
+    check_length(len(whole), "max_tokens", body.max_tokens, model.max_model_len, what="prompt")
+    params = completion_params(body, model.defaults)
+    work = await Work.prepare(model, [whole], params, body)
+    turn = _Turn(Continuations(body, work, [""]), lambda: kept.turn_ended([], Kind.TEXT, sessions_of(request).now))
+    return await respond(request, turn, is_stream=bool(body.stream))
+
+
+class _Turn:
+    """An answer that is kept before its last part is handed out. A turn that is left before, or fails, changes nothing
+    of what was said."""
+
+    def __init__(self, answer: ChatAnswer | Continuations, keep: Callable[[], None]) -> None:
+        self._answer = answer
+        self._keep = keep
+        self.dialect = answer.dialect
+        self.long_field = answer.long_field
+        self.generating = answer.generating
+        self.end = answer.end
+        self.whole = answer.whole
+
+    def encode(self, delta: OutputDelta) -> bytes:
+        self.fold(delta)
+        return self._answer.encode(delta)
+
+    def fold(self, delta: OutputDelta) -> None:
+        self._answer.fold(delta)
+        if delta.finish_reason is not None:
+            self._keep()
+
+
+async def _model_of(kept: KeptSession, name: str | None, request: Request) -> ServedModel:
+    """The one that a turn names, as it sees it."""
+    model: ServedModel = await request.app.state.models.named(name)
+    engine: Any = TurnEngine(model.engine, kept)
+    return replace(model, engine=engine)
 
 
 def _session_for(request: Request, session_id: str, kind: Kind) -> KeptSession:
     """The session, if it can take a turn of this kind now."""
     sessions = sessions_of(request)
-    kept = sessions.find(session_id, tenant_of(request))
+    kept = sessions.find(session_id, tenant_of())
     kept.check_kind(kind)
     kept.check_free()
     sessions.check_room(kept.tenant)
     return kept
-
-
-async def _answer(request: Request, state: ServerState, answer: Chat | Continuations, *, is_stream: bool) -> Response:
-    if is_stream:
-        return EventStream(state.in_flight, answer.events())
-    return await long_json_answer(await until_disconnect(state.in_flight, request.receive, answer.whole()), "choices")
 
 
 def _as_sent_back(message: ChatMessage) -> dict[str, Any]:
@@ -109,15 +128,15 @@ def _as_sent_back(message: ChatMessage) -> dict[str, Any]:
     return sent
 
 
-async def _tokens_of(body: CompletionRequest, state: ServerState, *, is_first: bool) -> list[int]:
+async def _tokens_of(body: CompletionRequest, model: ServedModel, *, is_first: bool) -> list[int]:
     """What is new. In the middle of a text no special tokens are put around it."""
     prompt = body.prompt
-    limit = state.max_model_len
+    limit = model.max_model_len
     if isinstance(prompt, list):
         if not all(type(token) is int for token in prompt):
             raise invalid("prompt: a turn of a session has one prompt, a text or a list of token ids.", "prompt")
-        check_token_ids(prompt, state.engine.config.facts.vocab_size, "prompt")
+        check_token_ids(prompt, model.engine.config.facts.vocab_size, "prompt")
         return prompt
     if is_first:
-        return (await render(state, prompt, add_special_tokens=body.add_special_tokens)).token_ids
-    return await state.text_threads.call(state.engine.renderer.render_continuation, prompt, max_tokens=limit)
+        return (await render(model, prompt, add_special_tokens=body.add_special_tokens)).token_ids
+    return await model.text_threads.call(model.renderer.render_continuation, prompt, max_tokens=limit)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.interfaces.server.wire.errors import ApiError, unavailable
 from quire.messages import Tenancy
@@ -42,7 +42,7 @@ class Reservation(Protocol):
 
 
 class Admission(Protocol):
-    """What one caller may have. Times are in seconds."""
+    """What callers may have. Times are in seconds; `tenant` is the caller's, and means nothing to anybody else."""
 
     @property
     def queue_seconds(self) -> float:
@@ -52,17 +52,16 @@ class Admission(Protocol):
     def request_seconds(self) -> float:
         """The longest time from a request's acceptance to its end."""
 
-    @property
-    def max_sequences(self) -> int | None:
+    def max_sequences(self, tenant: Any) -> int | None:
         """At a time, of one request that could do with fewer; None: no bound."""
 
-    def check(self, num_sequences: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None:
+    def check(self, tenant: Any, num_sequences: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None:
         """Raises 429 if so many sequences would find no place now; for endpoints, before they render."""
 
-    def check_priority(self, priority: int) -> None:
+    def check_priority(self, tenant: Any, priority: int) -> None:
         """Raises RequestError for one that is more important than the caller may ask for."""
 
-    def admit(self, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
+    def admit(self, tenant: Any, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
         """Places for all prompts, or 429 and nothing has changed. `is_arriving`: it waits for its own client."""
 
     def waited_too_long(self) -> ApiError:
@@ -89,12 +88,12 @@ class EverybodyMayEnter:
 
     queue_seconds: float = 60.0
     request_seconds: float = 600.0
-    max_sequences: int | None = None
 
-    def check(self, num_sequences: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None: ...
-    def check_priority(self, priority: int) -> None: ...
+    def max_sequences(self, tenant: Any) -> None: ...
+    def check(self, tenant: Any, num_sequences: int, num_tokens: int = 0, *, num_prompts: int = 1) -> None: ...
+    def check_priority(self, tenant: Any, priority: int) -> None: ...
 
-    def admit(self, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
+    def admit(self, tenant: Any, sizes: Sequence[Size], *, is_arriving: bool = False) -> Reservation:
         return _NoBound()
 
     def waited_too_long(self) -> ApiError:
@@ -110,6 +109,8 @@ class Caller:
     # what the engine is told of it
     tenancy: Tenancy | None = None
     admission: Admission = field(default_factory=EverybodyMayEnter)
+    # whose places its requests take
+    tenant: Any = None
     # may use the endpoints of whoever runs the server
     is_admin: bool = False
     # nobody else uses this server, so what all do is its own
@@ -121,7 +122,7 @@ class Caller:
     def priority(self, asked: int | None) -> int:
         """What a request gets that asks for this one. Raises RequestError for one that it may not have."""
         priority = asked or 0
-        self.admission.check_priority(priority)
+        self.admission.check_priority(self.tenant, priority)
         return max(priority, BACKGROUND_PRIORITY) if self.is_patient else priority
 
 
@@ -158,6 +159,11 @@ _CALLER: ContextVar[Caller] = ContextVar("caller")
 def current_caller() -> Caller:
     """Of the running request; outside of any, that of a server without a gateway."""
     return _CALLER.get(None) or Caller()
+
+
+def tenant_of() -> str:
+    """Who asks, as the door said. What one tenant stores is not there for another."""
+    return current_caller().name
 
 
 @contextmanager

@@ -14,19 +14,16 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
-from quire.errors import RequestError
-from quire.interfaces.adapters import NAME_IS_TAKEN, NOT_FOUND
 from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import state_of
+from quire.interfaces.server.serving import Serving
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_answer import json_answer
 
 router = APIRouter(dependencies=[Depends(admins_only)])
-_STATUS_BY_CODE = {NAME_IS_TAKEN: 409, NOT_FOUND: 404}
 _MOST_CHARACTERS = 1024
 # what a folder is read for
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -70,14 +67,11 @@ _UNLOAD_RULES = FieldRules(UnloadAdapterRequest, {})
 )
 async def load_lora_adapter(request: Request) -> Response:
     """Loads an adapter beside the requests that run; answers when it may be used."""
-    state = state_of(request)
     body = await read_request(request, LoadAdapterRequest, _LOAD_RULES, strict=True)
+    serving: Serving = request.app.state.serving
     # files may lie on a disk that is slow to answer
-    folder = await asyncio.to_thread(folder_below, state.options.adapter_root, body.lora_path)
-    try:
-        adapter = await state.engine.load_adapter(body.lora_name, str(folder), in_place=body.load_inplace)
-    except RequestError as error:
-        raise _answered(error) from error
+    folder = await asyncio.to_thread(folder_below, request.app.state.adapter_root, body.lora_path)
+    adapter = await serving.engine.load_adapter(body.lora_name, str(folder), in_place=body.load_inplace)
     return json_answer(LoadedAdapter(name=adapter.name))
 
 
@@ -88,10 +82,8 @@ async def load_lora_adapter(request: Request) -> Response:
 async def unload_lora_adapter(request: Request) -> Response:
     """Takes an adapter out of service; its memory is given back when its last request has ended."""
     body = await read_request(request, UnloadAdapterRequest, _UNLOAD_RULES, strict=True)
-    try:
-        adapter = await state_of(request).engine.unload_adapter(body.lora_name)
-    except RequestError as error:
-        raise _answered(error) from error
+    serving: Serving = request.app.state.serving
+    adapter = await serving.engine.unload_adapter(body.lora_name)
     return json_answer(UnloadedAdapter(name=adapter.name))
 
 
@@ -113,7 +105,3 @@ def folder_below(root: str | None, name: str) -> Path:
     raise invalid(
         f"lora_path={name[:100]!r}: must be the name of a folder below adapter_root that holds an adapter.", "lora_path"
     )
-
-
-def _answered(error: RequestError) -> ApiError:
-    return ApiError(_STATUS_BY_CODE.get(error.code or "", 400), str(error), param=error.param, code=error.code)

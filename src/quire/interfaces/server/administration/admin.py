@@ -15,7 +15,7 @@ from quire.interfaces.server.access.in_flight import ended_by_administrator
 from quire.interfaces.server.observing.observe_answers import ObservedMemory
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import Readiness, state_of
+from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import ApiError, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules
@@ -60,16 +60,16 @@ _LEVEL_RULES = FieldRules(LogLevelRequest, {})
 @router.post("/v1/admin/reset_prefix_cache", openapi_extra=described(answer=CacheReset))
 async def reset_prefix_cache(request: Request) -> Response:
     """Forgets what nobody holds: later prompts are computed anew. Pinned prefixes and running requests stay."""
-    await state_of(request).engine.control("reset_prefix_cache")
+    await request.app.state.serving.engine.control("reset_prefix_cache")
     return json_answer(CacheReset())
 
 
 @router.post("/v1/admin/requests/{request_id}/abort", openapi_extra=described(answer=RequestAborted))
 async def abort_request(request: Request, request_id: str) -> Response:
     """Ends the requests whose answers bear this x-request-id; their clients get an error."""
-    state = state_of(request)
+    state = request.app.state
     num_aborted = state.in_flight.interrupt(request_id, ended_by_administrator(), "administrator")
-    num_aborted += sum(await state.role.siblings.ask("abort", request_id=request_id))
+    num_aborted += sum(await state.siblings.ask("abort", request_id=request_id))
     if not num_aborted:
         raise ApiError(
             404,
@@ -93,11 +93,12 @@ async def set_log_level(request: Request) -> Response:
     body = await read_request(request, LogLevelRequest, _LEVEL_RULES, strict=True)
     if body.level not in _LEVELS:
         raise invalid(f"level: {body.level[:40]!r} must be one of {', '.join(_LEVELS)}.", "level")
-    state = state_of(request)
+    state = request.app.state
+    serving: Serving = state.serving
     level = body.level.upper()
-    state.log_level.change(level, state.engine if state.readiness is Readiness.READY else None)
+    state.log_level.change(level, serving.engine if serving.readiness is Readiness.READY else None)
     # one that starts later takes the level of whoever starts it
-    await state.role.siblings.ask("log_level", level=level)
+    await state.siblings.ask("log_level", level=level)
     return json_answer(_shown_level())
 
 
@@ -115,5 +116,5 @@ class Memory(ObservedMemory, kw_only=True):
 @router.get("/v1/admin/memory", openapi_extra=described(answer=Memory))
 async def memory(request: Request) -> Response:
     """Slots by what they hold; they add up to the KV cache."""
-    account = await state_of(request).engine.memory()
+    account = await request.app.state.serving.engine.memory()
     return json_answer(Memory(**asdict(account)))

@@ -9,21 +9,17 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
-from quire.errors import RequestError
-from quire.interfaces.pinned_prefixes import NAME_IS_TAKEN, NOT_FOUND, PinnedPrefix
+from quire.interfaces.pinned_prefixes import PinnedPrefix
 from quire.interfaces.prefix_file import prompt_of
 from quire.interfaces.server.access.caller import admins_only
 from quire.interfaces.server.openai.responses import only
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import state_of
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import ApiError
 from quire.interfaces.server.wire.field_rules import FieldRules
 from quire.interfaces.server.wire.json_answer import json_answer
 
 router = APIRouter(dependencies=[Depends(admins_only)])
 _PATH = "/v1/admin/pinned_prefixes"
-_STATUS_BY_CODE = {NAME_IS_TAKEN: 409, NOT_FOUND: 404}
 
 
 class PinPrefixRequest(msgspec.Struct, kw_only=True):
@@ -70,36 +66,25 @@ _RULES = FieldRules(PinPrefixRequest, {})
 @router.get(_PATH, openapi_extra=described(answer=PrefixList))
 async def list_prefixes(request: Request) -> Response:
     """All pinned prefixes, with their memory and their use."""
-    prefixes = await state_of(request).engine.pinned_prefixes()
+    prefixes = await request.app.state.serving.engine.pinned_prefixes()
     return json_answer(PrefixList(data=[_shown(prefix) for prefix in prefixes]))
 
 
 @router.post(_PATH, openapi_extra=described(request=PinPrefixRequest, answer=ShownPrefix, status=201, errors=(409,)))
 async def pin_prefix(request: Request) -> Response:
     """Computes a prefix and pins it; answers when it is there."""
-    state = state_of(request)
     body = await read_request(request, PinPrefixRequest, _RULES, strict=True)
     prompt = prompt_of(body.text, body.messages, body.token_ids)
-    try:
-        prefix = await state.engine.pin_prefix(prompt, body.name, cache_salt=body.cache_salt or "")
-    except RequestError as error:
-        raise _answered(error) from error
+    prefix = await request.app.state.serving.engine.pin_prefix(prompt, body.name, cache_salt=body.cache_salt or "")
     return json_answer(_shown(prefix), status=201)
 
 
 @router.delete(_PATH + "/{name}", openapi_extra=described(answer=UnpinnedPrefix))
 async def unpin_prefix(request: Request, name: str) -> Response:
     """Lets its memory be used for others again."""
-    try:
-        await state_of(request).engine.unpin_prefix(name)
-    except RequestError as error:
-        raise _answered(error) from error
+    await request.app.state.serving.engine.unpin_prefix(name)
     return json_answer(UnpinnedPrefix(name=name))
 
 
 def _shown(prefix: PinnedPrefix) -> ShownPrefix:
     return ShownPrefix(**asdict(prefix))
-
-
-def _answered(error: RequestError) -> ApiError:
-    return ApiError(_STATUS_BY_CODE.get(error.code or "", 400), str(error), param=error.param, code=error.code)

@@ -1,27 +1,41 @@
 """One message while it is made: pieces of an answer become content blocks, and the events that tell of them.
 
-What the events say together is what the whole message says: both come from here.
+What the events say together is what the whole message says: it is the fold of what they are made of.
 """
 
 from __future__ import annotations
 
 import secrets
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
-from quire.interfaces.server.event_stream import event_bytes
-from quire.interfaces.server.openai.dialect import AnswerStep, ChatRun
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.generation import Generation
+from quire.interfaces.server.event_stream import StreamDialect, event_bytes
 from quire.interfaces.server.openai.responses import Usage
+from quire.interfaces.server.openai.work import Work, pieces_of
+from quire.interfaces.server.wire.errors import DIALECTS, ApiError, Dialect
 from quire.renderer.output_parsing.answer import CallStart, Content, Piece, Reasoning
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-class MessageInTheMaking:
-    """Takes the steps of a chat, gives bytes of events, and holds the message as it is so far."""
+def _error_event(error: ApiError) -> bytes:
+    return b"event: error\ndata: %b\n\n" % failure_body(error.status, error.message)
 
-    def __init__(self, model: str, run: ChatRun, *, max_tokens: int, hides_thinking: bool) -> None:
+
+DIALECT = StreamDialect(keep_alive=PING, closing=b"", error_event=_error_event)
+
+
+class MessageAnswer:
+    """One message on its way: bytes of events, and the message as it is so far."""
+
+    long_field = "content"
+    dialect = DIALECT
+
+    def __init__(self, model: str, work: Work, *, max_tokens: int, hides_thinking: bool) -> None:
         self.message: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -32,24 +46,33 @@ class MessageInTheMaking:
             "stop_sequence": None,
             "usage": None,
         }
-        self._run = run
+        self._work = work
         self._max_tokens = max_tokens
         self._hides_thinking = hides_thinking
         self._texts: list[str] | None = None
+        self._last: OutputDelta | None = None
+
+    def generating(self) -> AbstractAsyncContextManager[Generation]:
+        return self._work.generating()
 
     # ------------------------------------------------------------------------------------------ in this order
 
-    def begin(self, usage: Usage) -> bytes:
-        """With the first step, when it is known how much of the prompt was cached."""
-        self.message["usage"] = usage_of(usage)
-        return event_bytes({"type": "message_start", "message": self.message})
+    def encode(self, delta: OutputDelta) -> bytes:
+        """What it adds. With the first it is known how much of the prompt was cached; one that fails before is answered
+        with its status."""
+        events = []
+        if self._last is None:
+            self.message["usage"] = usage_of(self._work.counts.usage())
+            events.append(event_bytes({"type": "message_start", "message": self.message}))
+        self._last = delta
+        events += map(self._added, pieces_of(delta))
+        return b"".join(events)
 
-    def step(self, step: AnswerStep) -> bytes:
-        """What the step adds."""
-        return b"".join(self._added(piece) for piece in step.pieces)
-
-    def finish(self, last: AnswerStep, usage: Usage) -> bytes:
+    async def end(self) -> bytes:
         events = self._closed()
+        usage = await self._work.usage()
+        last = self._last
+        assert last is not None
         self.message["stop_reason"] = self._stop_reason(last, usage)
         if self.message["stop_reason"] == "stop_sequence":
             self.message["stop_sequence"] = last.stop_reason
@@ -58,7 +81,14 @@ class MessageInTheMaking:
         events += event_bytes({"type": "message_delta", "delta": delta, "usage": self.message["usage"]})
         return events + event_bytes({"type": "message_stop"})
 
-    def _stop_reason(self, last: AnswerStep, usage: Usage) -> str:
+    def fold(self, delta: OutputDelta) -> None:
+        self.encode(delta)
+
+    async def whole(self) -> dict[str, Any]:
+        await self.end()
+        return self.message
+
+    def _stop_reason(self, last: OutputDelta, usage: Usage) -> str:
         match last.finish_reason:
             case "tool_calls":
                 return "tool_use"
@@ -149,3 +179,25 @@ _TEXT = _delta(b"text_delta", b"text")
 _THINKING = _delta(b"thinking_delta", b"thinking")
 _INPUT = _delta(b"input_json_delta", b"partial_json")
 _SIGNATURE = _delta(b"signature_delta", b"signature").replace(b"%b", b'""')
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def failure_body(status: int, message: str) -> bytes:
+    """{"type": "error", "error": {"type", "message"}}: the type follows from the status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+DIALECTS.append(Dialect("/v1/messages", failure_body, b"request-id"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.interfaces.server.openai.dialect import text_in
 from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.field_rules import text_in
 from quire.renderer.image_parts import ImagePart
 
 Block = dict[str, Any]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
-
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State
 
 from quire.errors import ContextLengthError
-from quire.interfaces.server.access.in_flight import until_disconnect
-from quire.interfaces.server.anthropic_messages.answer import PING, MessageInTheMaking
+from quire.interfaces.server.anthropic_messages.answer import MessageAnswer
 from quire.interfaces.server.anthropic_messages.fields import (
     COUNT_RULES,
     NAMES,
@@ -23,24 +19,17 @@ from quire.interfaces.server.anthropic_messages.fields import (
     thinking_budget,
 )
 from quire.interfaces.server.anthropic_messages.objects import FailureAnswer, MessageEvent, MessageObject, TokenCount
-from quire.interfaces.server.event_stream import EventStream, StreamDialect
-from quire.interfaces.server.openai.dialect import ChatRun
+from quire.interfaces.server.endpoint import Endpoint
+from quire.interfaces.server.openai.chat import prepare_chat
 from quire.interfaces.server.openai.requests import ChatRequest
+from quire.interfaces.server.openai.work import Work, count_input
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
-from quire.interfaces.server.wire.errors import DIALECTS, ApiError, Dialect, in_words_of
+from quire.interfaces.server.wire.errors import in_words_of
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.pumped import pumped
 
 router = APIRouter()
-
-
-def _error_event(error: ApiError) -> bytes:
-    return b"event: error\ndata: %b\n\n" % failure_body(error.status, error.message)
-
-
-_STREAM = StreamDialect(keep_alive=PING, closing=b"", error_event=_error_event)
 
 
 @router.post(
@@ -55,21 +44,23 @@ _STREAM = StreamDialect(keep_alive=PING, closing=b"", error_event=_error_event)
 )
 async def create_message(request: Request) -> Response:
     """Answers a chat in Anthropic's form."""
-    state = state_of(request)
-    body = await read_request(request, MessagesRequest, RULES, strict=state.strict)
-    state = await state.of_model(body.model)
+    return await ENDPOINT.respond(request)
+
+
+async def _answer(body: MessagesRequest, state: State) -> MessageAnswer:
+    model: ServedModel = await state.models.named(body.model)
     with in_words_of(NAMES):
-        chat = chat_of(body, sees_images=state.engine.renderer.sees_images)
+        chat = chat_of(body, sees_images=model.renderer.sees_images)
         budget = thinking_budget(body)
         # clients of this API send one to every model, also to one whose thoughts cannot be counted
-        if chat.thinking_token_budget is None and budget is not None and state.engine.renderer.can_count_thoughts:
+        if chat.thinking_token_budget is None and budget is not None and model.renderer.can_count_thoughts:
             chat.thinking_token_budget = budget
-        run = await _run_of(chat, state)
-    model = body.model or state.model_name
-    answer = MessageInTheMaking(model, run, max_tokens=body.max_tokens, hides_thinking=hides_thinking(body))
-    if body.stream:
-        return EventStream(state.in_flight, pumped(_events(run, answer)), _STREAM)
-    return json_answer(await until_disconnect(state.in_flight, request.receive, _whole(run, answer)))
+        work = await _work_of(chat, model)
+    name = body.model or model.name
+    return MessageAnswer(name, work, max_tokens=body.max_tokens, hides_thinking=hides_thinking(body))
+
+
+ENDPOINT = Endpoint(MessagesRequest, RULES, _answer)
 
 
 @router.post(
@@ -78,64 +69,19 @@ async def create_message(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message has."""
-    state = state_of(request)
-    body = await read_request(request, CountTokensRequest, COUNT_RULES, strict=state.strict)
-    state = await state.of_model(body.model)
+    body = await read_request(request, CountTokensRequest, COUNT_RULES)
+    model: ServedModel = await request.app.state.models.named(body.model)
     with in_words_of(NAMES):
-        num_tokens = await ChatRun.count_input(
-            ChatRun.prepare(chat_of(body, sees_images=state.engine.renderer.sees_images), state)
-        )
+        chat = chat_of(body, sees_images=model.renderer.sees_images)
+        num_tokens = await count_input(prepare_chat(chat, model))
     return json_answer(TokenCount(num_tokens))
 
 
-async def _run_of(chat: ChatRequest, state: ServerState) -> ChatRun:
+async def _work_of(chat: ChatRequest, model: ServedModel) -> Work:
     """Clients of this API ask for as many tokens as a large model writes; a smaller one writes what it can."""
     try:
-        return await ChatRun.prepare(chat, state)
+        return await prepare_chat(chat, model)
     except ContextLengthError as error:
         if error.param != "max_completion_tokens":
             raise
-    return await ChatRun.prepare(msgspec.structs.replace(chat, max_completion_tokens=None), state)
-
-
-async def _events(run: ChatRun, answer: MessageInTheMaking) -> AsyncGenerator[bytes, None]:
-    has_begun = False
-    async with aclosing(run.steps()) as steps:
-        async for step in steps:
-            # only now: a request that fails before is answered with its status
-            events = b"" if has_begun else answer.begin(run.usage)
-            has_begun = True
-            events += answer.step(step)
-            if step.finish_reason is not None:
-                events += answer.finish(step, run.usage)
-            if events:
-                yield events
-
-
-async def _whole(run: ChatRun, answer: MessageInTheMaking) -> dict[str, Any]:
-    async with aclosing(_events(run, answer)) as events:
-        async for _ in events:
-            pass
-    return answer.message
-
-
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
-
-def failure_body(status: int, message: str) -> bytes:
-    """{"type": "error", "error": {"type", "message"}}: the type follows from the status."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
-
-
-DIALECTS.append(Dialect("/v1/messages", failure_body, b"request-id"))
+    return await prepare_chat(msgspec.structs.replace(chat, max_completion_tokens=None), model)

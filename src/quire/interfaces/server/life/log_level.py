@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import EngineDeadError
 
 if TYPE_CHECKING:
-    from quire.interfaces.server.engine import ServedEngine
+    from quire.interfaces.async_llm import AsyncLLM
 
 _LOGGER = logging.getLogger("quire")
 
@@ -23,14 +23,14 @@ class LogLevelOfEngine:
         self._has_changed = False
         self._telling: set[asyncio.Task[None]] = set()
 
-    def change(self, level: str, engine: ServedEngine | None) -> None:
+    def change(self, level: str, engine: AsyncLLM | None) -> None:
         """`engine`: the one that serves now. Any other one is told when it serves."""
         _LOGGER.setLevel(level)
         self._has_changed = True
         if engine is not None:
             self.engine_serves(engine)
 
-    def engine_serves(self, engine: ServedEngine) -> None:
+    def engine_serves(self, engine: AsyncLLM) -> None:
         """It took the level of whoever started it, when that began."""
         if self._has_changed:
             self._begin(_tell(engine))
@@ -41,7 +41,7 @@ class LogLevelOfEngine:
         task.add_done_callback(self._telling.discard)
 
 
-async def _tell(engine: ServedEngine) -> None:
+async def _tell(engine: AsyncLLM) -> None:
     # another one takes its place, and begins with the level of this process
     with suppress(EngineDeadError):
         await engine.control("set_log_level", {"level": _LOGGER.level})

@@ -12,14 +12,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from quire.config import EngineConfig
 from quire.engine_client.engine_process import EngineProcess
 from quire.engine_client.stall_judge import StallJudge
 from quire.errors import QuireError
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.server.life.crash_reports import CrashReports
-from quire.messages import EngineReady
 from quire.observability.metrics import ServerMetrics
 
 logger = logging.getLogger("quire.server")
@@ -55,29 +54,12 @@ class RestartPolicy:
         return f"{self._most} restarts within {self._seconds:g} s"
 
 
-class SupervisedEngine(Protocol):
-    """What an AsyncLLM has."""
-
-    config: EngineConfig
-
-    @property
-    def ready(self) -> EngineReady: ...
-    @property
-    def dead_reason(self) -> str | None: ...
-    @property
-    def process(self) -> EngineProcess | None: ...
-    @property
-    def is_running(self) -> bool: ...
-    def kill(self, reason: str) -> None: ...
-    async def restart(self, reason: str = "") -> EngineReady: ...
-
-
 class Supervisor:
     """Of one engine, from before its start to the end of the server."""
 
     def __init__(
         self,
-        engine: SupervisedEngine,
+        engine: AsyncLLM,
         policy: RestartPolicy,
         reports: CrashReports,
         metrics: ServerMetrics,

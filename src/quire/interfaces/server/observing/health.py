@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from quire.interfaces.server.state import Readiness, state_of
+from quire.interfaces.server.serving import Readiness
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import unavailable
 from quire.interfaces.server.wire.json_answer import json_answer
@@ -33,8 +33,7 @@ class Version(msgspec.Struct):
 @router.get("/health/ready", openapi_extra=described(answer=Health))
 async def ready(request: Request) -> Response:
     """200 if requests are answered; 503 while the engine loads or is started again, and while the server stops."""
-    state = state_of(request)
-    state.check_ready()
+    request.app.state.serving.check_ready()
     return json_answer(Health(Readiness.READY.value))
 
 
@@ -47,7 +46,7 @@ async def live() -> Response:
 @router.get("/health/startup", openapi_extra=described(answer=Health))
 async def startup(request: Request) -> Response:
     """200 once the model was loaded, whatever became of it since; 503 before."""
-    if not state_of(request).has_started:
+    if not request.app.state.serving.has_started:
         raise unavailable(f"Not started: {Readiness.STARTING.value}.")
     return json_answer(Health("started"))
 

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from quire.errors import EngineError
+from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.recording import decisions_of
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.process_role import Alone, Siblings
 from quire.observability.block_summary import summary_of
 from quire.observability.latest import Latest
@@ -73,7 +73,7 @@ class DecisionFeed:
         # counts the engines that were seen: another one counts its decisions from 0
         self._epoch = 1
 
-    async def refresh(self, engine: ServedEngine) -> None:
+    async def refresh(self, engine: AsyncLLM) -> None:
         reply = await engine.control("recent_decisions", {"since": self._next})
         if self._began not in (None, reply["began"]):
             self._decisions.clear()
@@ -111,7 +111,7 @@ class Observed:
         self._decisions: Shared[None] = Shared(FRESH_SECONDS, clock)
         self._trace: Shared[bytes] = Shared(_TRACE_SECONDS, clock)
 
-    async def state(self, engine: ServedEngine) -> bytes:
+    async def state(self, engine: AsyncLLM) -> bytes:
         async def fetch() -> bytes:
             core = await engine.control("observe_state")
             model = {
@@ -125,18 +125,18 @@ class Observed:
 
         return await self._state.get(fetch)
 
-    async def blocks(self, engine: ServedEngine) -> bytes:
+    async def blocks(self, engine: AsyncLLM) -> bytes:
         async def fetch() -> bytes:
             core = await engine.control("observe_blocks")
             return _json({"object": "observation.blocks", "summary": summary_of(core), **core})
 
         return await self._blocks.get(fetch)
 
-    async def decisions(self, engine: ServedEngine, since: int) -> bytes:
+    async def decisions(self, engine: AsyncLLM, since: int) -> bytes:
         await self._decisions.get(lambda: self._feed.refresh(engine))
         return _json({"object": "observation.decisions", **self._feed.since(since)})
 
-    async def trace(self, engine: ServedEngine) -> bytes:
+    async def trace(self, engine: AsyncLLM) -> bytes:
         async def fetch() -> bytes:
             recording = await engine.recording()
             # megabytes of JSON, made beside the event loop

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State
 
 from quire.interfaces.server.access.caller import current_caller
-from quire.interfaces.server.access.in_flight import until_disconnect
-from quire.interfaces.server.event_stream import EventStream
+from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.chunks import CompletionChunk
 from quire.interfaces.server.openai.continuations import Continuations
 from quire.interfaces.server.openai.known_fields import rules_for
@@ -17,15 +17,11 @@ from quire.interfaces.server.openai.requests import CompletionRequest
 from quire.interfaces.server.openai.responses import Completion
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
 from quire.interfaces.server.openai.streamed_completion import answer_to_lines, is_in_lines
-from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work, num_sequences
-from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import ServerState, state_of
-from quire.interfaces.server.whole_answers import WholeAnswers
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
-from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.prompt_forms import check_token_ids, names_of, split_prompts
 
 router = APIRouter()
@@ -48,62 +44,47 @@ _LINES = 'the prompt in pieces: a first line with the fields, then lines that ar
 )
 async def create_completion(request: Request) -> Response:
     """Continues prompts."""
-    state = state_of(request)
     if is_in_lines(request):
-        return await answer_to_lines(request, state)
-    body = await read_request(request, CompletionRequest, RULES, strict=state.strict)
-    completion = await _prepared(body, state)
-    if body.stream:
-        return EventStream(state.in_flight, completion.events())
-    return await long_json_answer(
-        await until_disconnect(state.in_flight, request.receive, completion.whole()), "choices"
-    )
+        return await answer_to_lines(request)
+    return await ENDPOINT.respond(request)
 
 
-async def _prepared(body: CompletionRequest, state: ServerState) -> Continuations:
-    state = await state.of_model(body.model)
+async def _answer(body: CompletionRequest, state: State) -> Continuations:
+    model: ServedModel = await state.models.named(body.model)
     check_stream_options(body)
-    params = completion_params(body, state.defaults)
+    params = completion_params(body, model.defaults)
     prompts: list[list[int]] = []
     texts: list[str] = []
     asked = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     num_tokens = sum(len(prompt) for prompt in asked if isinstance(prompt, list))
-    current_caller().admission.check(len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
+    caller = current_caller()
+    caller.admission.check(caller.tenant, len(asked) * num_sequences(params), num_tokens, num_prompts=len(asked))
     names = names_of(body.prompt, asked, "prompt")
     for prompt, name in zip(asked, names, strict=True):
-        token_ids, text = await _tokens_and_text(state, prompt, name, body)
-        check_length(len(token_ids), "max_tokens", body.max_tokens, state.max_model_len, what=name)
+        token_ids, text = await _tokens_and_text(model, prompt, name, body)
+        check_length(len(token_ids), "max_tokens", body.max_tokens, model.max_model_len, what=name)
         prompts.append(token_ids)
         texts.append(text)
         if len(asked) > 1:
             # between many short texts others have their turn
             await asyncio.sleep(0)
-    work = await Work.prepare(
-        state.engine,
-        prompts,
-        params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        names=form_names(body),
-        prompt_names=names,
-    )
-    return Continuations(body, work, texts, state)
+    return Continuations(body, await Work.prepare(model, prompts, params, body, prompt_names=names), texts)
 
 
-WHOLE = WholeAnswers(CompletionRequest, RULES, _prepared, "choices")
+ENDPOINT = Endpoint(CompletionRequest, RULES, _answer)
 
 
 async def _tokens_and_text(
-    state: ServerState, prompt: str | list[int], name: str, body: CompletionRequest
+    model: ServedModel, prompt: str | list[int], name: str, body: CompletionRequest
 ) -> tuple[list[int], str]:
     """The prompt as tokens, and as text if it is echoed."""
     if isinstance(prompt, str):
         with in_words_of({"prompt": name}):
-            rendered = await render(state, prompt, add_special_tokens=body.add_special_tokens)
+            rendered = await render(model, prompt, add_special_tokens=body.add_special_tokens)
         if not rendered.token_ids:
             raise invalid(f"{name}: holds no tokens. Give at least one character.", name)
         return rendered.token_ids, prompt
-    check_token_ids(prompt, state.engine.config.facts.vocab_size, name)
+    check_token_ids(prompt, model.engine.config.facts.vocab_size, name)
     if not body.echo:
         return prompt, ""
-    return prompt, await text_of(state, prompt, skip_special_tokens=body.skip_special_tokens is not False)
+    return prompt, await text_of(model, prompt, skip_special_tokens=body.skip_special_tokens is not False)

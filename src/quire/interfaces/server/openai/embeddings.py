@@ -12,20 +12,18 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
+from starlette.datastructures import State
 
 from quire.errors import ContextLengthError
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
-from quire.interfaces.server.access.in_flight import until_disconnect
 from quire.interfaces.server.access.time_limits import within_time
+from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render
-from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import ServerState, state_of
-from quire.interfaces.server.whole_answers import WholeAnswers
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import in_words_of, invalid
 from quire.interfaces.server.wire.field_rules import Refused
-from quire.interfaces.server.wire.json_answer import long_json_answer
 from quire.interfaces.server.wire.prompt_forms import check_token_ids, names_of, split_prompts
 from quire.observability.tracing import current_trace
 from quire.outputs import EmbeddingRequestOutput
@@ -102,14 +100,11 @@ class EmbeddingList(msgspec.Struct):
 @router.post("/v1/embeddings", openapi_extra=described(request=EmbeddingRequest, answer=EmbeddingList))
 async def create_embeddings(request: Request) -> Response:
     """Vectors of texts."""
-    state = state_of(request)
-    body = await read_request(request, EmbeddingRequest, RULES, strict=state.strict)
-    prepared = await _prepared(body, state)
-    return await long_json_answer(await until_disconnect(state.in_flight, request.receive, prepared.whole()), "data")
+    return await ENDPOINT.respond(request)
 
 
-async def _prepared(body: EmbeddingRequest, state: ServerState) -> _Work:
-    state = await state.of_model(body.model)
+async def _answer(body: EmbeddingRequest, state: State) -> _Work:
+    model: ServedModel = await state.models.named(body.model)
     if body.encoding_format not in (None, FLOAT, BASE64):
         shown = str(body.encoding_format)[:40]
         raise invalid(f"encoding_format={shown!r}: must be {FLOAT} or {BASE64}.", "encoding_format")
@@ -119,16 +114,18 @@ async def _prepared(body: EmbeddingRequest, state: ServerState) -> _Work:
     names = names_of(body.input, asked, "input")
     priority = caller.priority(body.priority)
     with in_words_of({"prompt": "input"}):
-        caller.admission.check(_window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list)))
+        caller.admission.check(
+            caller.tenant, _window(caller, len(asked)), sum(len(one) for one in asked if isinstance(one, list))
+        )
         inputs: list[list[int]] = []
         for one, name in zip(asked, names, strict=True):
-            inputs.append(await _tokens(state, one, name, body.add_special_tokens))
+            inputs.append(await _tokens(model, one, name, body.add_special_tokens))
             # between many short texts others have their turn
             await asyncio.sleep(0)
-    return _Work(inputs, names, params, body, caller, priority, state)
+    return _Work(inputs, names, params, body, caller, priority, model)
 
 
-WHOLE = WholeAnswers(EmbeddingRequest, RULES, _prepared, "data")
+ENDPOINT = Endpoint(EmbeddingRequest, RULES, _answer, lambda work: work.whole())
 
 
 def _normalizes(body: EmbeddingRequest) -> bool:
@@ -140,17 +137,17 @@ def _normalizes(body: EmbeddingRequest) -> bool:
     return newer is not False and older is not False
 
 
-async def _tokens(state: ServerState, one: str | list[int], name: str, add_special_tokens: bool | None) -> list[int]:
+async def _tokens(model: ServedModel, one: str | list[int], name: str, add_special_tokens: bool | None) -> list[int]:
     if isinstance(one, str):
         with in_words_of({"prompt": name}):
-            one = (await render(state, one, add_special_tokens=add_special_tokens)).token_ids
+            one = (await render(model, one, add_special_tokens=add_special_tokens)).token_ids
         if not one:
             raise invalid(f"{name}: a text holds no tokens. Give at least one character.", name)
     else:
-        check_token_ids(one, state.engine.config.facts.vocab_size, name)
-    if len(one) > state.max_model_len:
+        check_token_ids(one, model.engine.config.facts.vocab_size, name)
+    if len(one) > model.max_model_len:
         raise ContextLengthError(
-            f"This model's maximum context length is {state.max_model_len} tokens. However, your {name} resulted in "
+            f"This model's maximum context length is {model.max_model_len} tokens. However, your {name} resulted in "
             f"{len(one)} tokens. Please reduce the length of the {name}.",
             param=name,
         )
@@ -159,12 +156,14 @@ async def _tokens(state: ServerState, one: str | list[int], name: str, add_speci
 
 def _window(caller: Caller, num_inputs: int) -> int:
     """How many inputs of one request are in the engine at a time: no request fills the queue alone."""
-    most = caller.admission.max_sequences
+    most = caller.admission.max_sequences(caller.tenant)
     return max(1, min(num_inputs, _MOST_AT_ONCE, num_inputs if most is None else most))
 
 
 class _Work:
     """The inputs of one request on their way."""
+
+    long_field = "data"
 
     def __init__(
         self,
@@ -174,10 +173,10 @@ class _Work:
         body: EmbeddingRequest,
         caller: Caller,
         priority: int,
-        state: ServerState,
+        model: ServedModel,
     ) -> None:
         self._body = body
-        self._state = state
+        self._model = model
         self._inputs = inputs
         self._names = names
         self._params = params
@@ -186,30 +185,33 @@ class _Work:
             "priority": priority,
             "cache_salt": body.cache_salt or "",
             "tenant": caller.tenancy,
+            "lora_request": model.adapter,
         }
 
     async def whole(self) -> EmbeddingList:
-        state = self._state
         with in_words_of({"prompt": "input"}):
-            outputs = await self._outputs(state)
+            outputs = await self._outputs()
         num_tokens = sum(map(len, self._inputs))
         data = []
         for index, output in enumerate(outputs):
             data.append(Embedding(index, _encoded(output, is_base64=self._body.encoding_format == BASE64)))
             await asyncio.sleep(0)
-        return EmbeddingList(data, self._body.model or state.model_name, EmbeddingUsage(num_tokens, num_tokens))
+        return EmbeddingList(data, self._body.model or self._model.name, EmbeddingUsage(num_tokens, num_tokens))
 
-    async def _outputs(self, state: ServerState) -> list[EmbeddingRequestOutput]:
+    async def _outputs(self) -> list[EmbeddingRequestOutput]:
         """In the order of the inputs. The first that fails ends the others."""
-        current_trace.get().describe({"gen_ai.request.model": state.model_name})
+        current_trace.get().describe({"gen_ai.request.model": self._model.name})
         caller = self._caller
         count = _window(self._caller, len(self._inputs))
         places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]
         found: dict[int, EmbeddingRequestOutput] = {}
-        with closing(caller.admission.admit(places)) as reservation, within_time(caller.admission, reservation):
+        with (
+            closing(caller.admission.admit(caller.tenant, places)) as reservation,
+            within_time(caller.admission, reservation),
+        ):
             reservation.add_tokens(num_prompt=sum(map(len, self._inputs[count:])))
             left = iter(enumerate(self._inputs))
-            tasks = [asyncio.ensure_future(self._take(left, found, state, reservation)) for _ in range(count)]
+            tasks = [asyncio.ensure_future(self._take(left, found, reservation)) for _ in range(count)]
             try:
                 await asyncio.gather(*tasks)
             finally:
@@ -222,17 +224,14 @@ class _Work:
         self,
         left: Iterator[tuple[int, list[int]]],
         found: dict[int, EmbeddingRequestOutput],
-        state: ServerState,
         reservation: Reservation,
     ) -> None:
         """One input after the other, as long as there are some."""
         for number, token_ids in left:
-            found[number] = await self._output(number, token_ids, state, reservation)
+            found[number] = await self._output(number, token_ids, reservation)
 
-    async def _output(
-        self, number: int, token_ids: list[int], state: ServerState, reservation: Reservation
-    ) -> EmbeddingRequestOutput:
-        observer = state.metrics.observe_pooling(len(token_ids), time.monotonic())
+    async def _output(self, number: int, token_ids: list[int], reservation: Reservation) -> EmbeddingRequestOutput:
+        observer = self._model.metrics.observe_pooling(len(token_ids), time.monotonic())
 
         def started(num_cached_tokens: int) -> None:
             reservation.begin(number)
@@ -242,7 +241,7 @@ class _Work:
         reason = "abort"
         try:
             with in_words_of({"prompt": self._names[number]}):
-                output = await state.engine.embed(token_ids, self._params, on_start=started, **self._asked)
+                output = await self._model.engine.embed(token_ids, self._params, on_start=started, **self._asked)
             reason = "stop"
             return output
         except Exception:

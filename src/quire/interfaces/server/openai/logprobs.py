@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from quire.interfaces.server.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from quire.interfaces.server.openai.responses import CompletionLogprobs, TokenLogprob, TopLogprob
 from quire.outputs import Logprob, Logprobs, PromptLogprobs
 from quire.renderer import Renderer
 
@@ -35,7 +35,7 @@ def _best(position: dict[int, Logprob], count: int) -> list[tuple[int, Logprob]]
     return [(token_id, entry) for token_id, entry in ranked if (entry.rank or 1) <= count][:count]
 
 
-def chat_logprobs(renderer: Renderer, token_ids: list[int], logprobs: Logprobs, num_top: int) -> ChatLogprobs:
+def chat_logprobs(renderer: Renderer, token_ids: Sequence[int], logprobs: Logprobs, num_top: int) -> list[TokenLogprob]:
     """One entry a token; `bytes` of several tokens join to the characters they share."""
     content = []
     for token_id, position in zip(token_ids, logprobs, strict=True):
@@ -46,17 +46,7 @@ def chat_logprobs(renderer: Renderer, token_ids: list[int], logprobs: Logprobs, 
         ]
         data = list(renderer.token_bytes(token_id))
         content.append(TokenLogprob(_text(renderer, token_id, chosen), finite(chosen.logprob), data, top))
-    return ChatLogprobs(content)
-
-
-async def whole_chat_logprobs(
-    renderer: Renderer, token_ids: list[int], logprobs: Logprobs, num_top: int
-) -> ChatLogprobs:
-    """The same of a whole answer; the entries are JSON already."""
-    content: list[Any] = []
-    async for part in _parts(len(token_ids)):
-        content += _encoded(chat_logprobs(renderer, token_ids[part], logprobs[part], num_top).content)
-    return ChatLogprobs(content)
+    return content
 
 
 async def _parts(num_tokens: int) -> AsyncIterator[slice]:
@@ -80,7 +70,7 @@ class CompletionLogprobsBuilder:
         # characters of the text that have begun so far
         self._num_started = 0
 
-    def build(self, token_ids: list[int], positions: PromptLogprobs | Logprobs) -> CompletionLogprobs:
+    def build(self, token_ids: Sequence[int], positions: PromptLogprobs | Logprobs) -> CompletionLogprobs:
         """The next tokens of the choice; a position without log-probabilities is the first of a prompt."""
         columns = CompletionLogprobs()
         for token_id, position in zip(token_ids, positions, strict=True):

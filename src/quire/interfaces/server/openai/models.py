@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire.interfaces.server.openai.responses import only
-from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.served_model import Models
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 
@@ -37,29 +37,31 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[Model]
 
 
-def _model(state: ServerState, name: str) -> Model:
+def _model(models: Models, name: str) -> Model:
+    own = models.own
     return Model(
         id=name,
-        created=state.created,
-        max_model_len=state.max_model_len,
-        has_chat_template=state.engine.renderer.has_chat_template,
-        parent=None if name == state.model_name else state.model_name,
+        created=models.created,
+        max_model_len=own.max_model_len,
+        has_chat_template=own.renderer.has_chat_template,
+        parent=None if name == own.name else own.name,
     )
 
 
 @router.get("/v1/models", openapi_extra=described(answer=ModelList))
 async def list_models(request: Request) -> Response:
     """The served model, and its adapters."""
-    state = state_of(request)
-    names = [state.model_name]
-    if state.engine.config.worker.max_loras:
-        names += [adapter.name for adapter in await state.engine.adapters()]
-    return json_answer(ModelList(data=[_model(state, name) for name in names]))
+    models: Models = request.app.state.models
+    own = models.own
+    names = [own.name]
+    if own.engine.config.worker.max_loras:
+        names += [adapter.name for adapter in await own.engine.adapters()]
+    return json_answer(ModelList(data=[_model(models, name) for name in names]))
 
 
 @router.get("/v1/models/{model_id:path}", openapi_extra=described(answer=Model))
 async def retrieve_model(request: Request, model_id: str) -> Response:
     """One model by its name, which may hold slashes."""
-    state = state_of(request)
-    await state.of_model(model_id)
-    return json_answer(_model(state, model_id))
+    models: Models = request.app.state.models
+    await models.named(model_id)
+    return json_answer(_model(models, model_id))

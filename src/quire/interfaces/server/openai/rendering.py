@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from quire.interfaces.server.openai.requests import ChatRequest, TokenizeRequest
-from quire.interfaces.server.state import ServerState
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.errors import invalid
 from quire.renderer import NotBriefError, RenderedPrompt
 
@@ -40,23 +40,23 @@ def opens_answer(body: ChatRequest | TokenizeRequest) -> bool:
     return False
 
 
-async def render(state: ServerState, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:
+async def render(model: ServedModel, chat: str | list[dict[str, Any]], **options: Any) -> RenderedPrompt:
     """`Renderer.render_prompt`, in a thread if the text is long or there are images, which may have to be fetched; what
     cannot fit into the model is refused first."""
-    renderer = state.engine.renderer
-    options["max_tokens"] = state.max_model_len
+    renderer = model.renderer
+    options["max_tokens"] = model.max_model_len
     if sources := renderer.image_sources(chat):
-        return await state.images.call(partial(renderer.render_prompt, chat, **options), sources)
+        return await model.images.call(partial(renderer.render_prompt, chat, **options), sources)
     if not options.get("tools") and _is_short(chat, options):
         # a short chat may become a long text, and a template may take long over it
         with contextlib.suppress(NotBriefError):
             return renderer.render_prompt(chat, is_brief=True, **options)
-    return await state.text_threads.call(renderer.render_prompt, chat, **options)
+    return await model.text_threads.call(renderer.render_prompt, chat, **options)
 
 
-async def text_of(state: ServerState, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+async def text_of(model: ServedModel, token_ids: list[int], *, skip_special_tokens: bool) -> str:
     """`Renderer.decode`, in a thread if there are many tokens."""
-    decode = state.engine.renderer.decode
+    decode = model.renderer.decode
     if len(token_ids) <= _MAX_INLINE_TOKENS:
         return decode(token_ids, skip_special_tokens)
-    return await state.text_threads.call(decode, token_ids, skip_special_tokens)
+    return await model.text_threads.call(decode, token_ids, skip_special_tokens)

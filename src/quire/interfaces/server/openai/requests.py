@@ -176,3 +176,16 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     tokens: list[int]
     model: str | None = None
+
+
+class DialectFields(SharedFields, kw_only=True):
+    """Fields that the other dialects of a chat have (OpenAI's Responses, Anthropic's Messages), all of them with the
+    name and the meaning that they have in a chat."""
+
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="vLLM's: values that the chat template can see")
+    ] = None
+
+    def as_in_a_chat(self) -> dict[str, Any]:
+        """By the names that ChatRequest has for them, which are the same."""
+        return {name: getattr(self, name) for name in DialectFields.__struct_fields__ if name != "stream"}

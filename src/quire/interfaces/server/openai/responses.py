@@ -158,18 +158,6 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str = SYSTEM_FINGERPRINT
 
 
-def usage_of(
-    num_prompt: int,
-    num_generated: int,
-    num_cached: int,
-    num_drafted: int = 0,
-    num_accepted: int = 0,
-    num_reasoning: int = 0,
-) -> Usage:
-    details = CompletionTokens(num_reasoning, num_accepted, num_drafted - num_accepted)
-    return Usage(num_prompt, num_generated, num_prompt + num_generated, CachedTokens(num_cached), details)
-
-
 def new_id(prefix: str) -> str:
     """Never a client's id: two clients may send the same one."""
     return f"{prefix}-{secrets.token_hex(12)}"

@@ -12,23 +12,23 @@ from contextlib import aclosing
 
 import msgspec
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
+from starlette.datastructures import State
 
 from quire.engine_client import items_of
-from quire.interfaces.server.access.in_flight import Ticket, until_disconnect
-from quire.interfaces.server.event_stream import WRITE_DEADLINE_SECONDS, EventStream
+from quire.interfaces.server.access.in_flight import Ticket
+from quire.interfaces.server.endpoint import respond
+from quire.interfaces.server.event_stream import WRITE_DEADLINE_SECONDS
 from quire.interfaces.server.openai.continuations import Continuations
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.prompt_pieces import Messages, bounded, lines_of, pieces_of, socket_messages
 from quire.interfaces.server.openai.rendering import text_of
 from quire.interfaces.server.openai.requests import StreamedCompletionRequest, StreamOptions
 from quire.interfaces.server.openai.sampling import check_length, check_stream_options, completion_params
-from quire.interfaces.server.openai.structured_outputs import form_names
 from quire.interfaces.server.openai.work import Work
 from quire.interfaces.server.request_body import BodyChunks, check_encoding, read_text
-from quire.interfaces.server.state import ServerState, state_of
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, api_error_of, invalid
 from quire.interfaces.server.wire.field_rules import REFUSED_BY_BOTH, REFUSED_BY_COMPLETIONS
-from quire.interfaces.server.wire.json_answer import long_json_answer
 
 router = APIRouter()
 SOCKET_PATH = "/v1/completions/stream"
@@ -51,24 +51,20 @@ def is_in_lines(request: Request) -> bool:
     return bool(_LINES.fullmatch(request.headers.get("content-type", "").strip()))
 
 
-async def answer_to_lines(request: Request, state: ServerState) -> Response:
+async def answer_to_lines(request: Request) -> Response:
     """The body is read, and the prompt computed, until it ends; then the answer is that of any completion."""
     check_encoding(request)
     body_chunks = BodyChunks(request)
     try:
-        with state.in_flight.enter():
-            body, completion = await _received(lines_of(body_chunks), state)
+        with request.app.state.in_flight.enter():
+            body, completion = await _received(lines_of(body_chunks), request.app.state)
     except ClientGoneError:
         request.scope["client_gone"] = True
         raise
     except Exception:
         await body_chunks.discard(_DISCARD_SECONDS)
         raise
-    if body.stream:
-        return EventStream(state.in_flight, completion.events())
-    return await long_json_answer(
-        await until_disconnect(state.in_flight, request.receive, completion.whole()), "choices"
-    )
+    return await respond(request, completion, is_stream=bool(body.stream))
 
 
 # ---------------------------------------------------------------------------------------------- WebSocket
@@ -83,7 +79,7 @@ async def stream_completion(socket: WebSocket) -> None:
     CompletionChunks, the last one with the usage, and closes with 1000. After an ErrorAnswer it closes with 1008
     (a mistake), 1009 (too large), 1011 (a failure) or 1013 (starting or stopping).
     """
-    state = state_of(socket)
+    state: State = socket.app.state
     try:
         await socket.accept()
     except OSError:
@@ -100,14 +96,14 @@ async def stream_completion(socket: WebSocket) -> None:
         await _leave(socket, api_error_of(error))
 
 
-async def _converse(socket: WebSocket, state: ServerState, ticket: Ticket) -> None:
+async def _converse(socket: WebSocket, state: State, ticket: Ticket) -> None:
     _, completion = await _received(socket_messages(socket), state, is_socket=True)
     watcher = asyncio.ensure_future(_watch(socket, ticket))
     try:
-        async with completion.events(opening=b"", closing=b"\n") as events:
-            async for chunks in items_of(events):
-                for chunk in chunks.splitlines():
-                    await _send(socket, chunk)
+        async with completion.generating() as generation:
+            async for delta in items_of(generation):
+                await _send_all(socket, completion.encode(delta))
+        await _send_all(socket, await completion.end())
     finally:
         watcher.cancel()
         # an interrupt that is on its way lands here, and not in what is still to be sent
@@ -120,6 +116,11 @@ async def _watch(socket: WebSocket, ticket: Ticket) -> None:
     is_gone = message["type"] == "websocket.disconnect"
     cause = ClientGoneError() if is_gone else invalid("The prompt was final: nothing may follow it.")
     ticket.interrupt(cause, "mistake")
+
+
+async def _send_all(socket: WebSocket, chunks: bytes) -> None:
+    for chunk in chunks.splitlines():
+        await _send(socket, chunk)
 
 
 async def _send(socket: WebSocket, chunk: bytes) -> None:
@@ -154,10 +155,10 @@ def _close_code(status: int) -> int:
 
 
 async def _received(
-    messages: Messages, state: ServerState, *, is_socket: bool = False
+    messages: Messages, state: State, *, is_socket: bool = False
 ) -> tuple[StreamedCompletionRequest, Continuations]:
     """Parameters, and the prompt when it is whole. The request runs."""
-    async with aclosing(messages), aclosing(bounded(messages, state.options.max_body_bytes)) as checked:
+    async with aclosing(messages), aclosing(bounded(messages, state.max_body_bytes)) as checked:
         # a server that ends does not wait for it, as it does not wait for a body
         with state.in_flight.enter(is_awaited=False):
             first = await anext(checked, None)
@@ -165,27 +166,25 @@ async def _received(
             raise invalid("The body is empty. Its first line holds the parameters as a JSON object.")
         _check_no_piece(first)
         what = "message" if is_socket else "line"
-        body = read_text(first, StreamedCompletionRequest, _RULES, strict=state.strict, what=what)
+        body = read_text(first, StreamedCompletionRequest, _RULES, strict=state.bodies.strict, what=what)
         if is_socket:
             _check_socket_fields(body)
-        state = await state.of_model(body.model)
+        model: ServedModel = await state.models.named(body.model)
         check_stream_options(body)
         work = await Work.receive(
-            state.engine,
+            model,
             pieces_of(checked, _first_piece(body), what),
-            completion_params(body, state.defaults),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            add_special_tokens=body.add_special_tokens is not False,
-            names=form_names(body),
+            completion_params(body, model.defaults),
+            body,
         )
         try:
             if not is_socket:
                 await _check_end(checked)
             [prompt], [received] = work.prompts, work.prepared
-            check_length(len(prompt), "max_tokens", body.max_tokens, state.max_model_len, what="prompt")
-            text = await _text_of(received.prompt, prompt, body, state)
-            return body, Continuations(body, work, [text], state)
+            check_length(len(prompt), "max_tokens", body.max_tokens, model.max_model_len, what="prompt")
+            text = await _text_of(received.prompt, prompt, body, model)
+            ends = {"opening": b"", "closing": b"\n"} if is_socket else {}
+            return body, Continuations(body, work, [text], **ends)
         except BaseException:
             await work.prepared[0].aclose()
             raise
@@ -238,10 +237,10 @@ def _first_piece(body: StreamedCompletionRequest) -> str | list[int] | None:
     raise invalid("prompt: where pieces follow, it is the first of them: a text or a list of token ids.", "prompt")
 
 
-async def _text_of(text: str | None, prompt: list[int], body: StreamedCompletionRequest, state: ServerState) -> str:
+async def _text_of(text: str | None, prompt: list[int], body: StreamedCompletionRequest, model: ServedModel) -> str:
     """What echo repeats."""
     if text is not None:
         return text
     if not body.echo:
         return ""
-    return await text_of(state, prompt, skip_special_tokens=body.skip_special_tokens is not False)
+    return await text_of(model, prompt, skip_special_tokens=body.skip_special_tokens is not False)

@@ -11,7 +11,7 @@ from quire.interfaces.server.openai.rendering import opens_answer, render, text_
 from quire.interfaces.server.openai.requests import DetokenizeRequest, TokenizeRequest
 from quire.interfaces.server.openai.thinking import template_kwargs_of
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import state_of
+from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.json_answer import json_answer
@@ -41,17 +41,16 @@ class Detokenized(msgspec.Struct):
 @router.post("/tokenize", openapi_extra=described(request=TokenizeRequest, answer=Tokenized))
 async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or of a chat, as the model would see them."""
-    state = state_of(request)
-    body = await read_request(request, TokenizeRequest, TOKENIZE_RULES, strict=state.strict)
-    state = await state.of_model(body.model)
-    renderer = state.engine.renderer
+    body = await read_request(request, TokenizeRequest, TOKENIZE_RULES)
+    model: ServedModel = await request.app.state.models.named(body.model)
+    renderer = model.renderer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Give either prompt or messages.", "prompt")
     if body.prompt is not None:
-        rendered = await render(state, body.prompt, add_special_tokens=body.add_special_tokens)
+        rendered = await render(model, body.prompt, add_special_tokens=body.add_special_tokens)
     else:
         rendered = await render(
-            state,
+            model,
             body.messages or [],
             tools=tool_choice_of(body.tools, None).tools,
             add_generation_prompt=opens_answer(body),
@@ -61,14 +60,13 @@ async def tokenize(request: Request) -> Response:
         )
     tokens = rendered.token_ids
     strings = [renderer.token_text(token) for token in tokens] if body.return_token_strs else None
-    return json_answer(Tokenized(len(tokens), state.max_model_len, tokens, strings))
+    return json_answer(Tokenized(len(tokens), model.max_model_len, tokens, strings))
 
 
 @router.post("/detokenize", openapi_extra=described(request=DetokenizeRequest, answer=Detokenized))
 async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included."""
-    state = state_of(request)
-    body = await read_request(request, DetokenizeRequest, DETOKENIZE_RULES, strict=state.strict)
-    state = await state.of_model(body.model)
-    check_token_ids(body.tokens, state.engine.renderer.vocab_size, "tokens")
-    return json_answer(Detokenized(await text_of(state, body.tokens, skip_special_tokens=False)))
+    body = await read_request(request, DetokenizeRequest, DETOKENIZE_RULES)
+    model: ServedModel = await request.app.state.models.named(body.model)
+    check_token_ids(body.tokens, model.renderer.vocab_size, "tokens")
+    return json_answer(Detokenized(await text_of(model, body.tokens, skip_special_tokens=False)))

@@ -1,124 +1,39 @@
-"""What one HTTP request asks of the engine, checked and not started; and what it came to, for `usage`."""
+"""What one HTTP request asks of the engine: checked, then running, then what it came to.
+
+Owns its places in the queue, and what is counted for `usage`, for quotas and for metrics. An answer's text is taken
+apart here (thoughts, calls of tools), so that every dialect is told the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.beam_search_params import BeamSearchParams, GenerationParams
-from quire.errors import RequestError
+from quire.errors import ContextLengthError, RequestError
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.generation import Generation
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
 from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.engine import ServedEngine
 from quire.interfaces.server.openai import beam_search
-from quire.interfaces.server.openai.responses import Usage, usage_of
-from quire.interfaces.server.wire.errors import renamed
+from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
+from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
+from quire.interfaces.server.openai.responses import CachedTokens, CompletionTokens, Usage
+from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.served_model import ServedModel
+from quire.interfaces.server.wire.errors import internal, renamed
+from quire.observability.request_observer import RequestObserver
+from quire.observability.tracing import current_trace
 from quire.renderer import RenderedPrompt
+from quire.renderer.output_formats import AnswerFormats
+from quire.renderer.output_parsing.answer import Content, Piece
+from quire.renderer.output_parsing.parser import OutputParser
 
-
-@dataclass(slots=True)
-class Work:
-    """What one HTTP request asks of the engine, checked and not started."""
-
-    prompts: list[list[int]]
-    params: GenerationParams
-    prepared: list[Any]
-    # on whose behalf
-    caller: Caller = field(default_factory=current_caller)
-    # its places, once it was accepted
-    reservation: Reservation | None = None
-    # what its client calls things, where that differs
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    async def prepare(
-        cls,
-        engine: ServedEngine,
-        prompts: Sequence[list[int] | RenderedPrompt],
-        params: GenerationParams,
-        *,
-        priority: int,
-        cache_salt: str,
-        names: Mapping[str, str] | None = None,
-        prompt_names: Sequence[str] = (),
-    ) -> Work:
-        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's, and
-        so are `prompt_names`, of each prompt where there are several."""
-        caller = current_caller()
-        whose: dict[str, Any] = {
-            "priority": caller.priority(priority),
-            "cache_salt": cache_salt,
-            "tenant": caller.tenancy,
-        }
-        prepared: list[Any] = []
-        try:
-            for prompt in prompts:
-                prepared.append(await engine.prepare(prompt, params, **whose))
-        except RequestError as error:
-            its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
-            raise _in_words_of_the_client(error, params, {**(names or {}), **its}) from None
-        token_ids = [prompt if isinstance(prompt, list) else prompt.token_ids for prompt in prompts]
-        return cls(token_ids, params, prepared, caller, names=names or {})
-
-    @classmethod
-    async def receive(
-        cls,
-        engine: ServedEngine,
-        pieces: AsyncIterator[str | list[int]],
-        params: GenerationParams,
-        *,
-        priority: int,
-        cache_salt: str,
-        add_special_tokens: bool,
-        names: Mapping[str, str] | None = None,
-    ) -> Work:
-        """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
-        caller = current_caller()
-        whose: dict[str, Any] = {
-            "priority": caller.priority(priority),
-            "cache_salt": cache_salt,
-            "tenant": caller.tenancy,
-        }
-        reservation = caller.admission.admit([(num_sequences(params), 0)], is_arriving=True)
-        try:
-            with within_time(caller.admission, reservation, is_arriving=True):
-                received = await engine.receive(pieces, params, add_special_tokens=add_special_tokens, **whose)
-        except BaseException as error:
-            reservation.close()
-            if isinstance(error, RequestError):
-                raise _in_words_of_the_client(error, params, names) from None
-            raise
-        prompt = received.request.prompt_token_ids
-        reservation.begin(0)
-        reservation.add_tokens(num_prompt=len(prompt))
-        return cls([prompt], params, [received], caller, reservation)
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.params.n
-
-    def accepted(self) -> Reservation:
-        """Places for all its prompts, or 429."""
-        if self.reservation is None:
-            count = num_sequences(self.params)
-            sizes = [(count, len(prompt)) for prompt in self.prompts]
-            try:
-                self.reservation = self.caller.admission.admit(sizes)
-            except RequestError as error:
-                raise _in_words_of_the_client(error, self.params, self.names) from None
-        return self.reservation
-
-
-def num_sequences(params: GenerationParams) -> int:
-    """What a prompt needs places for."""
-    return params.beam_width if isinstance(params, BeamSearchParams) else params.n
-
-
-def _in_words_of_the_client(
-    error: RequestError, params: GenerationParams, names: Mapping[str, str] | None
-) -> RequestError:
-    return renamed(error, {**(names or {}), **(beam_search.NAMES if isinstance(params, BeamSearchParams) else {})})
+logger = logging.getLogger("quire.server")
 
 
 @dataclass(slots=True)
@@ -133,6 +48,253 @@ class Counts:
     num_reasoning_tokens: int = 0
 
     def usage(self) -> Usage:
-        drafts = self.num_drafted_tokens, self.num_accepted_tokens
-        generated = self.num_generated_tokens, self.num_cached_tokens
-        return usage_of(self.num_prompt_tokens, *generated, *drafts, self.num_reasoning_tokens)
+        num_rejected = self.num_drafted_tokens - self.num_accepted_tokens
+        return Usage(
+            self.num_prompt_tokens,
+            self.num_generated_tokens,
+            self.num_prompt_tokens + self.num_generated_tokens,
+            CachedTokens(self.num_cached_tokens),
+            CompletionTokens(self.num_reasoning_tokens, self.num_accepted_tokens, num_rejected),
+        )
+
+
+@dataclass(slots=True)
+class Work:
+    """What one HTTP request asks of the engine. Choice j of prompt i has the number i * n + j."""
+
+    model: ServedModel
+    prompts: list[list[int]]
+    params: GenerationParams
+    prepared: list[Any]
+    # on whose behalf
+    caller: Caller = field(default_factory=current_caller)
+    # its places, once it was accepted
+    reservation: Reservation | None = None
+    # what its client calls things, where that differs
+    names: Mapping[str, str] = field(default_factory=dict)
+    # how to take its answers apart; None: they are text
+    formats: AnswerFormats | None = None
+    counts: Counts = field(default_factory=Counts)
+    _answers: dict[int, _Answer] = field(default_factory=dict)
+
+    @classmethod
+    async def prepare(
+        cls,
+        model: ServedModel,
+        prompts: Sequence[list[int] | RenderedPrompt],
+        params: GenerationParams,
+        body: GenerationFields,
+        *,
+        names: Mapping[str, str] | None = None,
+        prompt_names: Sequence[str] = (),
+    ) -> Work:
+        """Raises RequestError for what the engine cannot do, before a first byte is sent; `names` are the client's for
+        other fields, and so are `prompt_names`, of each prompt where there are several."""
+        caller = current_caller()
+        whose = _whose(model, caller, body)
+        names = {**form_names(body), **(names or {})}
+        prepared: list[Any] = []
+        try:
+            for prompt in prompts:
+                prepared.append(await model.engine.prepare(prompt, params, **whose))
+        except RequestError as error:
+            its = {"prompt": prompt_names[len(prepared)]} if prompt_names else {}
+            raise _in_words_of_the_client(error, params, {**names, **its}) from None
+        token_ids = [prompt if isinstance(prompt, list) else prompt.token_ids for prompt in prompts]
+        return cls(model, token_ids, params, prepared, caller, names=names)
+
+    @classmethod
+    async def receive(
+        cls,
+        model: ServedModel,
+        pieces: AsyncIterator[str | list[int]],
+        params: GenerationParams,
+        body: CompletionRequest,
+    ) -> Work:
+        """The same for a prompt that is computed while it arrives; it has arrived then, and runs."""
+        caller = current_caller()
+        whose = _whose(model, caller, body)
+        whose["add_special_tokens"] = body.add_special_tokens is not False
+        reservation = caller.admission.admit(caller.tenant, [(num_sequences(params), 0)], is_arriving=True)
+        try:
+            with within_time(caller.admission, reservation, is_arriving=True):
+                received = await model.engine.receive(pieces, params, **whose)
+        except BaseException as error:
+            reservation.close()
+            if isinstance(error, RequestError):
+                raise _in_words_of_the_client(error, params, form_names(body)) from None
+            raise
+        prompt = received.request.prompt_token_ids
+        reservation.begin(0)
+        reservation.add_tokens(num_prompt=len(prompt))
+        return cls(model, [prompt], params, [received], caller, reservation)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+    def accepted(self) -> Reservation:
+        """Places for all its prompts, or 429."""
+        if self.reservation is None:
+            count = num_sequences(self.params)
+            sizes = [(count, len(prompt)) for prompt in self.prompts]
+            try:
+                self.reservation = self.caller.admission.admit(self.caller.tenant, sizes)
+            except RequestError as error:
+                raise _in_words_of_the_client(error, self.params, self.names) from None
+        return self.reservation
+
+    def give_up(self) -> None:
+        """It is over, or nothing will come of it: its places are free. May be called again."""
+        if self.reservation is not None:
+            self.reservation.close()
+
+    @asynccontextmanager
+    async def generating(self) -> AsyncIterator[Generation]:
+        """Starts it. Raises 429 before anything, if there is no room. What still runs at the end is aborted."""
+        current_trace.get().describe(self._description())
+        with closing(self.accepted()) as reservation, within_time(self.caller.admission, reservation):
+            watch = _Watch(self, reservation)
+            try:
+                generation = await self.model.engine.open_all(self.prepared, watch)
+            except BaseException as error:
+                watch.end("error" if isinstance(error, Exception) else "abort")
+                raise
+            async with aclosing(generation):
+                yield generation
+
+    async def usage(self) -> Usage:
+        """When all was seen. The thoughts of long answers are counted beside the event loop."""
+        self.counts.num_reasoning_tokens = await total_reasoning_tokens(
+            self.model.count_threads,
+            self.model.renderer,
+            self.prompts[0],
+            self.params,
+            [(answer.token_ids, answer.parser.thoughts) for answer in self._answers.values()],
+        )
+        return self.counts.usage()
+
+    def read(self, delta: OutputDelta) -> None:
+        """Takes what is new in one answer apart, where there is something to look for."""
+        assert self.formats is not None
+        answer = self._answers.get(delta.index)
+        if answer is None:
+            answer = self._answers[delta.index] = _Answer(self.formats.open_parser())
+        answer.token_ids += delta.token_ids
+        delta.pieces = answer.parser.push(delta.text, is_last=delta.finish_reason is not None)
+        delta.finish_reason = answer.parser.finish_reason(delta.finish_reason)
+
+    def _description(self) -> dict[str, Any]:
+        """For traces."""
+        return {
+            "gen_ai.request.model": self.model.engine.config.served_model_name,
+            "gen_ai.request.choice.count": self.params.n,
+            "gen_ai.request.max_tokens": self.params.max_tokens,
+            "gen_ai.request.temperature": self.params.temperature,
+        }
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One that is taken apart, with its tokens, of which some are thoughts."""
+
+    parser: OutputParser
+    token_ids: list[int] = field(default_factory=list)
+
+
+def pieces_of(delta: OutputDelta) -> Sequence[Piece]:
+    """What is new, for a dialect that tells thoughts and calls from text."""
+    if delta.pieces is not None:
+        return delta.pieces
+    return [Content(delta.text)] if delta.text else ()
+
+
+async def count_input(preparing: Awaitable[Work]) -> int:
+    """Tokens of the prompt, also of one that is too long for the model. Raises what else is wrong with it, and what is
+    refused by its characters, before it becomes tokens."""
+    try:
+        return len((await preparing).prompts[0])
+    except ContextLengthError as error:
+        if error.num_prompt_tokens is None:
+            raise
+        return error.num_prompt_tokens
+
+
+def num_sequences(params: GenerationParams) -> int:
+    """What a prompt needs places for."""
+    return params.beam_width if isinstance(params, BeamSearchParams) else params.n
+
+
+def _whose(model: ServedModel, caller: Caller, body: GenerationFields) -> dict[str, Any]:
+    return {
+        "priority": caller.priority(body.priority),
+        "cache_salt": body.cache_salt or "",
+        "tenant": caller.tenancy,
+        "lora_request": model.adapter,
+    }
+
+
+def _in_words_of_the_client(error: RequestError, params: GenerationParams, names: Mapping[str, str]) -> RequestError:
+    return renamed(error, {**names, **(beam_search.NAMES if isinstance(params, BeamSearchParams) else {})})
+
+
+class _Watch:
+    """Hears of all that comes before its reader does: counted, timed, read."""
+
+    def __init__(self, work: Work, reservation: Reservation) -> None:
+        params = work.params
+        now = time.monotonic()
+        self._work = work
+        self._n = params.n
+        self._has_formats = work.formats is not None
+        self._reservation = reservation
+        self._counts = work.counts
+        self._counts.num_prompt_tokens = sum(map(len, work.prompts))
+        # of each prompt
+        self._num_open = [params.n] * len(work.prompts)
+        self._observers: list[RequestObserver] = [
+            work.model.metrics.observe_request(len(prompt), now, n=params.n, max_tokens=params.max_tokens)
+            for prompt in work.prompts
+        ]
+
+    def see(self, delta: OutputDelta) -> None:
+        now = time.monotonic()
+        number, index = divmod(delta.index, self._n)
+        observer = self._observers[number]
+        if delta.num_cached_tokens is not None:
+            self._reservation.begin(number)
+            self._reservation.add_tokens(num_cached=delta.num_cached_tokens)
+            self._counts.num_cached_tokens += delta.num_cached_tokens
+            observer.started(delta.num_cached_tokens, now)
+        num_tokens = len(delta.token_ids)
+        if num_tokens:
+            self._counts.num_generated_tokens += num_tokens
+            self._reservation.add_generated(num_tokens)
+            observer.tokens(num_tokens, now, index)
+        if delta.finish_reason is not None:
+            self._see_end(number, delta)
+        if self._has_formats:
+            self._work.read(delta)
+
+    def fail(self) -> None:
+        self.end("error")
+
+    def close(self) -> None:
+        """Whoever leaves before the end aborts."""
+        self.end("abort")
+
+    def end(self, how: str) -> None:
+        """Without effect on what has ended."""
+        for observer in self._observers:
+            observer.finished(how, time.monotonic())
+
+    def _see_end(self, number: int, delta: OutputDelta) -> None:
+        """OpenAI's clients know no other ends than stop and length: any other is an error, not a finish reason."""
+        self._counts.num_drafted_tokens += delta.num_drafted_tokens
+        self._counts.num_accepted_tokens += delta.num_accepted_tokens
+        if delta.finish_reason not in ("stop", "length"):
+            logger.error("a sequence ended with %s: %s", delta.finish_reason, delta.stop_reason)
+            raise internal("The request failed while it ran.")
+        self._num_open[number] -= 1
+        if not self._num_open[number]:
+            self._observers[number].finished(delta.finish_reason, time.monotonic())

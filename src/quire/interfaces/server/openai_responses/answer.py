@@ -1,52 +1,81 @@
 """One response while it is made: pieces of an answer become output items, and the events that tell of them.
 
-What the events say together is what the whole response says: both come from here. Owns the order of events and their
-numbers. A difference of text costs one JSON string and one formatting; everything else is encoded once an item.
+What the events say together is what the whole response says: it is the fold of what they are made of. Owns the order of
+events and their numbers. A difference of text costs one JSON string and one formatting; everything else is encoded once
+an item.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
-from quire.interfaces.server.event_stream import event_bytes
+from quire.interfaces.assembly import OutputDelta
+from quire.interfaces.generation import Generation
+from quire.interfaces.server.event_stream import StreamDialect, event_bytes
 from quire.interfaces.server.openai.chunks import obfuscation
-from quire.interfaces.server.openai.dialect import AnswerStep, ChatRun
+from quire.interfaces.server.openai.logprobs import chat_logprobs
 from quire.interfaces.server.openai.responses import TokenLogprob, Usage
+from quire.interfaces.server.openai.work import Work, pieces_of
 from quire.interfaces.server.openai_responses.items import Item, item_id
+from quire.interfaces.server.services import ResponseStore
 from quire.interfaces.server.wire.errors import ApiError
 from quire.renderer.output_parsing.answer import CallArguments, CallStart, Content, Piece, Reasoning
 
 
-class ResponseInTheMaking:
-    """Takes the steps of a chat, gives bytes of events, and holds the response as it is so far."""
+class ResponseAnswer:
+    """One response on its way: bytes of events, and the response as it is so far."""
 
-    def __init__(self, head: dict[str, Any], run: ChatRun, *, is_padded: bool = False) -> None:
-        """head: the response's fields that are certain from the beginning. is_padded: deltas hide their lengths."""
+    long_field = "output"
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        work: Work,
+        items: list[Item],
+        stored: ResponseStore,
+        *,
+        num_top: int = 0,
+        is_padded: bool = False,
+        is_background: bool = False,
+    ) -> None:
+        """head: the response's fields that are certain from the beginning. items: of its own input. is_padded: deltas
+        hide their lengths. is_background: its row is there already, and follows."""
         self.response: dict[str, Any] = {**head, "status": "in_progress", "output": []}
-        self._run = run
+        self.work = work
+        self.items = items
+        self.stored = stored
+        self.is_background = is_background
+        self._num_top = num_top
         self._is_padded = is_padded
         self._number = 0
         self._open: _OpenItem | None = None
+        self._finish_reason: str | None = None
+
+    @property
+    def dialect(self) -> StreamDialect:
+        """The last event says all; nobody waits for a [DONE] here. Kept, it would hold this answer in a ring."""
+        return StreamDialect(closing=b"", error_event=self._failed)
+
+    def generating(self) -> AbstractAsyncContextManager[Generation]:
+        return self.work.generating()
 
     # ------------------------------------------------------------------------------------------ in this order
 
-    def begin(self) -> bytes:
-        """Before anything else."""
-        self.response["status"] = "in_progress"
-        return self._snapshot("response.created") + self._snapshot("response.in_progress")
-
-    def step(self, step: AnswerStep) -> bytes:
-        """What the step adds."""
-        events = []
-        logprobs = step.logprobs
-        for piece in step.pieces:
+    def encode(self, delta: OutputDelta) -> bytes:
+        """What it adds. The first tells that the response has begun: one that fails before is answered with its
+        status."""
+        events = [b"" if self._number else self._begun()]
+        self._finish_reason = delta.finish_reason
+        logprobs = self._logprobs(delta)
+        for piece in pieces_of(delta):
             events.append(self._opened_for(piece))
             if isinstance(piece, Content):
-                # they are of all tokens of this step
+                # they are of all tokens of this difference
                 events.append(self._difference(piece.text, logprobs))
                 logprobs = ()
             elif not isinstance(piece, CallStart):
@@ -55,27 +84,53 @@ class ResponseInTheMaking:
             events.append(self._difference("", logprobs))
         return b"".join(events)
 
-    def finish(self, finish_reason: str | None, usage: Usage) -> bytes:
-        """After the last step; the event that ends the stream is `ending`."""
-        is_cut = finish_reason == "length"
+    async def end(self) -> bytes:
+        """It is kept before its client can know that it is there."""
+        last = self._finished(usage_of(await self.work.usage()))
+        if self.is_background:
+            await self.stored.update(self.response)
+        else:
+            await self.stored.add(self.response, self.items)
+        return last + self._ending()
+
+    def fold(self, delta: OutputDelta) -> None:
+        self.encode(delta)
+
+    async def whole(self) -> dict[str, Any]:
+        await self.end()
+        return self.response
+
+    def _begun(self) -> bytes:
+        self.response["status"] = "in_progress"
+        return self._snapshot("response.created") + self._snapshot("response.in_progress")
+
+    def _finished(self, usage: dict[str, Any]) -> bytes:
+        """What stands before the event that ends the stream."""
+        is_cut = self._finish_reason == "length"
         events = b""
         if self._open is None and not self.response["output"]:
             # nothing but an end: still an answer, which is empty
             events = self._opened_for(Content(""))
-        events += self._closed("incomplete" if is_cut else "completed")
-        self.response["status"] = "incomplete" if is_cut else "completed"
+        status = "incomplete" if is_cut else "completed"
+        events += self._closed(status)
+        self.response["status"] = status
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self.response["completed_at"] = time.time()
-        self.response["usage"] = usage_of(usage)
+        self.response["usage"] = usage
         return events
 
-    def ending(self) -> bytes:
+    def _logprobs(self, delta: OutputDelta) -> Sequence[TokenLogprob]:
+        if self.work.params.logprobs is None or not delta.token_ids:
+            return ()
+        return chat_logprobs(self.work.model.renderer, delta.token_ids, delta.logprobs or [], self._num_top)
+
+    def _ending(self) -> bytes:
         return self._snapshot(f"response.{self.response['status']}")
 
     def fail(self, error: ApiError) -> None:
-        """Instead of `finish`, at any time."""
+        """Instead of an end, at any time."""
         self.response["status"] = "failed"
         code = (
             "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
@@ -84,6 +139,11 @@ class ResponseInTheMaking:
         if self._open is not None:
             self._open.item["status"] = "incomplete"
             self._keep(self._open)
+
+    def _failed(self, error: ApiError) -> bytes:
+        """The event that ends a stream which has begun."""
+        self.fail(error)
+        return self._ending()
 
     def cancel(self) -> None:
         """The same, because its client wants no more of it."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State
 
-from quire.interfaces.server.access.caller import current_caller
-from quire.interfaces.server.access.in_flight import until_disconnect
-from quire.interfaces.server.event_stream import EventStream, StreamDialect
+from quire.interfaces.server.endpoint import Endpoint, respond
+from quire.interfaces.server.openai.work import Work, count_input
 from quire.interfaces.server.openai_responses.fields import RULES, ResponsesRequest
-from quire.interfaces.server.openai_responses.making import Making
+from quire.interfaces.server.openai_responses.making import prepare
 from quire.interfaces.server.openai_responses.objects import (
     InputTokenCount,
     ResponseEvent,
     ResponseObject,
 )
 from quire.interfaces.server.request_body import read_request
-from quire.interfaces.server.state import ServerState, state_of, tenant_of
-from quire.interfaces.server.whole_answers import WholeAnswers
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
-from quire.interfaces.server.wire.pumped import pumped
 
 router = APIRouter()
 _EVENTS = "events `event: TYPE` and `data: JSON`, the last one is response.completed, .incomplete or .failed"
@@ -33,31 +31,23 @@ _EVENTS = "events `event: TYPE` and `data: JSON`, the last one is response.compl
 )
 async def create_response(request: Request) -> Response:
     """Answers, and keeps the answer unless store is false."""
-    state = state_of(request)
-    body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
-    making = await _prepared(body, state)
-    if making.is_background:
-        return json_answer(await state.services.make_in_background(making))
-    if body.stream:
-        # the last event says all; nobody waits for a [DONE] here
-        dialect = StreamDialect(closing=b"", error_event=making.failed)
-        return EventStream(state.in_flight, pumped(making.events()), dialect)
-    return json_answer(await until_disconnect(state.in_flight, request.receive, making.whole()))
+    body = await read_request(request, ResponsesRequest, RULES)
+    answer = await prepare(body, request.app.state)
+    if answer.is_background:
+        return json_answer(await request.app.state.services.make_in_background(answer))
+    return await respond(request, answer, is_stream=bool(body.stream))
 
 
-async def _prepared(body: ResponsesRequest, state: ServerState) -> Making:
-    state = await state.of_model(body.model)
-    return await Making.prepare(body, state, current_caller().name)
-
-
-WHOLE = WholeAnswers(ResponsesRequest, RULES, _prepared, "output")
+ENDPOINT = Endpoint(ResponsesRequest, RULES, prepare)
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=described(request=ResponsesRequest, answer=InputTokenCount))
 async def count_input_tokens(request: Request) -> Response:
     """How many tokens the input of such a response would have."""
-    state = state_of(request)
-    body = await read_request(request, ResponsesRequest, RULES, strict=state.strict)
-    state = await state.of_model(body.model)
-    num_tokens = await Making.count_input(body, state, tenant_of(request))
-    return json_answer(InputTokenCount(num_tokens))
+    body = await read_request(request, ResponsesRequest, RULES)
+    body = msgspec.structs.replace(body, store=False, background=None)
+    return json_answer(InputTokenCount(await count_input(_work_of(body, request.app.state))))
+
+
+async def _work_of(body: ResponsesRequest, state: State) -> Work:
+    return (await prepare(body, state)).work

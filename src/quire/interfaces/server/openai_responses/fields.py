@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from quire.interfaces.server.openai.dialect import DialectFields
 from quire.interfaces.server.openai.known_fields import rules_for
-from quire.interfaces.server.openai.requests import ChatRequest, StreamOptions
+from quire.interfaces.server.openai.requests import ChatRequest, DialectFields, StreamOptions
 from quire.interfaces.server.wire.errors import invalid
 from quire.interfaces.server.wire.field_rules import Refused, check_metadata
 

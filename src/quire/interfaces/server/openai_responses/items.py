@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from quire.interfaces.server.openai.dialect import text_in
 from quire.interfaces.server.wire.errors import ApiError, invalid
+from quire.interfaces.server.wire.field_rules import text_in
 from quire.renderer.image_parts import ImagePart
 
 Item = dict[str, Any]

@@ -26,6 +26,8 @@ RETRY_SOON = {"retry-after": "1"}
 # also on 503s while the server shuts down: whoever comes again should come to another one
 CLOSE = {"connection": "close"}
 ENGINE_RESTARTED = "engine_restarted"
+# of what the engine keeps by name
+_STATUS_BY_CODE = {"prefix_exists": 409, "prefix_not_found": 404, "adapter_exists": 409, "adapter_not_found": 404}
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ def api_error_of(error: BaseException) -> ApiError:
             # nobody reads it; the status is for the log
             return ApiError(499, "The client closed the connection.")
         case RequestError():
-            return invalid(str(error), error.param, error.code)
+            status = _STATUS_BY_CODE.get(error.code or "", 400)
+            return ApiError(status, str(error), param=error.param, code=error.code)
         case UserError():
             return invalid(str(error))
         case EngineDeadError():

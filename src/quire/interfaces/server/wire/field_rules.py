@@ -200,3 +200,12 @@ class FieldRules:
         if new:
             self._told.update(new)
             logger.warning("unknown request fields are ignored (said once): %s", ", ".join(map(repr, new)))
+
+
+def text_in(part: Mapping[str, Any], name: str, where: str) -> str:
+    """A text that must be there, in a part of a request."""
+    value = part.get(name)
+    if not isinstance(value, str):
+        text = "this field is required" if value is None else "must be a text"
+        raise invalid(f"{where}.{name}: {text}.", f"{where}.{name}")
+    return value

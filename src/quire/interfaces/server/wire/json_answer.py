@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -44,6 +45,24 @@ async def pieces_of(value: Any, name: str) -> list[bytes]:
             await asyncio.sleep(0)
     pieces.append(bytes(piece + tail))
     return pieces
+
+
+class JsonArray:
+    """A list that is JSON already: however long it becomes, it is one object, and is given back at once."""
+
+    def __init__(self) -> None:
+        self._data = bytearray(b"[")
+
+    def extend(self, values: Sequence[Any]) -> None:
+        if values:
+            if len(self._data) > 1:
+                self._data += b","
+            self._data += msgspec.json.encode(values)[1:-1]
+
+    def value(self) -> Any:
+        """For the struct that it is part of. Nothing may follow."""
+        self._data += b"]"
+        return msgspec.Raw(self._data)
 
 
 class _InPieces(Response):

@@ -1,0 +1,155 @@
+"""Generation: requests that run together, for one reader. Nothing else stands between the client's mailboxes and
+whoever writes an answer.
+
+Owns the texts of what comes (assembly.py), and tells its observer of everything before the reader has it. A stop string
+that is met here ends the sequence in the core. It takes no task: the reader is told when something has come, or waits
+for it (`items_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Protocol
+
+from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
+from quire.engine_client.mailbox import nobody
+from quire.errors import RequestError, RequestFailedError
+from quire.interfaces.assembly import OutputDelta, RequestAssembly
+from quire.interfaces.requests import PreparedRequest
+from quire.renderer import Renderer
+
+
+class OutputObserver(Protocol):
+    """Hears of everything before the reader does."""
+
+    def see(self, delta: OutputDelta) -> None:
+        """May add to it. What it raises ends the generation for the reader."""
+
+    def fail(self) -> None:
+        """The reader is about to get an exception."""
+
+    def close(self) -> None:
+        """The reader has left. May come again."""
+
+
+class Unobserved:
+    """The one where nobody wants to know."""
+
+    def see(self, delta: OutputDelta) -> None: ...
+    def fail(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Request:
+    """One that runs."""
+
+    def __init__(
+        self, prepared: PreparedRequest, client: AsyncEngineClient, assembly: RequestAssembly, label: _Label
+    ) -> None:
+        """Starts it. `label`: what it bears until it is closed."""
+        self.id = prepared.request.request_id
+        self.assembly = assembly
+        self.is_whole = prepared.is_whole
+        self.has_started = False
+        self.tokens: Stream[TokenDelta] = prepared.start(client)
+        self._label: _Label | None = label
+        label.__enter__()
+
+    async def aclose(self) -> None:
+        label = self._label
+        self._label = None
+        if label is not None:
+            label.__exit__(None, None, None)
+        # else the mailbox and its reader hold each other until the garbage collector comes
+        self.tokens.tell(nobody)
+        await self.tokens.aclose()
+
+
+class Generation:
+    """What the requests bring, as a Stream of OutputDelta. `aclose` aborts what still runs."""
+
+    def __init__(self, client: AsyncEngineClient, renderer: Renderer, observer: OutputObserver) -> None:
+        self._client = client
+        self._renderer = renderer
+        self._observer = observer
+        self._requests: list[_Request] = []
+        self._open: set[_Request] = set()
+        # Those of which something was heard are asked, however many there are, in the order in which they were heard.
+        self._heard: dict[_Request, None] = {}
+        self._num_sequences = 0
+        self._reader: Callable[[], None] = nobody
+
+    def start(self, prepared: PreparedRequest, label: _Label) -> None:
+        """One more. Its sequences have the numbers after those of the others."""
+        assembly = RequestAssembly(prepared, self._renderer, self._num_sequences)
+        request = _Request(prepared, self._client, assembly, label)
+        self._num_sequences += prepared.request.sampling.n
+        self._requests.append(request)
+        self._open.add(request)
+        request.tokens.tell(partial(self._hear, request))
+        if request.tokens.has_news:
+            self._heard[request] = None
+
+    def tell(self, reader: Callable[[], None]) -> None:
+        self._reader = reader
+
+    def _hear(self, request: _Request) -> None:
+        self._heard[request] = None
+        self._reader()
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._heard)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._open
+
+    def take(self) -> list[OutputDelta]:
+        """A sequence that fails raises RequestFailedError; a request that the engine has no room for even alone, or
+        whose form cannot be followed, RequestError; the engine's death raises EngineDeadError."""
+        heard = self._heard
+        self._heard = {}
+        news: list[OutputDelta] = []
+        see = self._observer.see
+        try:
+            for request in heard:
+                tokens = request.tokens
+                push = request.assembly.push
+                for delta in tokens.take():
+                    new = push(delta)
+                    if new.finish_reason is not None:
+                        self._see_end(request, new, delta.index)
+                    elif new.num_cached_tokens is not None:
+                        request.has_started = True
+                    see(new)
+                    news.append(new)
+                if tokens.is_done:
+                    self._open.discard(request)
+                elif tokens.has_news:
+                    # what ended it may lie behind what came before
+                    self._heard[request] = None
+        except Exception:  # one that the core refuses included
+            self._observer.fail()
+            raise
+        return news
+
+    async def aclose(self) -> None:
+        self._observer.close()
+        for request in self._requests:
+            await request.aclose()
+
+    def _see_end(self, request: _Request, new: OutputDelta, index: int) -> None:
+        if new.ends_early:
+            self._client.abort(request.id, index)
+        if new.num_cached_tokens is not None:
+            request.has_started = True
+        if new.finish_reason == "error":
+            # One that never started was refused: the core found that it could not run even alone.
+            is_failure = request.has_started and request.is_whole and not new.is_refused
+            raise (RequestFailedError if is_failure else RequestError)(str(new.stop_reason))
+
+
+_Label = AbstractContextManager[None]
