@@ -1,4 +1,4 @@
-"""The tables in docs/server.md and its neighbours are those that the code makes."""
+"""The tables in docs/fields.md and metrics.md are those that the code makes."""
 
 import shutil
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_page_without_the_heading_is_left_alone(docs):
     page.write_text(
         page.read_text("utf-8").replace("## Of the engine", "## Of an engine").replace("| `", "| `x"), "utf-8"
     )
-    stale = docs / "server.md"
+    stale = docs / "fields.md"
     stale.write_text(stale.read_text("utf-8").replace("| `prompt` |", "| `prompts` |"), "utf-8")
     before = texts_of(docs)
     with pytest.raises(ValueError, match=r"metrics\.md: has 0 headings 'Of the engine'"):

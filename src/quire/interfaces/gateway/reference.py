@@ -1,4 +1,4 @@
-"""The tables of docs/server.md, responses.md, messages.md, batches.md, sessions.md and metrics.md, made from the code.
+"""The tables of docs/fields.md and metrics.md, made from the code.
 
     python -m quire.interfaces.gateway.reference                 prints them
     python -m quire.interfaces.gateway.reference --write docs    puts them into the pages, in place of the old ones
@@ -79,12 +79,7 @@ def tables() -> dict[str, str]:
 
 def page_of(title: str) -> str:
     """Where a table stands."""
-    if title.startswith("Of the "):
-        return "metrics.md"
-    if "sessions" in title:
-        return "sessions.md"
-    pages = "responses", "messages", "batches"
-    return next((f"{name}.md" for name in pages if title.endswith(f"/v1/{name}")), "server.md")
+    return "metrics.md" if title.startswith("Of the ") else "fields.md"
 
 
 def _ignored(ignored: Mapping[str, str]) -> str:
