@@ -124,7 +124,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(autouse=True)
-def _drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_that_was_timed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts cost nothing, and checkpoints are worth it."""
+    monkeypatch.setattr("quire.engine_core.launch._tokens_worth_a_copy", lambda *_: 0)
     monkeypatch.setattr("quire.worker.worker.measure_costs", lambda *_: {"seconds_per_step": 1.0, **FREE_DRAFTS})
 
 

@@ -16,7 +16,7 @@ from quire.testing.simulator.workload import Workload
 
 def whole(start: int, end: int, name: bytes = b"a") -> Media:
     return Media(
-        start=start, length=end - start, pixels=b"", shape=[0], grid=[1, 1, end - start], merge_size=1,
+        start=start, length=end - start, pixels=b"", shape=[0], mean=[], std=[], grid=[1, 1, end - start], merge_size=1,
         content_hash=name, is_whole=True,
     )  # fmt: skip
 

@@ -72,7 +72,10 @@ def make_image_checkpoint(path: Path, model_type: str = "qwen2_5_vl", *, seed: i
     model = make_image_model(model_type, seed=seed)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
-    write_tokenizer(path, chat_template=CHAT_TEMPLATE, more_special=MARKS)
+    marks = "".join((MARKS[1], MARKS[0], MARKS[2]))
+    # Gemma's template opens an image, and its processor does the rest
+    template = CHAT_TEMPLATE.replace(marks, MARKS[0]) if model_type == GEMMA else CHAT_TEMPLATE
+    write_tokenizer(path, chat_template=template, more_special=MARKS)
     numbers = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, "patch_size": 14, "merge_size": 2}
     numbers |= _NUMBERS.get(model_type, {})
     (path / "preprocessor_config.json").write_text(json.dumps(numbers), encoding="utf-8")

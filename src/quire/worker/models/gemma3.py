@@ -167,7 +167,16 @@ class Gemma3ForConditionalGeneration(CausalLM):
         ),
         convert=_renamed,
     )
-    config_defaults = {**Gemma3ForCausalLM.config_defaults, "vision_config": None, "mm_tokens_per_image": 256}
+    # logits are not capped here
+    config_defaults = {
+        **{
+            name: value
+            for name, value in Gemma3ForCausalLM.config_defaults.items()
+            if name != "final_logit_softcapping"
+        },
+        "vision_config": None,
+        "mm_tokens_per_image": 256,
+    }
     complete_config = staticmethod(_complete)
     takes_images = True
     has_grid_positions = False
