@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.engine_core.driver import CoreDriver
+from quire.engine_core.scheduler.recovery import RecoveryCosts
 from quire.messages import EngineOutputs, EngineRequest, ExtendRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.greedy import Reference, assert_same_tokens, real_core, reference_generate
@@ -125,8 +126,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(autouse=True)
 def _nothing_that_was_timed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts cost nothing, and checkpoints are worth it."""
-    monkeypatch.setattr("quire.engine_core.launch._tokens_worth_a_copy", lambda *_: 0)
+    """Drafts cost nothing, and a block is copied in the time of a token."""
+    monkeypatch.setattr("quire.engine_core.launch.RecoveryCosts", lambda *_: RecoveryCosts(1e-3, 1e-3))
     monkeypatch.setattr("quire.worker.worker.measure_costs", lambda *_: {"seconds_per_step": 1.0, **FREE_DRAFTS})
 
 
