@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from tests.support.instant_executor import InstantExecutor
+from instant_executor import InstantExecutor
 
 from quire.engine_client.mailbox import Mailboxes
 from quire.engine_core.engine_core import EngineCore

@@ -15,12 +15,11 @@ import time
 
 from quire.engine_client import AsyncEngineClient
 from quire.interfaces.async_llm import AsyncLLM
+from quire.message_encoding import decode_to_client, encode
 from quire.messages import (
     EngineOutputs,
     EngineReady,
     EngineRequest,
-    decode_to_client,
-    encode,
     int_array,
     sequence_id_of,
 )

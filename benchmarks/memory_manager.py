@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.support.instant_executor import InstantExecutor
+from instant_executor import InstantExecutor
 
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.changes import WorkerChanges

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+from instant_executor import InstantExecutor
 from policy_traces import VOCAB, Engine, Trace
-from tests.support.instant_executor import InstantExecutor
 
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.messages import EngineRequest, SchedulerOutput, StepOutput, split_sequence_id

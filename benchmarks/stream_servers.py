@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from rival_engines import DRIVERS, ENGINES, Build
+
+sys.path.append(str(Path(__file__).parents[1]))  # a script has its own folder there, not the root with tests/
+
 from tests.support.null_core import FIRST, MAX_MODEL_LEN, NUM, PACE
 
 from quire.testing.fake_llm import fake_config, fake_renderer

@@ -137,3 +137,17 @@ def test_no_experts_are_no_reason() -> None:
 def test_kinds_of_attention_are_no_reason() -> None:
     kinds = ["full_attention", "sliding_attention", "chunked_attention", "attention"] * 10
     assert ModelShape.of({**OPT_13B, "layer_types": kinds}) == ModelShape.of(OPT_13B)
+
+
+@pytest.mark.parametrize(
+    ("flags", "form"), [([], "22.0 MiB in fp8 as bfloat16"), (["--quantization", "int8"], "MiB in fp8 as int8")]
+)
+def test_a_plan_says_what_fp8_becomes(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags, form) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000, "max_position_embeddings": 2048,
+        "tie_word_embeddings": False, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path), "--memory", "40GiB", *flags]) == 0
+    assert form in capsys.readouterr().out

@@ -1,7 +1,9 @@
-"""The benchmarks that run the core on the simulated executor still do, in small."""
+"""The benchmarks that run the core on the simulated executor still do, in small; scripts find what they import."""
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,3 +36,12 @@ def test_recovery(result_of):
     modes = row["modes"]
     assert (modes["recompute"]["by_swap"], modes["swap"]["recomputed_tokens"]) == (0, 0)
     assert modes["auto"]["preemptions"] > 0
+
+
+@pytest.mark.parametrize("name", ["engine_overhead", "front_end", "policies", "streams"])
+def test_runs_as_a_script_from_the_root(name):
+    # outside of pytest, which puts the root with tests/ where modules are looked for
+    variables = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent / "src")}
+    command = [sys.executable, f"benchmarks/{name}.py", "--help"]
+    done = subprocess.run(command, cwd=BENCHMARKS.parent, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

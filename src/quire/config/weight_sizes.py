@@ -40,7 +40,10 @@ def weight_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str |
         + shape.vocab_size * shape.hidden_size * embedding
         + shape.num_table_parameters * floats
     )
-    return int(total), " as ".join(name for name in (stored, scheme) if name)
+    # what is stored and cannot be multiplied is kept as floats (FP8)
+    is_converted = stored != "mxfp4" and _of_linear(facts, shape, dtype, None) == floats
+    kept = scheme or (dtype if is_converted else None)
+    return int(total), " as ".join(name for name in (stored, kept) if name)
 
 
 def expert_bytes(facts: ModelFacts, shape: ModelShape, dtype: str, scheme: str | None) -> float:
