@@ -205,7 +205,10 @@ def make_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, 
     """The Transformers model itself, with wide random weights."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=dtype)
+    # some of what a model begins with is drawn, and `widen` does not draw it again
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=dtype)
     widen(model, seed)
     return model.eval()
 
