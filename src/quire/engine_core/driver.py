@@ -59,6 +59,7 @@ class CoreDriver:
         self._core = core
         self._outbox: list[ToClient] = [core.ready]
         self._num_steps = 0
+        self._check_workers: Callable[[], None] = lambda: None
         self.is_dead = False
         # what control calls may ask besides the core's own operations
         self.operations: dict[str, Callable[..., Any]] = {"set_log_level": _set_log_level}
@@ -83,6 +84,12 @@ class CoreDriver:
         if watch is not None:
             watch(on_step)
 
+    def watch_workers(self, watch: Callable[[int], None]) -> None:
+        """Has `watch` called with what wakes a sleeping core whose worker is lost, by a core that can tell."""
+        begin = getattr(self._core, "watch_workers", None)
+        if begin is not None:
+            self._check_workers = begin(watch)
+
     def handle(self, message: ToCore) -> None:
         if self.is_dead:
             return
@@ -94,6 +101,7 @@ class CoreDriver:
     def step(self) -> None:
         """One step of the core. An exception in it ends this engine, with a last message that says why."""
         if not self.has_work:
+            self._look_at_workers()
             return
         self._num_steps += 1
         try:
@@ -103,6 +111,15 @@ class CoreDriver:
             return
         if not outputs.is_empty:
             self._outbox.append(outputs)
+
+    def _look_at_workers(self) -> None:
+        """Whoever asks next would otherwise pay for a worker that was lost while there was nothing to do."""
+        if self.is_dead:
+            return
+        try:
+            self._check_workers()
+        except Exception as error:
+            self._die(error, "while it had no work")
 
     def take(self) -> list[ToClient]:
         outbox = self._outbox

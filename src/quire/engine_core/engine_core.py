@@ -130,6 +130,12 @@ class EngineCore:
         """Has `on_step` called before each step, with what was decided."""
         self._on_step = on_step
 
+    def watch_workers(self, watch: Callable[[int], None]) -> Callable[[], None]:
+        """Has `watch` called with the descriptor at which the loss of a worker shows; what is returned raises then."""
+        begin: Callable[[Callable[[int], None]], Callable[[], None]] | None
+        begin = getattr(self.executor, "watch_workers", None)
+        return begin(watch) if begin is not None else lambda: None
+
     def statistics(self) -> dict[str, float]:
         return self.scheduler.statistics()
 

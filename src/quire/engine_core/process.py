@@ -139,6 +139,7 @@ class CoreSocket:
 def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWriter) -> None:
     """The loop: messages in, a step, messages out. Sleeps when there is no work."""
     driver.watch_steps(pulse.begins)
+    driver.watch_workers(link.watch)
     link.further.serve(driver)
     pulse.serves()
     while not signals.is_end_asked and not driver.is_dead:

@@ -64,6 +64,18 @@ def is_ready(url):
         return False
 
 
+def test_a_rank_that_is_killed_while_nobody_asks_costs_no_request(server):
+    url = server.wait_ready()
+    (rank,) = ranks_of(server.pid)
+    os.kill(rank, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while not is_ready(url) or ranks_of(server.pid) in ([], [rank]):
+        assert time.monotonic() < deadline, "the engine was not started anew"
+        time.sleep(0.1)
+    with ask(url, {"prompt": [3, 4, 5], "max_tokens": 4, "temperature": 0}) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 4
+
+
 def test_a_killed_rank_is_an_error_for_who_waits_and_the_engine_comes_back(server):
     url = server.wait_ready()
     (rank,) = ranks_of(server.pid)

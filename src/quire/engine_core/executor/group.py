@@ -114,6 +114,8 @@ class RankWatch:
         self._meeting = meeting
         self._lost: str | None = None
         self._ending = threading.Event()
+        # readable once a rank is lost: wakes a core that has nothing to do
+        self.loss_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # looks at which a rank had met the others less often than one of them
         self._num_behind = [0] * (1 + len(ranks))
         self._thread = threading.Thread(target=self._look, name="quire-rank-watch", daemon=True)
@@ -128,11 +130,13 @@ class RankWatch:
         if self._lost is None and not self._ending.is_set():
             logger.error("%s", what)
             self._lost = what
+            os.eventfd_write(self.loss_descriptor, 1)
         self._meeting.abort()
 
     def close(self) -> None:
         self._ending.set()
         self._thread.join()
+        os.close(self.loss_descriptor)
 
     def _look(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -205,6 +209,15 @@ class GroupExecutor:
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """What rank 0 says."""
         return self._everywhere("control", [name, args], lambda: self._own.control(name, args))[0]
+
+    def watch_workers(self, watch: Callable[[int], None]) -> Callable[[], None]:
+        """Has `watch` called with a descriptor that can be read once a rank is lost; what is returned raises then."""
+        watch(self._watch.loss_descriptor)
+        return self._check
+
+    def _check(self) -> None:
+        if self._watch.lost is not None:
+            raise EngineError(f"{self._watch.lost}.")
 
     def shutdown(self) -> None:
         self._meeting.abort()
