@@ -83,7 +83,7 @@ REFUSED: dict[str, Refused] = {
     "context_management": Refused("nothing is compacted; use truncation", ([],)),
     "moderation": Refused("nothing is moderated here"),
     "access_programs": Refused("there is one kind of access"),
-    "image": Refused("this model is served with text only"),
+    "image": Refused("an image is a part of a message here"),
     "n": Refused("a response is one answer", (1,)),
     "messages": Refused(f"{_CHAT_NAMES}; use input"),
     "max_tokens": Refused(f"{_CHAT_NAMES}; use max_output_tokens"),

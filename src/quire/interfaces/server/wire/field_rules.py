@@ -42,7 +42,7 @@ _GROUPS = Refused("diverse beam search is in Python only, with BeamSearchParams;
 _OLD_TOOLS = Refused("it was replaced in the API; use tools and tool_choice", ([], "none", "auto"))
 
 # as other servers take them; no place is looked up
-_MEDIA = Refused("this model is served with text only, and nothing is fetched", ([], {}))
+_MEDIA = Refused("images are parts of messages here, and other media are not taken", ([], {}))
 
 REFUSED_BY_BOTH: dict[str, Refused] = {
     "image": _MEDIA,
