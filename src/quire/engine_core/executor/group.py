@@ -134,6 +134,9 @@ class RankWatch:
         self._meeting.abort()
 
     def close(self) -> None:
+        """May be called twice."""
+        if self._ending.is_set():
+            return
         self._ending.set()
         self._thread.join()
         os.close(self.loss_descriptor)
