@@ -27,9 +27,8 @@ class DecisionChecks:
         self._pinned: frozenset[int] = frozenset()
         # how many sequences each request had when the last step was sent
         self._num_sequences: dict[int, int] = {}
-        # requests that were among those that run when the last step was decided, some without a token
-        self._placed: set[int] = set()
-        # requests that have run, those that have lost their rows, and sequences that the last step computes
+        # requests that have had their place, some without a token; those that have lost their rows, and sequences that
+        # the last step computes
         self._started: set[int] = set()
         self._displaced: set[int] = set()
         self._in_flight: IntArray = np.zeros(0, dtype=np.int64)
@@ -102,13 +101,9 @@ class DecisionChecks:
         self._preempted = preempted
         self._num_sequences = {one.arrival: len(one.sequences) for one in requests.values()}
         self._count_displaced(preempted)
-        placed = self._placed
-        self._placed = {one.arrival for one in scheduler.running.requests}
-        if not output.admitted:
-            return
-        admitted = [scheduler.running.sequence_at(one.row).request for one in output.admitted]
-        # others have lost their rows to somebody more important and get new ones
-        newcomers = [one for one in admitted if one.arrival not in self._started and one.arrival not in placed]
+        # When it gets its place, it overtakes: its first token may come in a later step, or after it has given way.
+        newcomers = [one for one in scheduler.running.requests if one.arrival not in self._started]
+        self._started.update(one.arrival for one in (*newcomers, *preempted.values()))
         for newcomer in newcomers if preempted else ():
             overtaken = [
                 number
@@ -117,7 +112,6 @@ class DecisionChecks:
             ]
             assert not overtaken, f"request {newcomer.request_id} starts while {overtaken} are preempted"
         self._check_order(newcomers)
-        self._started.update(one.arrival for one in admitted)
 
     def _forget_what_a_pin_took(self) -> None:
         """Who came back did so on blocks that could be had then; whoever pins some of them takes them from all."""
