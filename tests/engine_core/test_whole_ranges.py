@@ -131,6 +131,17 @@ def test_siblings_that_come_back_cut_nothing() -> None:
     assert all(len(core.tokens[number << 10 | index]) == 20 for number in range(3) for index in range(2))
 
 
+def test_siblings_that_come_back_leave_the_first_one_enough_for_a_range() -> None:
+    """They want less than it does and go before it, so all that it gets for the range is what they hand on."""
+    core = CoreUnderTest(budget=2, policy="srtf", prefix_caching=False, constraints=[LongPrefill(2)])
+    add(core, 0, 4, [whole(1, 3)], n=2, max_tokens=8)
+    while len(core.tokens[0]) < 2:
+        core.step()
+    core.core.scheduler.admission_control.preempt(core.core.scheduler.lifecycle.requests[0], "asked for")
+    core.run()
+    assert [len(core.tokens[index]) for index in range(2)] == [8, 8]
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_every_rule_holds_with_ranges(seed: int) -> None:
     """Rows may not stand within a range: the core's own check, after every step."""

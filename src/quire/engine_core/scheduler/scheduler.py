@@ -314,9 +314,6 @@ class Scheduler:
         num_computed = computed.num_tokens + num_fetched
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
         self.rows.checkpoint_at(sequence.row, computed.num_without_state)
-        # what was meant for its first tokens may be less than it needs behind those that were found
-        left = self.max_num_batched_tokens - int(self._granted.sum() - self._granted[sequence.row])
-        budget = max(budget, min(left, self.rows.least(sequence.row)))
         num_tokens = self._most(sequence, budget)
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.begin_at(sequence.row, 0)
@@ -398,11 +395,14 @@ class Scheduler:
         return budget
 
     def _most(self, sequence: TokenSequence, budget: int) -> int:
-        """What it may have beside all that was granted in this step."""
+        """What it may have beside all that was granted in this step: no more than the budget, but what it needs to get
+        on by, if so much is left. What was meant for it stood elsewhere, or comes in pieces from its siblings."""
+        self._granted[sequence.row] = 0
+        left = self.max_num_batched_tokens - int(self._granted.sum())
+        budget = max(budget, min(left, self.rows.least(sequence.row)))
         wanted = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
         if not wanted:
             return wanted
-        self._granted[sequence.row] = 0
         others = np.flatnonzero(self._granted)
         rows = np.append(others, sequence.row)
         num_tokens = np.append(self._granted[others], wanted)
