@@ -96,7 +96,10 @@ class KVCacheManager:
 
     def get_computed_blocks(self, sequence: Sequence) -> ComputedBlocks:
         """The longest prefix at hand. Pure: references are taken in allocate_slots."""
-        computed = self.kept.extended(sequence, self.cache.longest_hit(sequence))
+        computed = self.cache.longest_hit(sequence)
+        if not self.kept and not self._found:
+            return computed
+        computed = self.kept.extended(sequence, computed)
         # of what it continues, blocks may have been given up and live on in the cache, or were found and are held
         for other in (self.kept.continued(sequence), self._found.get(sequence.sequence_id)):
             if other is not None and other.num_tokens > computed.num_tokens:

@@ -72,7 +72,9 @@ class PrefixHasher:
             if len(known) < end:
                 first = len(known)
                 tokens = sequence.token_ids(first * self.block_size, end * self.block_size)
-                contents = [self.media_content(sequence.request, index) for index in range(first, end)]
+                contents = None
+                if sequence.request.message.media:
+                    contents = [self.media_content(sequence.request, index) for index in range(first, end)]
                 known += self.chain(self.parent(sequence), tokens, contents)
         return known if len(known) == num_blocks else known[:num_blocks]
 
@@ -156,6 +158,8 @@ class PrefixCache:
         length, reached = self._longest(hashes, sequence.request)
         num_without_state = reached * self._block_size
         found = self._longest_end(sequence, hashes, length) if self.ends else None
+        if not length and found is None:
+            return ComputedBlocks(0, [[] for _ in self._groups], num_without_state=num_without_state)
         if found is not None:
             end, blocks = found
             return ComputedBlocks(
@@ -163,9 +167,9 @@ class PrefixCache:
             )
         num_tokens = length * self._block_size
         blocks = [self._blocks_of(number, hashes, length) for number in range(len(self._attention))]
-        state_name = hashes[length - 1] if length and self.num_state_blocks else b""
+        state_name = hashes[length - 1] if self.num_state_blocks else b""
         if self.num_state_blocks:
-            blocks.append((self.state_after(state_name) or []) if length else [])
+            blocks.append(self.state_after(state_name) or [])
         return ComputedBlocks(num_tokens, blocks, state_name=state_name, num_without_state=num_without_state)
 
     def _longest_end(

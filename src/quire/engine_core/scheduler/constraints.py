@@ -17,11 +17,15 @@ from quire.messages import IntArray
 
 
 class Constraint:
-    """Two questions, and the answers of a constraint that has nothing to say: a kind overrides what it limits."""
+    """Three questions, and the answers of a constraint that has nothing to say: a kind overrides what it limits."""
 
     def reason_to_refuse(self, request: Request) -> str | None:
         """Why this request can never run, even alone; it would wait for ever in front of the others."""
         return None
+
+    def limits(self, rows: Rows) -> bool:
+        """Whether `most` has anything to say while these are the rows."""
+        return type(self).most is not Constraint.most
 
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
         """At most so many of num_tokens in one step, in the long run more than none.
@@ -129,6 +133,9 @@ class Uncut(Constraint):
             f"{longest} tokens of the prompt see each other and are computed in one step, which has at most "
             f"max_num_batched_tokens={self.max_num_batched_tokens}. Raise it, or leave them out."
         )
+
+    def limits(self, rows: Rows) -> bool:
+        return bool(rows.whole_ranges)
 
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
         start = rows.num_computed[row]

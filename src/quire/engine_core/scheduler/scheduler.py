@@ -398,10 +398,12 @@ class Scheduler:
         """What it may have beside all that was granted in this step: no more than the budget, but what it needs to get
         on by, if so much is left. What was meant for it stood elsewhere, or comes in pieces from its siblings."""
         self._granted[sequence.row] = 0
-        left = self.max_num_batched_tokens - int(self._granted.sum())
-        budget = max(budget, min(left, self.rows.least(sequence.row)))
+        least = self.rows.least(sequence.row)
+        if budget < least:
+            left = self.max_num_batched_tokens - int(self._granted.sum())
+            budget = max(budget, min(left, least))
         wanted = min(sequence.num_total_tokens - sequence.num_computed_tokens, budget)
-        if not wanted:
+        if not wanted or not any(constraint.limits(self.rows) for constraint in self._constraints):
             return wanted
         others = np.flatnonzero(self._granted)
         rows = np.append(others, sequence.row)
