@@ -164,9 +164,11 @@ class BlockPool:
         if self._keys[block] is not None:
             return False
         twin = self._block_by_key.get(key)
-        if twin is not None and twin not in self._cached:
-            return False
-        self.claim(block, key, owner)
+        if twin is not None:
+            if twin not in self._cached:
+                return False
+            self.discard(twin)
+        self._name(block, key, owner)
         return True
 
     def claim(self, block: int, key: BlockKey, owner: str = NOBODY) -> None:
@@ -175,9 +177,12 @@ class BlockPool:
         if twin is not None and twin != block:
             self.discard(twin)
         if self._keys[block] is None:
-            self._keys[block] = key
-            self._block_by_key[key] = block
-            self._cached.named(block, owner)
+            self._name(block, key, owner)
+
+    def _name(self, block: int, key: BlockKey, owner: str) -> None:
+        self._keys[block] = key
+        self._block_by_key[key] = block
+        self._cached.named(block, owner)
 
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""

@@ -299,17 +299,19 @@ class PrefixCache:
 
     def name_next(self, sequences: list[Sequence], indices: list[int], content: bytes) -> None:
         """Names one block of each, whose tokens stand in `content` one block after the other."""
+        hasher = self.hasher
         size = self._block_size * 4
+        fresh = self._fresh[-1]
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
-            name = self.hasher.digest(
-                self.hasher.parent(sequence)
-                + content[start : start + size]
-                + self.hasher.media_content(sequence.request, index)
-            )
+            request = sequence.request
+            held = hasher.parent(sequence) + content[start : start + size]
+            if index * self._block_size < request.num_prompt_tokens:
+                held += hasher.media_content(request, index)
+            name = hasher.digest(held)
             sequence.block_hashes.append(name)
             block = sequence.block_tables[0][index]
-            if self._pool.register(block, (0, name), sequence.request.owner):
-                self._fresh[-1].add(block)
+            if self._pool.register(block, (0, name), request.owner):
+                fresh.add(block)
 
     def has_promises(self, request: Request) -> bool:
         return request.request_id in self._promises.values()
