@@ -14,6 +14,11 @@ _MOST_BYTES = 1 << 28
 
 def read_object(file: Path, *, advice: str = "Download it again.") -> dict[str, Any]:
     """Raises ModelError for what cannot be read, is no JSON, or no object."""
+    return parse_object(read_text(file, advice=advice), str(file), advice=advice)
+
+
+def read_text(file: Path, *, advice: str = "Download it again.") -> str:
+    """Raises ModelError for what cannot be read, or is too large."""
     try:
         size = file.stat().st_size
     except OSError as error:
@@ -21,10 +26,9 @@ def read_object(file: Path, *, advice: str = "Download it again.") -> dict[str, 
     if size > _MOST_BYTES:
         raise ModelError(f"{file}: has {size:,} bytes, at most {_MOST_BYTES:,} are read. {advice}")
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _unreadable(str(file), error, advice) from error
-    return parse_object(text, str(file), advice=advice)
 
 
 def parse_object(text: str, where: str, *, advice: str = "Download it again.") -> dict[str, Any]:

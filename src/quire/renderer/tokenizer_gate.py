@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.errors import ModelError
-from quire.json_files import read_object
+from quire.json_files import parse_object, read_text
 from quire.renderer.gguf_tokenizer import KNOWN_PATTERNS
 
 _WALL_SECONDS = 120.0
@@ -51,16 +53,31 @@ _INNER = {
     "post_processor": "processors",
     "decoder": "decoders",
 }
+_VOCABULARY = {"vocab", "merges"}
 _PATTERNS = {*KNOWN_PATTERNS, r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s", r"\d{1,3}", r"\p{N}{1,3}", r"\p{N}", " {2,}"}
 
 
 def check(file: Path) -> bool:
     """Whether it is known to be harmless; False: it was tried. Raises ModelError for one that may not be loaded."""
-    content = read_object(file)
+    content = _outline_of(file)
     reason = unknown_part(content)
     if reason:
         _try(file, reason, sorted(_characters_of_patterns(content)))
     return not reason
+
+
+def _outline_of(file: Path) -> dict[str, Any]:
+    """All but the vocabulary, which is most of the file and decides nothing here."""
+    text = read_text(file)
+    try:
+        sections = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        model = msgspec.json.decode(sections.pop("model"), type=dict[str, msgspec.Raw])
+        outline = {name: msgspec.json.decode(raw) for name, raw in sections.items()}
+        outline["model"] = {name: msgspec.json.decode(raw) for name, raw in model.items() if name not in _VOCABULARY}
+    except (msgspec.MsgspecError, KeyError, RecursionError):
+        # what is wrong is said by one reader for all files
+        return parse_object(text, str(file))
+    return outline
 
 
 def unknown_part(content: dict[str, Any]) -> str:
