@@ -14,10 +14,14 @@ _MOST_BYTES = 1 << 28
 
 def read_object(file: Path, *, advice: str = "Download it again.") -> dict[str, Any]:
     """Raises ModelError for what cannot be read, is no JSON, or no object."""
-    return parse_object(read_text(file, advice=advice), str(file), advice=advice)
+    try:
+        text = read_bytes(file, advice=advice).decode()
+    except ValueError as error:
+        raise _unreadable(str(file), error, advice) from error
+    return parse_object(text, str(file), advice=advice)
 
 
-def read_text(file: Path, *, advice: str = "Download it again.") -> str:
+def read_bytes(file: Path, *, advice: str = "Download it again.") -> bytes:
     """Raises ModelError for what cannot be read, or is too large."""
     try:
         size = file.stat().st_size
@@ -26,8 +30,8 @@ def read_text(file: Path, *, advice: str = "Download it again.") -> str:
     if size > _MOST_BYTES:
         raise ModelError(f"{file}: has {size:,} bytes, at most {_MOST_BYTES:,} are read. {advice}")
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return file.read_bytes()
+    except OSError as error:
         raise _unreadable(str(file), error, advice) from error
 
 

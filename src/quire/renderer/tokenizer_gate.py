@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import ModelError
-from quire.json_files import parse_object, read_text
+from quire.json_files import read_bytes, read_object
 from quire.renderer.gguf_tokenizer import KNOWN_PATTERNS
 
 _WALL_SECONDS = 120.0
@@ -68,15 +68,15 @@ def check(file: Path) -> bool:
 
 def _outline_of(file: Path) -> dict[str, Any]:
     """All but the vocabulary, which is most of the file and decides nothing here."""
-    text = read_text(file)
+    content = read_bytes(file)
     try:
-        sections = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        sections = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
         model = msgspec.json.decode(sections.pop("model"), type=dict[str, msgspec.Raw])
         outline = {name: msgspec.json.decode(raw) for name, raw in sections.items()}
         outline["model"] = {name: msgspec.json.decode(raw) for name, raw in model.items() if name not in _VOCABULARY}
     except (msgspec.MsgspecError, KeyError, RecursionError):
         # what is wrong is said by one reader for all files
-        return parse_object(text, str(file))
+        return read_object(file)
     return outline
 
 
