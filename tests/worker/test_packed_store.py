@@ -1,5 +1,6 @@
 """Weights that come packed out of a file are those that were packed, and a file that does not fit is not used."""
 
+import io
 import json
 import os
 import threading
@@ -142,3 +143,25 @@ def test_a_folder_of_others_is_not_trusted(checkpoint, folder, caplog):
     assert not is_mapped(model, folder)
     assert torch.equal(logits(model), expected)
     assert "written by others" in caplog.text
+
+
+def test_pieces_begin_at_multiples_of_their_length(tmp_path):
+    size = packed_store._WRITTEN_AT_ONCE
+    content = bytearray()
+    places: list[int] = []
+
+    class Out(io.RawIOBase):
+        def write(self, data):
+            if len(content) % size == 0:
+                places.append(len(content))
+            taken = data[: max(1, len(data) * 2 // 3)]  # a system may take less than it is given
+            content.extend(taken)
+            return len(taken)
+
+    whole = bytes(range(256)) * (5 * size // 512)
+    pieces = packed_store._LargePieces(Out())
+    for start in range(0, len(whole), 1_000_003):
+        pieces.add(memoryview(whole[start : start + 1_000_003]))
+    pieces.write_rest()
+    assert bytes(content) == whole
+    assert places == [0, size, 2 * size]
