@@ -94,7 +94,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
 
 
 def _executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
-    return InProcessExecutor(config) if config.tensor_parallel_size == 1 else GroupExecutor(config)
+    return InProcessExecutor(config) if config.grid.size == 1 else GroupExecutor(config)
 
 
 def make_scheduler(

@@ -24,7 +24,7 @@ from quire.worker.checkpoints import open_checkpoint
 from quire.worker.dummy_weights import fill_randomly
 from quire.worker.kernels import cpu
 from quire.worker.layers.quantization import Scheme, find_scheme
-from quire.worker.layers.tensor_parallel import current_group
+from quire.worker.layers.ranks import current_group
 from quire.worker.model_config import read_model_config
 from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.registry import find_native, native_class
@@ -119,9 +119,8 @@ def _packed_store(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype) -
     """Where this model's packed weights are kept, if they are."""
     if config.device != "cpu" or not config.packed_weights_cache or not cpu.load():
         return None
-    group = current_group()
     kernels = Path(cpu.statistics()["path"]).name
-    form = f"{dtype} {config.quantization} {group.rank} {group.size} {kernels}"
+    form = f"{dtype} {config.quantization} {config.rank} {config.grid} {kernels}"
     return PackedStore.of(facts.path, form, config.packed_weights_cache)
 
 

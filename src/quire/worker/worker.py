@@ -31,7 +31,7 @@ from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
 from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
-from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
+from quire.worker.layers.ranks import Ranks, among
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
@@ -61,11 +61,11 @@ class Worker:
         config: WorkerConfig,
         *,
         model_loader: Callable[[WorkerConfig], nn.Module] = load_model,
-        group: TensorParallelGroup | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`group`: with whom it shares each layer."""
+        """`ranks`: with whom it shares the model."""
         self._config = config
-        self._group = group or TensorParallelGroup.around(None, 0, 1, has_equal_bits=config.rank_invariant)
+        self._ranks = ranks or Ranks.of(config)
         self._model_loader = model_loader
         self._platform = current_platform(config.device)
         self._host_memory = host_memory(config.device, config.swap_directory)
@@ -91,7 +91,7 @@ class Worker:
 
     def load(self) -> None:
         self._platform.set_threads(self._config.num_threads, self._config.processors)
-        with tensor_parallel(self._group):
+        with among(self._ranks):
             self._model = self._model_loader(self._config)
         self._adapters = self._open_adapters(self._model)
         # a draft is whole on every rank: it is small, and all draft the same
@@ -100,7 +100,7 @@ class Worker:
     def measure_capacity(self) -> WorkerCapacity:
         model = self._loaded_model()
         step = with_draft(
-            measure_largest_step(model, self._platform, self._config, self._group.agree),
+            measure_largest_step(model, self._platform, self._config, self._ranks.agree),
             self._proposer.largest_step(self._platform, self._config),
         )
         states = [layer.spec for layer in recurrent_layers(model).values()]
@@ -145,7 +145,7 @@ class Worker:
         blocks_per_row = -(-config.max_model_len // config.block_size)
         table.open_groups(len(groups), blocks_per_row, num_blocks, windows, states.num_blocks if states else 0)
         backend = next((layer.backend for layer in layers.values()), None)
-        sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._group.size == 1)
+        sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._ranks.size == 1)
         state_tables = StateTables(table, list(recurrent.values()), device) if states else NoStates()
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
@@ -228,7 +228,7 @@ class Worker:
     def _patience(self) -> Patience:
         """Endless where a step may stop to compile, and where ranks would have to lose it together."""
         seconds = _PATIENCE_SECONDS if self._platform.name == "cpu" else _PATIENCE_SECONDS_OF_A_DEVICE
-        is_endless = self._config.compile or self._group.size > 1
+        is_endless = self._config.compile or self._ranks.size > 1
         return Patience(math.inf if is_endless else seconds, self._seconds_per_token)
 
     def _measure_swap(self) -> float:
@@ -239,7 +239,7 @@ class Worker:
         """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
         model = self._loaded_model()
         most_tokens = min(self._config.max_num_batched_tokens, self._config.max_model_len)
-        costs = measure_costs(model, self._proposer, self._platform, most_tokens, self._group.agree)
+        costs = measure_costs(model, self._proposer, self._platform, most_tokens, self._ranks.agree)
         forget_expert_tokens(model)
         return costs
 

@@ -1,4 +1,4 @@
-"""Several workers that share each layer of a model (4.3.1): rank 0 in this process, a process for each of the others.
+"""Several workers that share a model (4.3.1): rank 0 in this process, a process for each of the others.
 
     core ---- decision (one message, encoded once) ----> rank 1, 2 ...          each computes its heads and columns,
       |                                                    |                    and they add up by shared memory
@@ -38,7 +38,7 @@ from quire.engine_core.executor.rank_channel import (
     encode_message,
     encode_step,
 )
-from quire.engine_core.executor.shared_memory import SharedMeeting
+from quire.engine_core.executor.shared_memory import GridMeetings, SharedMeeting
 from quire.errors import EngineError, QuireError
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.processes.child_process import ChildProcess
@@ -58,23 +58,26 @@ M = TypeVar("M", bound=RankMessage)
 class Rank:
     """A worker in a process of its own, as the core sees it. It answers in the order in which it is asked."""
 
-    def __init__(self, config: WorkerConfig, meeting: SharedMeeting) -> None:
+    def __init__(self, config: WorkerConfig, meetings: dict[str, SharedMeeting]) -> None:
         # imported here: the core itself knows no torch
-        from quire.engine_core.executor.rank_process import RankDocument
+        from quire.engine_core.executor.rank_process import RankDocument, SharedBytes
 
-        assert meeting.descriptor is not None
         self.number = config.rank
         self._open: deque[Reply] = deque()
         self._channel, theirs = channel_pair()
+        memories: dict[str, SharedBytes] = {}
+        for direction, meeting in meetings.items():
+            assert meeting.descriptor is not None
+            memories[direction] = SharedBytes(meeting.descriptor, meeting.num_bytes)
         document = RankDocument(
             config=config,
             channel=theirs,
-            memory=meeting.descriptor,
-            memory_bytes=meeting.num_bytes,
+            memories=memories,
             log_level=logging.getLogger("quire").getEffectiveLevel(),
         )
         try:
-            self.process = ChildProcess(encode_document(document), [], (theirs, meeting.descriptor), program=_PROGRAM)
+            inherited = (theirs, *(memory.descriptor for memory in memories.values()))
+            self.process = ChildProcess(encode_document(document), [], inherited, program=_PROGRAM)
         finally:
             os.close(theirs)
 
@@ -109,15 +112,15 @@ class Reply:
 class RankWatch:
     """Looks whether all ranks are there and keep up. Once one is lost, nobody waits for it any more."""
 
-    def __init__(self, ranks: list[Rank], meeting: SharedMeeting) -> None:
+    def __init__(self, ranks: list[Rank], meetings: GridMeetings) -> None:
         self._ranks = ranks
-        self._meeting = meeting
+        self._meetings = meetings
         self._lost: str | None = None
         self._ending = threading.Event()
         # readable once a rank is lost: wakes a core that has nothing to do
         self.loss_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # looks at which a rank had met the others less often than one of them
-        self._num_behind = [0] * (1 + len(ranks))
+        # looks at which a rank had met those of a group less often than one of them
+        self._num_behind = {(group, rank): 0 for group in meetings.by_group for rank in group}
         self._thread = threading.Thread(target=self._look, name="quire-rank-watch", daemon=True)
         self._thread.start()
 
@@ -131,7 +134,7 @@ class RankWatch:
             logger.error("%s", what)
             self._lost = what
             os.eventfd_write(self.loss_descriptor, 1)
-        self._meeting.abort()
+        self._meetings.abort()
 
     def close(self) -> None:
         """May be called twice."""
@@ -153,32 +156,34 @@ class RankWatch:
 
     def _look_who_is_behind(self) -> None:
         """By looks and not by a clock: who was stopped together with this thread is not to blame."""
-        arrivals = self._meeting.arrivals(len(self._num_behind))
-        for number, count in enumerate(arrivals):
-            is_behind = count < max(arrivals)
-            self._num_behind[number] = self._num_behind[number] + 1 if is_behind else 0
-            if self._num_behind[number] > LONGEST_LAG / _LOOK_SECONDS:
-                self.lose(f"rank {number} stands still while the others wait for it")
+        for group, meeting in self._meetings.by_group.items():
+            arrivals = meeting.arrivals(len(group))
+            for rank, count in zip(group, arrivals, strict=True):
+                is_behind = count < max(arrivals)
+                self._num_behind[group, rank] = self._num_behind[group, rank] + 1 if is_behind else 0
+                if self._num_behind[group, rank] > LONGEST_LAG / _LOOK_SECONDS:
+                    self.lose(f"rank {rank} stands still while the others wait for it")
 
 
 class GroupExecutor:
     """Runs each step on all ranks."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        from quire.engine_core.executor.rank_process import group_of
+        from quire.engine_core.executor.rank_process import ranks_around
         from quire.worker.kernels import meeting_bytes
 
-        self._size = config.tensor_parallel_size
-        self._meeting = SharedMeeting(meeting_bytes(self._size))
+        self._size = config.grid.size
+        self._meetings = GridMeetings(config.grid, meeting_bytes)
         self._ranks: list[Rank] = []
         self._first: InProcessExecutor | None = None
         try:
             for number in range(1, self._size):
-                self._ranks.append(Rank(config.of_rank(number), self._meeting))
-            self._meeting.close_descriptor()
-            self._watch = RankWatch(self._ranks, self._meeting)
+                self._ranks.append(Rank(config.of_rank(number), self._meetings.of_rank(number)))
+            self._meetings.close_descriptors()
+            self._watch = RankWatch(self._ranks, self._meetings)
             of_first = config.of_rank(0)
-            self._everywhere("load", [], lambda: self._load(of_first, group_of(of_first, self._meeting)))
+            around_first = ranks_around(of_first, self._meetings.of_rank(0))
+            self._everywhere("load", [], lambda: self._load(of_first, around_first))
         except BaseException:
             self.shutdown()
             raise
@@ -223,12 +228,13 @@ class GroupExecutor:
             raise EngineError(f"{self._watch.lost}.")
 
     def shutdown(self) -> None:
-        self._meeting.abort()
+        self._meetings.abort()
         if hasattr(self, "_watch"):
             self._watch.close()
         for rank in self._ranks:
             rank.end()
         self._ranks.clear()
+        self._meetings.close_descriptors()
         if self._first is not None:
             self._first.shutdown()
             self._first = None
@@ -240,8 +246,8 @@ class GroupExecutor:
         assert self._first is not None, "it was shut down"
         return self._first
 
-    def _load(self, config: WorkerConfig, group: Any) -> None:
-        self._first = InProcessExecutor(config, group)
+    def _load(self, config: WorkerConfig, ranks: Any) -> None:
+        self._first = InProcessExecutor(config, ranks)
 
     def _everywhere(self, name: str, arguments: list[Any], own: Callable[[], T]) -> tuple[T, list[Any]]:
         """The same call on all ranks at once: inside of it they may wait for each other."""
@@ -261,11 +267,11 @@ class GroupExecutor:
         try:
             value = own()
         except BaseException as error:
-            self._meeting.abort()
+            self._meetings.abort()
             if self._watch.lost is not None:
                 raise EngineError(f"{self._watch.lost}.") from error
             raise
-        if self._meeting.is_aborted and self._watch.lost is not None:
+        if self._meetings.is_aborted and self._watch.lost is not None:
             raise EngineError(f"{self._watch.lost}.")
         return value
 
@@ -280,7 +286,7 @@ class GroupExecutor:
             self._watch.lose(f"rank {rank.number} stands still")
             raise EngineError(f"{self._watch.lost}.")
         if isinstance(message, Failed):
-            self._meeting.abort()
+            self._meetings.abort()
             error_class = getattr(errors, message.kind, EngineError)
             raise error_class(message.text if message.kind else f"rank {rank.number} failed: {message.text}")
         assert isinstance(message, kind)

@@ -13,7 +13,7 @@ from quire.engine_core.executor.executor import PendingStep
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 
 if TYPE_CHECKING:
-    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+    from quire.worker.layers.ranks import Ranks
 
 
 class InProcessExecutor:
@@ -23,13 +23,13 @@ class InProcessExecutor:
     worker, in the order in which it was asked, and a step that waits in its queue begins the moment the last one ends.
     """
 
-    def __init__(self, config: WorkerConfig, group: TensorParallelGroup | None = None) -> None:
-        """`group`: workers in other processes, with whom this one shares each layer."""
+    def __init__(self, config: WorkerConfig, ranks: Ranks | None = None) -> None:
+        """`ranks`: workers in other processes, with whom this one shares the model."""
         # imported here: the core itself knows no torch
         from quire.worker.worker import Worker
 
         self._thread: _WorkerThread | None = None
-        self.worker = Worker(config, group=group)
+        self.worker = Worker(config, ranks=ranks)
         self.worker.load()
 
     def run_ahead(self) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 
 import numpy as np
+
+from quire.config import RankGrid
 
 _LINE_INTS = 16
 
@@ -43,3 +46,32 @@ class SharedMeeting:
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
+
+
+class GridMeetings:
+    """A memory for each group of ranks, as the core's process has them: all."""
+
+    def __init__(self, grid: RankGrid, num_bytes: Callable[[int], int]) -> None:
+        """`num_bytes`: of a group of so many ranks."""
+        self._grid = grid
+        self.by_group: dict[tuple[int, ...], SharedMeeting] = {}
+        for rank in range(grid.size):
+            for members in grid.groups_of(rank).values():
+                if tuple(members) not in self.by_group:
+                    self.by_group[tuple(members)] = SharedMeeting(num_bytes(len(members)))
+
+    def of_rank(self, rank: int) -> dict[str, SharedMeeting]:
+        """Those in which a rank takes part, by direction."""
+        return {name: self.by_group[tuple(members)] for name, members in self._grid.groups_of(rank).items()}
+
+    def abort(self) -> None:
+        for meeting in self.by_group.values():
+            meeting.abort()
+
+    @property
+    def is_aborted(self) -> bool:
+        return any(meeting.is_aborted for meeting in self.by_group.values())
+
+    def close_descriptors(self) -> None:
+        for meeting in self.by_group.values():
+            meeting.close_descriptor()
