@@ -37,8 +37,12 @@ class StateLayout(msgspec.Struct, kw_only=True, frozen=True):
         return divmod(chunk, self.num_places)
 
 
-def state_layout(layers: list[LayerSpec], groups: Iterable[Sequence[str]], block_size: int) -> StateLayout | None:
+def state_layout(
+    layers: list[LayerSpec], groups: Iterable[Sequence[str]], block_size: int, num_blocks: int = 0
+) -> StateLayout | None:
     """None: no layer of the model keeps a state. `groups`: names of the attention layers that share a block table.
+    `num_blocks`: so many blocks of a sequence hold its states elsewhere, and must hold those of these layers as well;
+    0: as many as it takes.
 
     Without attention nothing else sets the size of a block, so that one holds all states of a sequence.
     """
@@ -57,6 +61,8 @@ def state_layout(layers: list[LayerSpec], groups: Iterable[Sequence[str]], block
     for layer in states:
         first_chunk_by_layer[layer.name] = num_chunks
         num_chunks += -(-layer.state_bytes // chunk_bytes)
+    if num_blocks:
+        num_places = max(num_places if attention else 0, -(-num_chunks // num_blocks))
     return StateLayout(
         chunk_bytes=chunk_bytes,
         num_places=num_places,

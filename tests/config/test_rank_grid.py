@@ -33,7 +33,7 @@ def test_a_group_is_the_same_for_each_of_its_members(grid):
 
 
 def test_each_group_meets_in_a_memory_of_its_own():
-    meetings = GridMeetings(RankGrid(tensor=2, pipeline=2), lambda size: 16384)
+    meetings = GridMeetings(RankGrid(tensor=2, pipeline=2), lambda direction, size: 16384)
     try:
         assert set(meetings.by_group) == {(0, 1), (2, 3), (0, 2), (1, 3)}
         assert meetings.of_rank(2) == {"tensor": meetings.by_group[2, 3], "stage": meetings.by_group[0, 2]}

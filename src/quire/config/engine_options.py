@@ -227,7 +227,7 @@ class EngineOptions:
     )  # fmt: skip
     pipeline_parallel_size: int = option(
         1, "stages that the layers of the model are divided over, each of tensor_parallel_size workers",
-        section="execution", least=1, greatest=64,
+        section="execution", least=1, greatest=32,
     )  # fmt: skip
     context_parallel_size: int = option(
         1, "workers that share the keys and values of each sequence", section="execution", least=1, greatest=64

@@ -45,6 +45,11 @@ class RankGrid:
     def rank_at(self, stage: int, context: int, tensor: int) -> int:
         return (stage * self.context + context) * self.tensor + tensor
 
+    @property
+    def first_of_last_stage(self) -> int:
+        """The rank whose answer to a step counts."""
+        return self.rank_at(self.pipeline - 1, 0, 0)
+
     def tensor_group(self, rank: int) -> list[int]:
         """Ranks that differ from this one in the tensor coordinate only, itself among them, in its order."""
         place = self.place_of(rank)

@@ -17,7 +17,7 @@ from quire.config.option import checked, options_of
 from quire.config.processors import processors
 from quire.config.quantization import resolve_quantization
 from quire.config.rank_grid import RankGrid
-from quire.config.speculation import resolve_speculation
+from quire.config.speculation import SpeculationConfig, resolve_speculation
 from quire.errors import CapacityError, OptionError
 
 _FALLBACK_LENGTH = 2048
@@ -61,7 +61,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     lora_modules = resolve_lora_modules(options)
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
-    _check_ranks(options, grid, device)
+    _check_ranks(options, grid, device, speculation)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     _check_tenant_cache_share(options)
@@ -253,10 +253,9 @@ def _grid(options: EngineOptions) -> RankGrid:
     )
 
 
-def _check_ranks(options: EngineOptions, grid: RankGrid, device: str) -> None:
+def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculation: SpeculationConfig | None) -> None:
     """What several workers cannot share yet."""
     not_there = {
-        f"pipeline_parallel_size={grid.pipeline}": grid.pipeline > 1,
         f"context_parallel_size={grid.context}": grid.context > 1,
         "enable_expert_parallel": grid.has_expert_parts,
     }
@@ -280,12 +279,16 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str) -> None:
         "kv_connector": options.kv_connector is not None,
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",
+        # a draft model would need the tokens of a step on a stage that does not know them yet
+        "pipeline_parallel_size and a model that drafts": grid.pipeline > 1
+        and speculation is not None
+        and speculation.model_path is not None,
     }
     for what, is_asked in refused.items():
         if is_asked:
             raise OptionError(
-                f"tensor_parallel_size={size}: workers that share a model cannot do this with {what} yet. Leave one of "
-                "them out (docs/distributed.md)."
+                f"{grid.size} workers that share a model cannot do this with {what} yet. Leave one of them "
+                "out (docs/distributed.md)."
             )
 
 

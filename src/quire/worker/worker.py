@@ -7,7 +7,7 @@ this order: load, measure_capacity, initialize_cache, then execute and control a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,13 +36,14 @@ from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
 from quire.worker.patience import Patience
+from quire.worker.pipeline import StageInputs, StageOutputs
 from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
 from quire.worker.speculative.cost import measure_costs
 from quire.worker.state_cache import NoStates, StateTables, recurrent_layers
-from quire.worker.step_computation import StepComputation
+from quire.worker.step_computation import StepComputation, StepSampler
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 from quire.worker.transfers import Transfers
@@ -76,6 +77,8 @@ class Worker:
         self._connector = make_worker_half(config.kv_connector)
         self._adapters: Adapters | None = None
         self._runner: ModelRunner | None = None
+        # of a stage of a pipeline that is not the last one
+        self._outputs: StageOutputs | None = None
         self._seconds_per_token = 0.0
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
@@ -114,8 +117,11 @@ class Worker:
         found.layers += [layer.spec for layer in self._proposer.layers.values()]
         return found
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Blocks 0 ... num_blocks - 1 for the layers of all groups, and swap space for as many as num_host_blocks.
+    def initialize_cache(
+        self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0
+    ) -> None:
+        """Blocks 0 ... num_blocks - 1 for the layers of all groups, and swap space for as many as num_host_blocks. A
+        stage of a pipeline keeps its own layers only: it is told how many blocks the states of a sequence have.
 
         The worker is ready for steps after this.
         """
@@ -129,11 +135,14 @@ class Worker:
         cache = KVCache()
         cached_layers = layers | self._proposer.layers
         recurrent = recurrent_layers(model)
-        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent)
+        if self._ranks.stages.size > 1:
+            groups = [[name for name in names if name in cached_layers or name in recurrent] for names in groups]
+        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent, num_state_blocks)
         cache.open_swap_space(num_host_blocks, self._host_memory)
         specs = [layer.spec for layer in cached_layers.values()]
         specs += [layer.spec for layer in recurrent.values()]
-        states = state_layout(specs, groups, config.block_size)
+        states = state_layout(specs, groups, config.block_size, num_state_blocks)
+        num_state_blocks = num_state_blocks or (states.num_blocks if states else 0)
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
@@ -141,32 +150,55 @@ class Worker:
             for module in self._proposer.recordable(model):
                 self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
-        windows = [_window_of([cached_layers[name] for name in names]) for names in groups if names[0] in cached_layers]
+        of_attention = groups[: len(groups) - (num_state_blocks > 0)]
+        windows = [_window_of([cached_layers[name] for name in names]) for names in of_attention]
         blocks_per_row = -(-config.max_model_len // config.block_size)
-        table.open_groups(len(groups), blocks_per_row, num_blocks, windows, states.num_blocks if states else 0)
+        table.open_groups(len(groups), blocks_per_row, num_blocks, windows, num_state_blocks)
         backend = next((layer.backend for layer in layers.values()), None)
         sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._ranks.size == 1)
         state_tables = StateTables(table, list(recurrent.values()), device) if states else NoStates()
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
+        stages = self._ranks.stages
         if _takes_images(model):
             self._inputs = ImageRows(model, device, config.encoder_cache_bytes)
-        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._inputs)
-        isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
+        elif not stages.is_first:
+            self._inputs = StageInputs(stages, table)
+        step_sampler: StepSampler = sampler
+        step_drafting = drafting
+        if not stages.is_last:
+            step_sampler = self._outputs = StageOutputs(stages, table, sampler, drafting)
+            step_drafting = Drafting(table, NoProposer())
+        computation = StepComputation(
+            model, backend, table, step_sampler, batches, step_drafting, self._platform, self._inputs
+        )
+        isolation = StepIsolation(
+            computation, table, self._platform, config.block_size, self._patience(), most_ahead=stages.size
+        )
         transfers = Transfers(self._connector, isolation)
         followers = (sampler, self._proposer, self._inputs)
         members: list[StepMember] = [sampler, drafting, transfers, self._inputs]
+        if isinstance(self._inputs, StageInputs):
+            self._inputs.open(isolation)
+        if self._outputs is not None:
+            members.append(self._outputs)
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
         self._runner = ModelRunner(table, cache, isolation, followers, members)
-        if states is not None:
+        if num_state_blocks:
             num_tokens = min(2, config.max_num_batched_tokens, config.max_model_len - 1)
-            try_step(self._runner, num_tokens, len(groups), states.num_blocks)
+            try_step(self._runner, num_tokens, len(groups), num_state_blocks)
         forget_expert_tokens(model)
 
-    def execute(self, scheduled: SchedulerOutput) -> StepOutput:
-        output = self._ready_runner().step(scheduled)
+    def execute(self, scheduled: SchedulerOutput, answers: Sequence[StepOutput] = ()) -> StepOutput:
+        """One step. `answers`: what the last stage said to earlier ones, for a stage that is not the last."""
+        runner = self._ready_runner()
+        if self._outputs is not None:
+            for answer in answers:
+                self._outputs.settle(answer)
+                self._counters["num_sampled_tokens"] += len(answer.token_ids)
+        output = runner.step(scheduled)
         self._counters["num_steps"] += 1
         self._counters["num_tokens"] += scheduled.num_scheduled_tokens
         self._counters["num_sampled_tokens"] += len(output.token_ids)
@@ -204,6 +236,7 @@ class Worker:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
+        self._outputs = None
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()
         self._grammars.close()

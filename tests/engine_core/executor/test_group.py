@@ -137,7 +137,6 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(checkpoint):
         {"tensor_parallel_size": 2, "compile": True},
         {"tensor_parallel_size": 2, "model_impl": "transformers"},
         {"tensor_parallel_size": 3, "rank_invariant": True},
-        {"pipeline_parallel_size": 2},
         {"context_parallel_size": 2},
         {"enable_expert_parallel": True},
     ],

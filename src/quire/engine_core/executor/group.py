@@ -5,8 +5,10 @@
       +-- rank 0 (in-process executor) <-- sums --> -------+                    (kernels/ranks.py)
       +<----- digest of what was sampled ------------------+
 
-Every rank draws the same tokens, so none is sent: a digest shows that they agree. A rank that ends, stands still or
-differs ends the engine with an error that names it; whoever started the engine starts it again.
+Every rank that has the last layers draws the same tokens, so none is sent: a digest shows that they agree. Where the
+layers are divided over stages, the last one answers to the step, and the others hear of it with the next decision. A
+rank that ends, stands still or differs ends the engine with an error that names it; whoever started the engine starts
+it again.
 
 Owns the processes, their channels and the shared memory. Must never decide anything about a step.
 """
@@ -24,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire import errors
-from quire.config import WorkerConfig
+from quire.config import RankGrid, WorkerConfig
 from quire.engine_core.executor.executor import PendingStep
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.executor.rank_channel import (
@@ -32,6 +34,7 @@ from quire.engine_core.executor.rank_channel import (
     CallDone,
     Failed,
     RankMessage,
+    StepAnswer,
     StepDone,
     channel_pair,
     digest_of,
@@ -39,6 +42,7 @@ from quire.engine_core.executor.rank_channel import (
     encode_step,
 )
 from quire.engine_core.executor.shared_memory import GridMeetings, SharedMeeting
+from quire.engine_core.executor.stage_layers import StageLayers
 from quire.errors import EngineError, QuireError
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 from quire.processes.child_process import ChildProcess
@@ -81,8 +85,23 @@ class Rank:
         finally:
             os.close(theirs)
 
-    def ask(self, message: bytes) -> Reply:
-        reply = Reply(self)
+    @property
+    def has_work(self) -> bool:
+        """It was asked for something and has not answered; of a call nobody knows how long it takes."""
+        return any(reply.is_step for reply in tuple(self._open))
+
+    @property
+    def cpu_ticks(self) -> int:
+        """The processor time that it has had; -1: it has ended."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return -1
+        return int(fields[11]) + int(fields[12])
+
+    def ask(self, message: bytes, *, is_step: bool = False) -> Reply:
+        reply = Reply(self, is_step)
         self._open.append(reply)
         self._channel.send(message)
         return reply
@@ -104,23 +123,28 @@ class Rank:
 class Reply:
     """What a rank will say."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, is_step: bool) -> None:
         self.rank = rank
+        self.is_step = is_step
         self.message: RankMessage | None = None
 
 
 class RankWatch:
     """Looks whether all ranks are there and keep up. Once one is lost, nobody waits for it any more."""
 
-    def __init__(self, ranks: list[Rank], meetings: GridMeetings) -> None:
+    def __init__(self, ranks: list[Rank], meetings: GridMeetings, grid: RankGrid) -> None:
         self._ranks = ranks
         self._meetings = meetings
+        self._grid = grid
         self._lost: str | None = None
         self._ending = threading.Event()
         # readable once a rank is lost: wakes a core that has nothing to do
         self.loss_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # looks at which a rank had met those of a group less often than one of them
         self._num_behind = {(group, rank): 0 for group in meetings.by_group for rank in group}
+        # by rank: its processor time, and looks at which that was the same though nobody kept it waiting
+        self._ticks = dict.fromkeys(range(1, grid.size), -1)
+        self._num_idle = dict.fromkeys(range(1, grid.size), 0)
         self._thread = threading.Thread(target=self._look, name="quire-rank-watch", daemon=True)
         self._thread.start()
 
@@ -153,6 +177,8 @@ class RankWatch:
                     ended: Rank = key.data
                     self.lose(f"rank {ended.number} has ended ({ended.process.how_it_ended()})")
                 self._look_who_is_behind()
+                if self._grid.pipeline > 1:
+                    self._look_who_does_nothing()
 
     def _look_who_is_behind(self) -> None:
         """By looks and not by a clock: who was stopped together with this thread is not to blame."""
@@ -164,23 +190,49 @@ class RankWatch:
                 if self._num_behind[group, rank] > LONGEST_LAG / _LOOK_SECONDS:
                     self.lose(f"rank {rank} stands still while the others wait for it")
 
+    def _look_who_does_nothing(self) -> None:
+        """Stages do not meet at the same places: one that has work, waits for nobody and gets no processor time stands
+        still. Who computes for long does not."""
+        for rank in self._ranks:
+            number = rank.number
+            ticks = rank.cpu_ticks
+            is_idle = ticks == self._ticks[number] and rank.has_work and not self._waits(number)
+            self._ticks[number] = ticks
+            self._num_idle[number] = self._num_idle[number] + 1 if is_idle else 0
+            if self._num_idle[number] > LONGEST_LAG / _LOOK_SECONDS:
+                self.lose(f"rank {number} stands still in the middle of a step")
+
+    def _waits(self, number: int) -> bool:
+        """For another stage, or in a sum, where the others show who is to blame."""
+        meetings = self._meetings.of_rank(number)
+        stage = self._grid.place_of(number).stage
+        sums = [meeting for direction, meeting in meetings.items() if direction != "stage"]
+        return meetings["stage"].is_waiting(stage, self._grid.pipeline) or any(one.has_sleepers for one in sums)
+
 
 class GroupExecutor:
     """Runs each step on all ranks."""
 
     def __init__(self, config: WorkerConfig) -> None:
         from quire.engine_core.executor.rank_process import ranks_around
-        from quire.worker.kernels import meeting_bytes
+        from quire.worker.kernels import link_bytes, meeting_bytes
 
+        self._grid = config.grid
         self._size = config.grid.size
-        self._meetings = GridMeetings(config.grid, meeting_bytes)
+        self._block_size = config.block_size
+        self._num_state_blocks = 0
+        # of a pipeline, what the stages before the last one have not heard of yet
+        self._answers: list[StepOutput] = []
+        self._meetings = GridMeetings(
+            config.grid, lambda direction, size: (link_bytes if direction == "stage" else meeting_bytes)(size)
+        )
         self._ranks: list[Rank] = []
         self._first: InProcessExecutor | None = None
         try:
             for number in range(1, self._size):
                 self._ranks.append(Rank(config.of_rank(number), self._meetings.of_rank(number)))
             self._meetings.close_descriptors()
-            self._watch = RankWatch(self._ranks, self._meetings)
+            self._watch = RankWatch(self._ranks, self._meetings, config.grid)
             of_first = config.of_rank(0)
             around_first = ranks_around(of_first, self._meetings.of_rank(0))
             self._everywhere("load", [], lambda: self._load(of_first, around_first))
@@ -199,20 +251,26 @@ class GroupExecutor:
         own.host_bytes = min(one.host_bytes for one in all_ranks) // self._size
         own.seconds_per_token = max(one.seconds_per_token for one in all_ranks)
         own.seconds_per_step = max(one.seconds_per_step for one in all_ranks)
-        own.explanation += f" {self._size} ranks share it, each with its part of every layer."
+        own.explanation += f" {self._size} ranks share it, each with its part of the model."
+        if self._grid.pipeline > 1:
+            of_stages = [all_ranks[self._grid.rank_at(stage, 0, 0)].layers for stage in range(self._grid.pipeline)]
+            stages = StageLayers(of_stages, self._block_size)
+            self._num_state_blocks = stages.num_state_blocks
+            own.layers = stages.layers
+            own.available_bytes = stages.together(own.available_bytes)
+            own.host_bytes = stages.together(own.host_bytes)
         return own
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._everywhere(
-            "initialize_cache",
-            [groups, num_blocks, num_host_blocks],
-            lambda: self._own.initialize_cache(groups, num_blocks, num_host_blocks),
-        )
+        arguments = groups, num_blocks, num_host_blocks, self._num_state_blocks
+        self._everywhere("initialize_cache", list(arguments), lambda: self._own.initialize_cache(*arguments))
 
     def execute(self, output: SchedulerOutput) -> PendingStep:
-        message = encode_step(output)
-        replies = [self._ask(rank, message) for rank in self._ranks]
-        return _GroupStep(self, self._own.execute(output), replies)
+        answers = self._answers
+        self._answers = []
+        message = encode_step(output, answers)
+        replies = [self._ask(rank, message, is_step=True) for rank in self._ranks]
+        return _GroupStep(self, self._own.execute(output, answers), replies)
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """What rank 0 says."""
@@ -256,9 +314,9 @@ class GroupExecutor:
         value = self.joined(own)
         return value, [self.answer(reply, CallDone, _LOADING_SECONDS).value for reply in replies]
 
-    def _ask(self, rank: Rank, message: bytes) -> Reply:
+    def _ask(self, rank: Rank, message: bytes, *, is_step: bool = False) -> Reply:
         try:
-            return rank.ask(message)
+            return rank.ask(message, is_step=is_step)
         except OSError as error:
             raise self._gone(rank) from error
 
@@ -275,11 +333,14 @@ class GroupExecutor:
             raise EngineError(f"{self._watch.lost}.")
         return value
 
-    def answer(self, reply: Reply, kind: type[M], seconds: float) -> M:
-        """What another rank has said, in so many seconds."""
+    def answer(self, reply: Reply, kind: type[M], seconds: float | None = None) -> M:
+        """What another rank has said, in so many seconds, or as long as the watch finds that it gets on."""
         rank = reply.rank
         try:
-            message = rank.wait_for(reply, seconds)
+            message = rank.wait_for(reply, _LOOK_SECONDS if seconds is None else seconds)
+            while message is None and seconds is None:
+                self._check()
+                message = rank.wait_for(reply, _LOOK_SECONDS)
         except (EOFError, OSError) as error:
             raise self._gone(rank) from error
         if message is None:
@@ -287,16 +348,31 @@ class GroupExecutor:
             raise EngineError(f"{self._watch.lost}.")
         if isinstance(message, Failed):
             self._meetings.abort()
+            self._check()
             error_class = getattr(errors, message.kind, EngineError)
             raise error_class(message.text if message.kind else f"rank {rank.number} failed: {message.text}")
         assert isinstance(message, kind)
         return message
 
-    def agree(self, own: bytes, reply: Reply) -> None:
-        """What a rank sampled is what rank 0 did."""
-        if self.answer(reply, StepDone, LONGEST_LAG).digest != own:
-            self._watch.lose(f"rank {reply.rank.number} sampled something else than rank 0")
-            raise EngineError(f"{self._watch.lost}. Neither can be trusted.")
+    def settled(self, own: StepOutput, replies: list[Reply]) -> StepOutput:
+        """The answer to a step, by the first of those ranks that sample: rank 0, or one of the last stage. What the
+        others of them sampled is the same."""
+        first = self._grid.first_of_last_stage
+        if first == 0:
+            output = own
+        else:
+            output = self.answer(replies[first - 1], StepAnswer).output
+            self._answers.append(output)
+        digest = digest_of(output)
+        for reply in replies:
+            number = reply.rank.number
+            if number == first:
+                continue
+            found = self.answer(reply, StepDone, LONGEST_LAG).digest
+            if number > first and found != digest:
+                self._watch.lose(f"rank {number} sampled something else than rank {first}")
+                raise EngineError(f"{self._watch.lost}. Neither can be trusted.")
+        return output
 
     def _gone(self, rank: Rank) -> QuireError:
         self._watch.lose(f"rank {rank.number} has gone away")
@@ -312,8 +388,4 @@ class _GroupStep:
         self._replies = replies
 
     def result(self) -> StepOutput:
-        output = self._group.joined(self._own.result)
-        digest = digest_of(output)
-        for reply in self._replies:
-            self._group.agree(digest, reply)
-        return output
+        return self._group.settled(self._group.joined(self._own.result), self._replies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +40,18 @@ class InProcessExecutor:
         measured: WorkerCapacity = self._run(self.worker.measure_capacity)
         return measured
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._run(self.worker.initialize_cache, groups, num_blocks, num_host_blocks)
+    def initialize_cache(
+        self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0
+    ) -> None:
+        """`num_state_blocks`: of a sequence, where other workers have layers with states as well."""
+        self._run(self.worker.initialize_cache, groups, num_blocks, num_host_blocks, num_state_blocks)
 
-    def execute(self, output: SchedulerOutput) -> PendingStep:
+    def execute(self, output: SchedulerOutput, answers: Sequence[StepOutput] = ()) -> PendingStep:
+        """`answers`: of the last stage of a pipeline to earlier steps."""
         if self._thread is not None:
-            return self._thread.submit(self.worker.execute, output)
+            return self._thread.submit(self.worker.execute, output, answers)
         future: Future[StepOutput] = Future()
-        future.set_result(self.worker.execute(output))
+        future.set_result(self.worker.execute(output, answers))
         return future
 
     def control(self, name: str, args: dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from quire.engine_core.executor.rank_channel import (
     Failed,
     RankMessage,
     RunStep,
+    StepAnswer,
     StepDone,
     digest_of,
     encode_message,
@@ -70,23 +71,28 @@ def ranks_around(config: WorkerConfig, meetings: dict[str, SharedMeeting]) -> Ra
     return Ranks.of(config, shared)
 
 
-def serve(worker: Worker, channel: Channel, meetings: dict[str, SharedMeeting]) -> None:
-    """Until the core closes its end."""
+def serve(worker: Worker, channel: Channel, meetings: dict[str, SharedMeeting], *, answers_steps: bool = False) -> None:
+    """Until the core closes its end. `answers_steps`: this rank samples, and rank 0 does not."""
     while True:
         try:
             message = channel.receive()
             assert message is not None
-            answer = _answer(worker, message, meetings)
+            answer = _answer(worker, message, meetings, answers_steps)
             channel.send(encode_message(answer))
         except (EOFError, OSError):
             return
 
 
-def _answer(worker: Worker, message: RankMessage, meetings: dict[str, SharedMeeting]) -> RankMessage:
+def _answer(
+    worker: Worker, message: RankMessage, meetings: dict[str, SharedMeeting], answers_steps: bool
+) -> RankMessage:
     try:
         if isinstance(message, RunStep):
             is_corrupt = failpoint("rank_step")
-            digest = digest_of(worker.execute(with_arrays(message.decision)))
+            output = worker.execute(with_arrays(message.decision), message.answers)
+            if answers_steps:
+                return StepAnswer(output)
+            digest = digest_of(output)
             return StepDone(digest[::-1] if is_corrupt else digest)
         assert isinstance(message, Call)
         return CallDone(_call(worker, message.name, message.arguments))
@@ -124,7 +130,10 @@ def main() -> NoReturn:
         meeting.close_descriptor()
     from quire.worker.worker import Worker
 
-    serve(Worker(document.config, ranks=ranks_around(document.config, meetings)), channel, meetings)
+    config = document.config
+    worker = Worker(config, ranks=ranks_around(config, meetings))
+    answers_steps = config.grid.pipeline > 1 and config.rank == config.grid.first_of_last_stage
+    serve(worker, channel, meetings, answers_steps=answers_steps)
     log.flush()
     os._exit(0)
 

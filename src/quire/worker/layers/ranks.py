@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.config import WorkerConfig
+from quire.errors import EngineError
 from quire.worker import kernels
 from quire.worker.layers.tensor_parallel import TensorParallelGroup
 
@@ -36,12 +37,47 @@ class RankGroup:
 
 
 @dataclass(frozen=True)
+class StageGroup:
+    """The stages that a model's layers are divided over, this worker's among them, and the memory by which each sends
+    to the next."""
+
+    rank: int = 0
+    size: int = 1
+    meeting: Tensor | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+    def share_of(self, num_layers: int) -> range:
+        """The layers of this stage."""
+        return range(num_layers * self.rank // self.size, num_layers * (self.rank + 1) // self.size)
+
+    def send(self, x: Tensor) -> None:
+        """To the next stage, which receives tensors of the same sizes in the same order."""
+        assert self.meeting is not None
+        kernels.send(x, self.meeting, self.rank, self.size - 1)
+
+    def receive(self, out: Tensor) -> Tensor:
+        """All of `out` from the stage before; raises once another worker is lost."""
+        assert self.meeting is not None
+        kernels.receive(out, self.meeting, self.rank - 1, self.size - 1)
+        if int(self.meeting[:4].view(torch.int32)):
+            raise EngineError("the stage before has gone away.")
+        return out
+
+
+@dataclass(frozen=True)
 class Ranks:
     """The groups that a worker belongs to."""
 
     tensor: TensorParallelGroup = field(default_factory=TensorParallelGroup)
     context: RankGroup = field(default_factory=RankGroup)
-    stages: RankGroup = field(default_factory=RankGroup)
+    stages: StageGroup = field(default_factory=StageGroup)
 
     @classmethod
     def of(cls, config: WorkerConfig, meetings: dict[str, Tensor] | None = None) -> Ranks:
@@ -52,15 +88,15 @@ class Ranks:
             shared.get("tensor"), place.tensor, grid.tensor, has_equal_bits=config.rank_invariant
         )
         context = RankGroup(place.context, grid.context, shared.get("context"))
-        return cls(tensor, context, RankGroup(place.stage, grid.pipeline, shared.get("stage")))
+        return cls(tensor, context, StageGroup(place.stage, grid.pipeline, shared.get("stage")))
 
     @property
     def size(self) -> int:
         return self.tensor.size * self.context.size * self.stages.size
 
     def agree(self, number: float) -> float:
-        """What rank 0 of all says."""
-        return self.tensor.agree(self.context.agree(self.stages.agree(number)))
+        """What the first rank of this stage says: stages have layers of their own, and take times of their own."""
+        return self.tensor.agree(self.context.agree(number))
 
 
 _ALONE = Ranks()
