@@ -55,7 +55,7 @@ def state_layout(
         chunk_bytes = _only({layer.bytes_per_token for layer in attention.values()}) * block_size
     else:
         num_places = len(states)
-        chunk_bytes = _rounded_up(max(layer.state_bytes for layer in states), _ALIGNMENT)
+        chunk_bytes = _own_chunk_bytes([layer.state_bytes for layer in states], num_blocks)
     first_chunk_by_layer: dict[str, int] = {}
     num_chunks = 0
     for layer in states:
@@ -69,6 +69,20 @@ def state_layout(
         num_blocks=-(-num_chunks // num_places),
         first_chunk_by_layer=first_chunk_by_layer,
     )
+
+
+def _own_chunk_bytes(sizes: list[int], num_blocks: int) -> int:
+    """A whole state; or no more than it takes for all states to fill so many blocks, one chunk in each."""
+    largest = _rounded_up(max(sizes), _ALIGNMENT)
+    if not num_blocks:
+        return largest
+    least = _rounded_up(-(-sum(sizes) // num_blocks), _ALIGNMENT)
+    fitting = (chunk for chunk in range(least, largest, _ALIGNMENT) if _num_chunks(sizes, chunk) <= num_blocks)
+    return next(fitting, largest)
+
+
+def _num_chunks(sizes: list[int], chunk_bytes: int) -> int:
+    return sum(-(-size // chunk_bytes) for size in sizes)
 
 
 def _only(sizes: set[int]) -> int:

@@ -144,7 +144,7 @@ class StageOutputs(StepMember):
         self._parts = []
 
     def prepare(self, scheduled: SchedulerOutput) -> dict[int, str]:
-        placed = [one.row for one in (*scheduled.admitted, *scheduled.forked)]
+        placed = [one.row for one in scheduled.admitted] + [one.row for one in scheduled.forked]
         for unsettled in self._unsettled.values():
             unsettled.gone.update(scheduled.released, placed)
         return {}

@@ -42,11 +42,11 @@ from quire.engine_core.executor.rank_channel import (
     encode_step,
 )
 from quire.engine_core.executor.shared_memory import GridMeetings, SharedMeeting
-from quire.engine_core.executor.stage_layers import StageLayers
 from quire.errors import EngineError, QuireError
-from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.messages import LayerSpec, SchedulerOutput, StepOutput, WorkerCapacity
 from quire.processes.child_process import ChildProcess
 from quire.processes.documents import encode_document
+from quire.state_layout import state_layout
 
 # How long a rank may be behind the others, which have done the same work by then.
 LONGEST_LAG = 2.0
@@ -100,8 +100,8 @@ class Rank:
             return -1
         return int(fields[11]) + int(fields[12])
 
-    def ask(self, message: bytes, *, is_step: bool = False) -> Reply:
-        reply = Reply(self, is_step)
+    def ask(self, message: bytes) -> Reply:
+        reply = Reply(self)
         self._open.append(reply)
         self._channel.send(message)
         return reply
@@ -123,9 +123,9 @@ class Rank:
 class Reply:
     """What a rank will say."""
 
-    def __init__(self, rank: Rank, is_step: bool) -> None:
+    def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.is_step = is_step
+        self.is_step = False
         self.message: RankMessage | None = None
 
 
@@ -220,8 +220,8 @@ class GroupExecutor:
         self._grid = config.grid
         self._size = config.grid.size
         self._block_size = config.block_size
-        self._num_state_blocks = 0
-        # of a pipeline, what the stages before the last one have not heard of yet
+        # of a pipeline: layers of all stages, and answers that those before the last one have not heard of yet
+        self._layers: list[LayerSpec] = []
         self._answers: list[StepOutput] = []
         self._meetings = GridMeetings(
             config.grid, lambda direction, size: (link_bytes if direction == "stage" else meeting_bytes)(size)
@@ -254,15 +254,15 @@ class GroupExecutor:
         own.explanation += f" {self._size} ranks share it, each with its part of the model."
         if self._grid.pipeline > 1:
             of_stages = [all_ranks[self._grid.rank_at(stage, 0, 0)].layers for stage in range(self._grid.pipeline)]
-            stages = StageLayers(of_stages, self._block_size)
-            self._num_state_blocks = stages.num_state_blocks
-            own.layers = stages.layers
-            own.available_bytes = stages.together(own.available_bytes)
-            own.host_bytes = stages.together(own.host_bytes)
+            own.layers = [layer for layers in of_stages for layer in layers]
+            own.num_layers_of_stages = [len(layers) for layers in of_stages]
+            self._layers = own.layers
         return own
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        arguments = groups, num_blocks, num_host_blocks, self._num_state_blocks
+        # a stage cannot know: it has some of the layers
+        states = state_layout(self._layers, groups, self._block_size)
+        arguments = groups, num_blocks, num_host_blocks, states.num_blocks if states else 0
         self._everywhere("initialize_cache", list(arguments), lambda: self._own.initialize_cache(*arguments))
 
     def execute(self, output: SchedulerOutput) -> PendingStep:
@@ -316,9 +316,11 @@ class GroupExecutor:
 
     def _ask(self, rank: Rank, message: bytes, *, is_step: bool = False) -> Reply:
         try:
-            return rank.ask(message, is_step=is_step)
+            reply = rank.ask(message)
         except OSError as error:
             raise self._gone(rank) from error
+        reply.is_step = is_step
+        return reply
 
     def joined(self, own: Callable[[], T]) -> T:
         """What rank 0 does. If it fails nobody may wait for it; if another one is lost what it did means nothing."""

@@ -48,10 +48,11 @@ class InProcessExecutor:
 
     def execute(self, output: SchedulerOutput, answers: Sequence[StepOutput] = ()) -> PendingStep:
         """`answers`: of the last stage of a pipeline to earlier steps."""
+        arguments = (output, answers) if answers else (output,)
         if self._thread is not None:
-            return self._thread.submit(self.worker.execute, output, answers)
+            return self._thread.submit(self.worker.execute, *arguments)
         future: Future[StepOutput] = Future()
-        future.set_result(self.worker.execute(output, answers))
+        future.set_result(self.worker.execute(*arguments))
         return future
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
