@@ -402,6 +402,8 @@ class StepOutput(msgspec.Struct, kw_only=True):
     # columns (row, num_computed_tokens, num_total_tokens, num_verified, num_accepted), shape [5, n]: exact numbers
     # after the step, new drafts included, of rows that had drafts before it, were asked for some, or get a token later
     speculated: np.ndarray = msgspec.field(default_factory=lambda: np.empty((5, 0), dtype=np.int64))
+    # rows that have computed all they had and get their token in a later step
+    late: np.ndarray = msgspec.field(default_factory=no_ints)
     counts: dict[str, int] = {}  # of STEP_COUNTS, what was not 0
 
 
@@ -451,3 +453,5 @@ class WorkerCapacity(msgspec.Struct, kw_only=True):
     seconds_per_token: float = 0.0
     # a step of one token
     seconds_per_step: float = 0.0
+    # where workers have some layers each, how many of `layers` belong to the first, the second ...
+    num_layers_of_stages: list[int] = []

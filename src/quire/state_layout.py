@@ -37,8 +37,12 @@ class StateLayout(msgspec.Struct, kw_only=True, frozen=True):
         return divmod(chunk, self.num_places)
 
 
-def state_layout(layers: list[LayerSpec], groups: Iterable[Sequence[str]], block_size: int) -> StateLayout | None:
+def state_layout(
+    layers: list[LayerSpec], groups: Iterable[Sequence[str]], block_size: int, num_blocks: int = 0
+) -> StateLayout | None:
     """None: no layer of the model keeps a state. `groups`: names of the attention layers that share a block table.
+    `num_blocks`: so many blocks of a sequence hold its states elsewhere, and must hold those of these layers as well;
+    0: as many as it takes.
 
     Without attention nothing else sets the size of a block, so that one holds all states of a sequence.
     """
@@ -51,18 +55,34 @@ def state_layout(layers: list[LayerSpec], groups: Iterable[Sequence[str]], block
         chunk_bytes = _only({layer.bytes_per_token for layer in attention.values()}) * block_size
     else:
         num_places = len(states)
-        chunk_bytes = _rounded_up(max(layer.state_bytes for layer in states), _ALIGNMENT)
+        chunk_bytes = _own_chunk_bytes([layer.state_bytes for layer in states], num_blocks)
     first_chunk_by_layer: dict[str, int] = {}
     num_chunks = 0
     for layer in states:
         first_chunk_by_layer[layer.name] = num_chunks
         num_chunks += -(-layer.state_bytes // chunk_bytes)
+    if num_blocks:
+        num_places = max(num_places if attention else 0, -(-num_chunks // num_blocks))
     return StateLayout(
         chunk_bytes=chunk_bytes,
         num_places=num_places,
         num_blocks=-(-num_chunks // num_places),
         first_chunk_by_layer=first_chunk_by_layer,
     )
+
+
+def _own_chunk_bytes(sizes: list[int], num_blocks: int) -> int:
+    """A whole state; or no more than it takes for all states to fill so many blocks, one chunk in each."""
+    largest = _rounded_up(max(sizes), _ALIGNMENT)
+    if not num_blocks:
+        return largest
+    least = _rounded_up(-(-sum(sizes) // num_blocks), _ALIGNMENT)
+    fitting = (chunk for chunk in range(least, largest, _ALIGNMENT) if _num_chunks(sizes, chunk) <= num_blocks)
+    return next(fitting, largest)
+
+
+def _num_chunks(sizes: list[int], chunk_bytes: int) -> int:
+    return sum(-(-size // chunk_bytes) for size in sizes)
 
 
 def _only(sizes: set[int]) -> int:

@@ -4,6 +4,7 @@ from quire.config.engine_config import EngineConfig, KVConnectorConfig, WorkerCo
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.model_facts import ModelFacts
 from quire.config.option import Option, checked, options_of, parse_bytes
+from quire.config.rank_grid import RankGrid, RankPlace
 from quire.config.resolve import Reasons, resolve
 from quire.config.speculation import SpeculationConfig
 
@@ -14,6 +15,8 @@ __all__ = [
     "KVConnectorConfig",
     "ModelFacts",
     "Option",
+    "RankGrid",
+    "RankPlace",
     "Reasons",
     "SpeculationConfig",
     "WorkerConfig",

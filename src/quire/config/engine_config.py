@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.config.images import ImageConfig
 from quire.config.model_facts import ModelFacts
+from quire.config.rank_grid import RankGrid, RankPlace
 from quire.config.speculation import SpeculationConfig
 
 # A sum over the inputs of a weight has so many parts where its bits must not depend on the number of workers.
@@ -56,8 +57,8 @@ class WorkerConfig:
     speculation: SpeculationConfig | None = None
     # where KV comes from and goes to beside the cache; None: nowhere
     kv_connector: KVConnectorConfig | None = None
-    # ranks that share each layer, which of them this is, and whether bits must not depend on how many there are
-    tensor_parallel_size: int = 1
+    # ranks that run the model together, which of them this is, and whether bits must not depend on how many there are
+    grid: RankGrid = field(default_factory=RankGrid)
     rank: int = 0
     rank_invariant: bool = False
     # slots for adapters, and the greatest rank that one of them may have; 0: no adapters
@@ -71,6 +72,10 @@ class WorkerConfig:
         threads = self.num_threads
         mine = None if self.processors is None else self.processors[rank * threads : (rank + 1) * threads]
         return replace(self, rank=rank, processors=mine or None)
+
+    @property
+    def place(self) -> RankPlace:
+        return self.grid.place_of(self.rank)
 
     @property
     def model_as_run(self) -> str:

@@ -225,6 +225,16 @@ class EngineOptions:
         1, "workers that share each layer of the model, a process each (docs/distributed.md); num_threads is that of "
         "one", section="execution", least=1, greatest=64,
     )  # fmt: skip
+    pipeline_parallel_size: int = option(
+        1, "stages that the layers of the model are divided over, each of tensor_parallel_size workers",
+        section="execution", least=1, greatest=32,
+    )  # fmt: skip
+    context_parallel_size: int = option(
+        1, "workers that share the keys and values of each sequence", section="execution", least=1, greatest=64
+    )
+    enable_expert_parallel: bool = option(
+        False, "whole experts on each worker instead of a part of every one", section="execution"
+    )
     rank_invariant: bool = option(
         False, "the same bits with 1, 2, 4 and 8 workers that share each layer; products that are summed over them "
         "take longer", section="execution",

@@ -16,7 +16,8 @@ from quire.config.model_source import locate
 from quire.config.option import checked, options_of
 from quire.config.processors import processors
 from quire.config.quantization import resolve_quantization
-from quire.config.speculation import resolve_speculation
+from quire.config.rank_grid import RankGrid
+from quire.config.speculation import SpeculationConfig, resolve_speculation
 from quire.errors import CapacityError, OptionError
 
 _FALLBACK_LENGTH = 2048
@@ -52,14 +53,15 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     quantization, decided["quantization"] = resolve_quantization(options.quantization, facts.hf_config, device)
     kv_cache_dtype, decided["kv_cache_dtype"] = _kv_cache_dtype(options, dtype)
     length, decided["max_model_len"] = _max_model_len(options, facts)
-    threads, decided["num_threads"] = _num_threads(options, facts)
+    grid = _grid(options)
+    threads, decided["num_threads"] = _num_threads(options, facts, grid.size)
     swap_space, decided["swap_space"] = _swap_space(options)
     speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
     connector = _kv_connector(options)
     lora_modules = resolve_lora_modules(options)
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
-    _check_ranks(options, device)
+    _check_ranks(options, grid, device, speculation)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     _check_tenant_cache_share(options)
@@ -82,11 +84,11 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         gpu_memory_utilization=options.gpu_memory_utilization,
         attention_backend=options.attention_backend,
         num_threads=threads,
-        processors=processors().pinned(threads * options.tensor_parallel_size),
+        processors=processors().pinned(threads * grid.size),
         compile=options.compile,
         enforce_eager=options.enforce_eager,
         seed=options.seed,
-        tensor_parallel_size=options.tensor_parallel_size,
+        grid=grid,
         rank_invariant=options.rank_invariant,
         swap_directory=options.swap_directory,
         speculation=speculation,
@@ -195,7 +197,7 @@ def _max_model_len(options: EngineOptions, facts: ModelFacts) -> tuple[int, tupl
     return options.max_model_len, (options.max_model_len, "as asked")
 
 
-def _num_threads(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[object, str]]:
+def _num_threads(options: EngineOptions, facts: ModelFacts, num_ranks: int) -> tuple[int, tuple[object, str]]:
     """Of a worker."""
     if options.num_threads is not None:
         return options.num_threads, (options.num_threads, "as asked")
@@ -206,11 +208,10 @@ def _num_threads(options: EngineOptions, facts: ModelFacts) -> tuple[int, tuple[
         # A step takes less time than two threads need to find each other on a busy machine.
         return 1, (1, f"the weights are small ({facts.num_weight_bytes / 2**20:.0f} MiB)")
     found = processors()
-    size = options.tensor_parallel_size
-    if size == 1:
+    if num_ranks == 1:
         return found.num_threads, (found.num_threads, found.reason)
-    threads = max(1, found.num_threads // size)
-    return threads, (threads, f"{found.reason}, shared by {size} workers")
+    threads = max(1, found.num_threads // num_ranks)
+    return threads, (threads, f"{found.reason}, shared by {num_ranks} workers")
 
 
 def _swap_space(options: EngineOptions) -> tuple[int | None, tuple[object, str]]:
@@ -243,15 +244,34 @@ def _kv_connector(options: EngineOptions) -> KVConnectorConfig | None:
     return None
 
 
-def _check_ranks(options: EngineOptions, device: str) -> None:
+def _grid(options: EngineOptions) -> RankGrid:
+    return RankGrid(
+        tensor=options.tensor_parallel_size,
+        context=options.context_parallel_size,
+        pipeline=options.pipeline_parallel_size,
+        has_expert_parts=options.enable_expert_parallel,
+    )
+
+
+def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculation: SpeculationConfig | None) -> None:
     """What several workers cannot share yet."""
+    not_there = {
+        f"context_parallel_size={grid.context}": grid.context > 1,
+        "enable_expert_parallel": grid.has_expert_parts,
+    }
+    for what, is_asked in not_there.items():
+        if is_asked:
+            raise OptionError(
+                f"{what}: workers can share each layer of a model so far, and nothing else. Leave it out and use "
+                "tensor_parallel_size (docs/distributed.md)."
+            )
     size = options.tensor_parallel_size
     if options.rank_invariant and SLICES_OF_A_SUM % size:
         raise OptionError(
             f"rank_invariant: a sum has {SLICES_OF_A_SUM} parts, which {size} workers cannot share evenly. Choose a "
             "tensor_parallel_size of 1, 2, 4 or 8, or leave rank_invariant out."
         )
-    if size == 1:
+    if grid.size == 1:
         return
     refused = {
         f"device={device}": device != "cpu",
@@ -259,12 +279,16 @@ def _check_ranks(options: EngineOptions, device: str) -> None:
         "kv_connector": options.kv_connector is not None,
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",
+        # a draft model would need the tokens of a step on a stage that does not know them yet
+        "pipeline_parallel_size and a model that drafts": grid.pipeline > 1
+        and speculation is not None
+        and speculation.model_path is not None,
     }
     for what, is_asked in refused.items():
         if is_asked:
             raise OptionError(
-                f"tensor_parallel_size={size}: workers that share a model cannot do this with {what} yet. Leave one of "
-                "them out (docs/distributed.md)."
+                f"{grid.size} workers that share a model cannot do this with {what} yet. Leave one of them "
+                "out (docs/distributed.md)."
             )
 
 

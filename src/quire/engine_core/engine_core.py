@@ -22,7 +22,7 @@ ControlOperation = Callable[..., Any]
 
 
 class EngineCore:
-    """schedule, execute, update; with a depth of 1, the next step before the results of the last."""
+    """schedule, execute, update; with a depth of 1, the next step before the results of the last, and so on."""
 
     def __init__(
         self,
@@ -37,9 +37,8 @@ class EngineCore:
         self.scheduler = scheduler
         self.executor = executor
         self.ready = ready
-        # 4.6.1: steps that run while the next one is decided. More than one would decide without knowing of a
-        # preemption's last token, which scheduler/results.py does not allow for.
-        assert depth in (0, 1)
+        # 4.6.1: steps that run while the next one is decided. With more than one, no row may be in two of them: who
+        # gave way would go on without knowing its last token.
         self._depth = depth
         self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants

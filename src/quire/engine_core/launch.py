@@ -23,6 +23,7 @@ from quire.engine_core.scheduler.constraints import (
     Constraint,
     EncoderBudget,
     LongPrefill,
+    OneStepAtATime,
 )
 from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
@@ -67,6 +68,9 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     layout = CacheLayout.of(config.worker.model_as_run, kv_dtype, config.block_size, groups, measured.layers)
     connector = make_scheduler_half(config.kv_connector, layout)
     adapters = EngineAdapters(executor.control, config.max_cpu_loras)
+    is_ahead, reason = _runs_ahead(config, measured)
+    # a step for each stage of a pipeline, and one that is decided while they run
+    depth = config.worker.grid.pipeline - 1 + is_ahead
     scheduler = make_scheduler(
         config,
         plan,
@@ -75,9 +79,9 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         speculation=speculation,
         connector=connector,
         adapters=adapters.loaded,
+        num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
     )
-    is_ahead, reason = _runs_ahead(config, measured)
-    if is_ahead:
+    if depth:
         executor.run_ahead()
     failpoint("start_ready")
     core = assemble(
@@ -86,7 +90,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         plan,
         scheduler,
         [*phases.report(), plan.explanation, reason],
-        depth=int(is_ahead),
+        depth=depth,
         adapters=adapters,
     )
     core.ready.seconds_per_token = measured.seconds_per_token
@@ -94,7 +98,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
 
 
 def _executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
-    return InProcessExecutor(config) if config.tensor_parallel_size == 1 else GroupExecutor(config)
+    return InProcessExecutor(config) if config.grid.size == 1 else GroupExecutor(config)
 
 
 def make_scheduler(
@@ -105,7 +109,9 @@ def make_scheduler(
     speculation: Speculation | None = None,
     connector: SchedulerHalf | None = None,
     adapters: Set[int] = frozenset(),
+    num_cohorts: int = 1,
 ) -> Scheduler:
+    """`num_cohorts`: so many steps may be under way, each with other rows; 1: rows may be in all that are."""
     rows = Rows(config.max_num_seqs, plan.max_model_len)
     recorder = _recorder(config)
     pool = BlockPool(
@@ -138,7 +144,7 @@ def make_scheduler(
         vocab_size=config.facts.vocab_size,
         speculation=speculation,
         connector=connector,
-        constraints=_constraints(config),
+        constraints=_constraints(config, num_cohorts),
         adapters=adapters,
     )
 
@@ -158,8 +164,10 @@ def _policy(config: EngineConfig) -> SchedulingPolicy:
     return make_policy(config.scheduling_policy, staging_size=config.staging_size, progress_share=config.progress_share)
 
 
-def _constraints(config: EngineConfig) -> list[Constraint]:
+def _constraints(config: EngineConfig, num_cohorts: int) -> list[Constraint]:
     constraints: list[Constraint] = []
+    if num_cohorts > 1:
+        constraints.append(OneStepAtATime(num_cohorts))
     if config.long_prefill_token_threshold:
         constraints.append(LongPrefill(config.long_prefill_token_threshold))
     if config.chunk_alignment > 1:
@@ -190,7 +198,7 @@ def _runs_ahead(config: EngineConfig, measured: WorkerCapacity) -> tuple[bool, s
 def _num_uncertain(config: EngineConfig) -> int:
     """Tokens of a sequence that may be granted and not be there: drafts, and what is granted on top of them."""
     num_drafts = config.speculation.num_speculative_tokens if config.speculation else 0
-    most_in_flight = 0 if config.async_scheduling is False else 1
+    most_in_flight = 0 if config.async_scheduling is False and config.worker.grid.pipeline == 1 else 1
     return num_drafts + most_in_flight * (1 + num_drafts)
 
 

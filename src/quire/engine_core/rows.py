@@ -32,6 +32,8 @@ class Rows:
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
         self.num_known = np.zeros(num_rows, dtype=np.int64)
         self.num_total = np.zeros(num_rows, dtype=np.int64)
+        # steps with this row that were decided and whose results are not there yet
+        self.num_in_flight = np.zeros(num_rows, dtype=np.int64)
         self.priority = np.zeros(num_rows, dtype=np.int64)
         self.tenant = np.zeros(num_rows, dtype=np.int64)
         # number of the adapter, 0 for none
@@ -157,6 +159,11 @@ class Rows:
 
     def grant(self, rows: IntArray, num_tokens: IntArray) -> None:
         self.num_computed[rows] += num_tokens
+        self.num_in_flight[rows] += 1
+
+    def settle(self, rows: IntArray) -> None:
+        """The results of a step with these rows are there."""
+        self.num_in_flight[rows] -= 1
 
     def set_back(self, row: int, num_computed: int) -> None:
         """The core decides where the row goes on, whatever steps in flight compute of it."""

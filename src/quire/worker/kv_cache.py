@@ -60,8 +60,9 @@ class KVCache:
         block_size: int,
         device: torch.device,
         states: Mapping[str, StatefulLayer] | None = None,
+        num_state_blocks: int = 0,
     ) -> None:
-        """Allocate and bind. Layers with `states` form the last group."""
+        """Allocate and bind. Layers with `states` form the last group; `num_state_blocks`: as of `state_layout`."""
         states = states or {}
         unknown = {name for names in groups for name in names} ^ (set(layers) | set(states))
         if unknown:
@@ -80,7 +81,7 @@ class KVCache:
                     views[place] = _key_and_value(self.tensors[index], start - cuts[index], layer, block_size)
                 layer.bind(group, *views[place])
         specs = [layer.spec for layer in layers.values()] + [layer.spec for layer in states.values()]
-        layout = state_layout(specs, groups, block_size)
+        layout = state_layout(specs, groups, block_size, num_state_blocks)
         if layout is not None:
             self._bind_states(layout, states, num_blocks, device)
         if device.type == "cpu":
@@ -90,10 +91,10 @@ class KVCache:
     def _bind_states(
         self, layout: StateLayout, states: Mapping[str, StatefulLayer], num_blocks: int, device: torch.device
     ) -> None:
-        """States lie in the blocks of attention, whose first tensors are those of the target; without attention in
-        tensors of their own."""
-        if not self.tensors:
-            self.tensors += (_zeros(num_blocks, layout.chunk_bytes, device) for _ in range(layout.num_places))
+        """States lie in the blocks of attention, whose first tensors are those of the target; what has no room there in
+        tensors of its own."""
+        num_more = layout.num_places - len(self.tensors)
+        self.tensors += [_zeros(num_blocks, layout.chunk_bytes, device) for _ in range(num_more)]
         places = self.tensors[: layout.num_places]
         if len(places) < layout.num_places or any(place.shape[1] != layout.chunk_bytes for place in places):
             raise ValueError(f"KV cache: its blocks are not those that states were planned for ({layout})")

@@ -24,10 +24,11 @@ from quire.worker.checkpoints import open_checkpoint
 from quire.worker.dummy_weights import fill_randomly
 from quire.worker.kernels import cpu
 from quire.worker.layers.quantization import Scheme, find_scheme
-from quire.worker.layers.tensor_parallel import current_group
+from quire.worker.layers.ranks import current_ranks
 from quire.worker.model_config import read_model_config
 from quire.worker.models.checkpoint_map import CheckpointMap
 from quire.worker.models.registry import find_native, native_class
+from quire.worker.models.stages import keep_stage
 from quire.worker.packed_store import PackedStore
 from quire.worker.platforms import current_platform
 from quire.worker.weight_loading import load_weights, make_weights, pack_weights
@@ -47,10 +48,10 @@ def load_model(config: WorkerConfig) -> nn.Module:
     if model_class is None:
         from quire.worker.models.transformers_fallback import load_through_transformers
 
-        if current_group().size > 1:
+        if current_ranks().size > 1:
             raise ModelError(
-                f"tensor_parallel_size={current_group().size}: model_type={facts.model_type} runs through the "
-                "Transformers library, whose layers cannot be shared. Use tensor_parallel_size=1."
+                f"{current_ranks().size} workers: model_type={facts.model_type} runs through the "
+                "Transformers library, whose layers cannot be shared. Leave out tensor_parallel_size and its like."
             )
         _refuse_quantized(facts, f"the Transformers library under Quire's attention (model_type={facts.model_type})")
         model = load_through_transformers(config, dtype, platform.device)
@@ -101,6 +102,7 @@ def _load_native(config: WorkerConfig, facts: ModelFacts, model_class: type[Any]
         model_config = read_model_config(file, values, model_class)
     with building(dtype, platform.device), _unusable_values_named(file, model_class):
         model: nn.Module = model_class(model_config, config.max_model_len)
+    keep_stage(model, current_ranks().stages)
     if config.load_format == "dummy":
         make_weights(model, functools.partial(fill_randomly, seed=config.seed), scheme)
         return model
@@ -119,9 +121,8 @@ def _packed_store(config: WorkerConfig, facts: ModelFacts, dtype: torch.dtype) -
     """Where this model's packed weights are kept, if they are."""
     if config.device != "cpu" or not config.packed_weights_cache or not cpu.load():
         return None
-    group = current_group()
     kernels = Path(cpu.statistics()["path"]).name
-    form = f"{dtype} {config.quantization} {group.rank} {group.size} {kernels}"
+    form = f"{dtype} {config.quantization} {config.rank} {config.grid} {kernels}"
     return PackedStore.of(facts.path, form, config.packed_weights_cache)
 
 

@@ -7,6 +7,7 @@ StepIsolation computes the same rows again in parts. Called by StepIsolation alo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ from quire.worker.image_rows import ModelInputs, TokenInputs
 from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.beside import BesideSteps
 from quire.worker.sampler.reading import Sampled
-from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting
 from quire.worker.state_cache import NO_STATE_BATCH, NoStateBatch, StateBatch
 
@@ -39,6 +40,14 @@ class Computed:
     sampled: Sampled
 
 
+class StepSampler(Protocol):
+    """What becomes of hidden states."""
+
+    beside: BesideSteps
+
+    def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled: ...
+
+
 class StepComputation:
     """Over the rows of one model."""
 
@@ -47,7 +56,7 @@ class StepComputation:
         model: nn.Module,
         backend: AttentionBackend | None,
         table: RowTable,
-        sampler: Sampler,
+        sampler: StepSampler,
         batches: BatchBuilder,
         drafting: Drafting,
         platform: Platform,
@@ -102,6 +111,7 @@ class StepComputation:
             self._table.drop_drafts(int_array(list(output.failures)))
         if len(sampled.late):
             self._table.step_back(sampled.late)
+            output.late = sampled.late
         output.step = scheduled.step
         output.speculated = self._drafting.end_step(
             scheduled, batch, computed.hidden_TE, output.rows, self.sampler.beside.late

@@ -54,14 +54,21 @@ class StepIsolation:
     """Runs the rows of a step, all at once unless something goes wrong."""
 
     def __init__(
-        self, computation: StepComputation, table: RowTable, platform: Platform, block_size: int, patience: Patience
+        self,
+        computation: StepComputation,
+        table: RowTable,
+        platform: Platform,
+        block_size: int,
+        patience: Patience,
+        most_ahead: int = 1,
     ) -> None:
+        """`most_ahead`: as of `UnwrittenBlocks`."""
         self.computation = computation
         self._table = table
         self._platform = platform
         self._patience = patience
         self._watch = Watch()
-        self._unwritten = UnwrittenBlocks(table, block_size)
+        self._unwritten = UnwrittenBlocks(table, block_size, most_ahead)
         # by row
         self._requests: dict[int, int] = {}
         # where the core believes that each failed row stands

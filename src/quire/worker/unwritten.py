@@ -14,14 +14,13 @@ from quire.kv_connectors.connector import STEP_DATA, StepTransfers
 from quire.messages import IntArray, SchedulerOutput
 from quire.worker.row_table import RowTable
 
-# 4.6.1: one step may have been decided before the results of another arrived
-_MOST_STEPS = 1
-
 
 class UnwrittenBlocks:
     """By block, the step in which it was not written."""
 
-    def __init__(self, table: RowTable, block_size: int) -> None:
+    def __init__(self, table: RowTable, block_size: int, most_ahead: int = 1) -> None:
+        """4.6.1: so many steps may have been decided before the results of another arrived."""
+        self._most_ahead = most_ahead
         self._table = table
         self._block_size = block_size
         self._step_of: dict[int, int] = {}
@@ -33,7 +32,7 @@ class UnwrittenBlocks:
 
     def open(self, scheduled: SchedulerOutput) -> None:
         """A step begins: what nobody can read any more is dropped, and what got its content from elsewhere."""
-        oldest = scheduled.step - _MOST_STEPS
+        oldest = scheduled.step - self._most_ahead
         self._step_of = {block: step for block, step in self._step_of.items() if step >= oldest}
         transfers: StepTransfers | None = scheduled.step_data.get(STEP_DATA)
         loaded = [table for load in transfers.loads for table in load.blocks] if transfers else []

@@ -43,9 +43,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None
     filling = _Filling(model, scheme)
     with _progress(checkpoint.num_bytes) as bar:
         for source, weight in checkpoint.tensors():
-            if not checkpoint_map.ignores(source):
+            placements = [one for one in checkpoint_map.place(source, weight) if not filling.is_absent(one)]
+            if placements:
                 _check_finite(source, weight)
-            for placement in checkpoint_map.place(source, weight):
+            for placement in placements:
                 filling.add(placement, source)
             bar.update(weight.nbytes)
     filling.finish()
@@ -141,8 +142,14 @@ class _Filling:
         # Only until they are full: a layer that is packed lets go of its floats.
         self._parameters = {name: parameters[name] for name in set(self._holders.first_name.values())}
         self._waiting: dict[str, set[Part]] = {name: set(self._parts[name]) for name in self._parameters}
+        # of layers that another stage of a pipeline has
+        self._absent: frozenset[str] = getattr(model, "absent_weights", frozenset())
         self._stand_ins: list[tuple[str, Placement, str]] = []
         self._unexpected: list[str] = []
+
+    def is_absent(self, placement: Placement) -> bool:
+        """Another worker has it."""
+        return placement.name in self._absent or f"{_BACKBONE}.{placement.name}" in self._absent
 
     def add(self, placement: Placement, source: str) -> None:
         if placement.name not in self._parts:

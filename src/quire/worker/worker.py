@@ -7,7 +7,7 @@ this order: load, measure_capacity, initialize_cache, then execute and control a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,18 +31,19 @@ from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
 from quire.worker.layers.experts import expert_tokens, forget_expert_tokens
-from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
+from quire.worker.layers.ranks import Ranks, among
 from quire.worker.model_loader import load_model
 from quire.worker.model_runner import ModelRunner
 from quire.worker.packed_store import num_mapped_bytes
 from quire.worker.patience import Patience
+from quire.worker.pipeline import StageInputs, StageOutputs
 from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
 from quire.worker.speculative.cost import measure_costs
 from quire.worker.state_cache import NoStates, StateTables, recurrent_layers
-from quire.worker.step_computation import StepComputation
+from quire.worker.step_computation import StepComputation, StepSampler
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 from quire.worker.transfers import Transfers
@@ -61,11 +62,11 @@ class Worker:
         config: WorkerConfig,
         *,
         model_loader: Callable[[WorkerConfig], nn.Module] = load_model,
-        group: TensorParallelGroup | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`group`: with whom it shares each layer."""
+        """`ranks`: with whom it shares the model."""
         self._config = config
-        self._group = group or TensorParallelGroup.around(None, 0, 1, has_equal_bits=config.rank_invariant)
+        self._ranks = ranks or Ranks.of(config)
         self._model_loader = model_loader
         self._platform = current_platform(config.device)
         self._host_memory = host_memory(config.device, config.swap_directory)
@@ -76,6 +77,8 @@ class Worker:
         self._connector = make_worker_half(config.kv_connector)
         self._adapters: Adapters | None = None
         self._runner: ModelRunner | None = None
+        # of a stage of a pipeline that is not the last one
+        self._outputs: StageOutputs | None = None
         self._seconds_per_token = 0.0
         self._counters = dict.fromkeys(("num_steps", "num_tokens", "num_sampled_tokens", "num_failures"), 0)
         self._controls: dict[str, Callable[..., Any]] = {
@@ -91,7 +94,7 @@ class Worker:
 
     def load(self) -> None:
         self._platform.set_threads(self._config.num_threads, self._config.processors)
-        with tensor_parallel(self._group):
+        with among(self._ranks):
             self._model = self._model_loader(self._config)
         self._adapters = self._open_adapters(self._model)
         # a draft is whole on every rank: it is small, and all draft the same
@@ -100,7 +103,7 @@ class Worker:
     def measure_capacity(self) -> WorkerCapacity:
         model = self._loaded_model()
         step = with_draft(
-            measure_largest_step(model, self._platform, self._config, self._group.agree),
+            measure_largest_step(model, self._platform, self._config, self._ranks.agree),
             self._proposer.largest_step(self._platform, self._config),
         )
         states = [layer.spec for layer in recurrent_layers(model).values()]
@@ -114,8 +117,11 @@ class Worker:
         found.layers += [layer.spec for layer in self._proposer.layers.values()]
         return found
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Blocks 0 ... num_blocks - 1 for the layers of all groups, and swap space for as many as num_host_blocks.
+    def initialize_cache(
+        self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0
+    ) -> None:
+        """Blocks 0 ... num_blocks - 1 for the layers of all groups, and swap space for as many as num_host_blocks. A
+        stage of a pipeline keeps its own layers only: it is told how many blocks the states of a sequence have.
 
         The worker is ready for steps after this.
         """
@@ -129,11 +135,14 @@ class Worker:
         cache = KVCache()
         cached_layers = layers | self._proposer.layers
         recurrent = recurrent_layers(model)
-        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent)
+        if self._ranks.stages.size > 1:
+            groups = [[name for name in names if name in cached_layers or name in recurrent] for names in groups]
+        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent, num_state_blocks)
         cache.open_swap_space(num_host_blocks, self._host_memory)
         specs = [layer.spec for layer in cached_layers.values()]
         specs += [layer.spec for layer in recurrent.values()]
-        states = state_layout(specs, groups, config.block_size)
+        states = state_layout(specs, groups, config.block_size, num_state_blocks)
+        num_state_blocks = num_state_blocks or (states.num_blocks if states else 0)
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)
         self._connector.open(layout, cache.tensors)
@@ -141,32 +150,55 @@ class Worker:
             for module in self._proposer.recordable(model):
                 self._record(module)
         table = RowTable(config.max_num_seqs, config.max_model_len, *_vocab_sizes(model))
-        windows = [_window_of([cached_layers[name] for name in names]) for names in groups if names[0] in cached_layers]
+        of_attention = groups[: len(groups) - (num_state_blocks > 0)]
+        windows = [_window_of([cached_layers[name] for name in names]) for names in of_attention]
         blocks_per_row = -(-config.max_model_len // config.block_size)
-        table.open_groups(len(groups), blocks_per_row, num_blocks, windows, states.num_blocks if states else 0)
+        table.open_groups(len(groups), blocks_per_row, num_blocks, windows, num_state_blocks)
         backend = next((layer.backend for layer in layers.values()), None)
-        sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._group.size == 1)
+        sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._ranks.size == 1)
         state_tables = StateTables(table, list(recurrent.values()), device) if states else NoStates()
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
+        stages = self._ranks.stages
         if _takes_images(model):
             self._inputs = ImageRows(model, device, config.encoder_cache_bytes)
-        computation = StepComputation(model, backend, table, sampler, batches, drafting, self._platform, self._inputs)
-        isolation = StepIsolation(computation, table, self._platform, config.block_size, self._patience())
+        elif not stages.is_first:
+            self._inputs = StageInputs(stages, table)
+        step_sampler: StepSampler = sampler
+        step_drafting = drafting
+        if not stages.is_last:
+            step_sampler = self._outputs = StageOutputs(stages, table, sampler, drafting)
+            step_drafting = Drafting(table, NoProposer())
+        computation = StepComputation(
+            model, backend, table, step_sampler, batches, step_drafting, self._platform, self._inputs
+        )
+        isolation = StepIsolation(
+            computation, table, self._platform, config.block_size, self._patience(), most_ahead=stages.size
+        )
         transfers = Transfers(self._connector, isolation)
         followers = (sampler, self._proposer, self._inputs)
         members: list[StepMember] = [sampler, drafting, transfers, self._inputs]
+        if isinstance(self._inputs, StageInputs):
+            self._inputs.open(isolation)
+        if self._outputs is not None:
+            members.append(self._outputs)
         if self._adapters is not None:
             members.append(AdapterMember(self._adapters, table, isolation))
         self._runner = ModelRunner(table, cache, isolation, followers, members)
-        if states is not None:
+        if num_state_blocks:
             num_tokens = min(2, config.max_num_batched_tokens, config.max_model_len - 1)
-            try_step(self._runner, num_tokens, len(groups), states.num_blocks)
+            try_step(self._runner, num_tokens, len(groups), num_state_blocks)
         forget_expert_tokens(model)
 
-    def execute(self, scheduled: SchedulerOutput) -> StepOutput:
-        output = self._ready_runner().step(scheduled)
+    def execute(self, scheduled: SchedulerOutput, answers: Sequence[StepOutput] = ()) -> StepOutput:
+        """One step. `answers`: what the last stage said to earlier ones, for a stage that is not the last."""
+        runner = self._ready_runner()
+        if self._outputs is not None:
+            for answer in answers:
+                self._outputs.settle(answer)
+                self._counters["num_sampled_tokens"] += len(answer.token_ids)
+        output = runner.step(scheduled)
         self._counters["num_steps"] += 1
         self._counters["num_tokens"] += scheduled.num_scheduled_tokens
         self._counters["num_sampled_tokens"] += len(output.token_ids)
@@ -204,6 +236,7 @@ class Worker:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
+        self._outputs = None
         self._proposer = NoProposer()
         self._connector = NoWorkerHalf()
         self._grammars.close()
@@ -228,7 +261,7 @@ class Worker:
     def _patience(self) -> Patience:
         """Endless where a step may stop to compile, and where ranks would have to lose it together."""
         seconds = _PATIENCE_SECONDS if self._platform.name == "cpu" else _PATIENCE_SECONDS_OF_A_DEVICE
-        is_endless = self._config.compile or self._group.size > 1
+        is_endless = self._config.compile or self._ranks.size > 1
         return Patience(math.inf if is_endless else seconds, self._seconds_per_token)
 
     def _measure_swap(self) -> float:
@@ -239,7 +272,7 @@ class Worker:
         """Seconds per step and per token, of the model and of a pass of the proposer; no row or cache is touched."""
         model = self._loaded_model()
         most_tokens = min(self._config.max_num_batched_tokens, self._config.max_model_len)
-        costs = measure_costs(model, self._proposer, self._platform, most_tokens, self._group.agree)
+        costs = measure_costs(model, self._proposer, self._platform, most_tokens, self._ranks.agree)
         forget_expert_tokens(model)
         return costs
 

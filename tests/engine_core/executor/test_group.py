@@ -137,6 +137,8 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(checkpoint):
         {"tensor_parallel_size": 2, "compile": True},
         {"tensor_parallel_size": 2, "model_impl": "transformers"},
         {"tensor_parallel_size": 3, "rank_invariant": True},
+        {"context_parallel_size": 2},
+        {"enable_expert_parallel": True},
     ],
     ids=str,
 )

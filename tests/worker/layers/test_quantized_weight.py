@@ -9,7 +9,7 @@ from quire.worker import kernels
 from quire.worker.layers import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear, TensorParallelGroup
 from quire.worker.layers.parameter import load_weight, take_quantized
 from quire.worker.layers.quantization import GroupBorderError, QuantizedWeight, concatenate
-from quire.worker.layers.tensor_parallel import tensor_parallel
+from quire.worker.layers.ranks import tensor_parallel
 
 
 def make(num_rows=6, num_columns=128, group=32, bits=4, *, has_offsets=True, weight_only=True, seed=0):

@@ -7,33 +7,15 @@
 // two sums later: whoever does so has seen that all ranks arrived at the sum between, so nobody reads it any more. Every
 // rank adds the same numbers in the same order.
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <atomic>
 #include <cstring>
 
+#include "meeting.h"
 #include "operators.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace quire {
 namespace {
 
-constexpr int64_t MOST_RANKS = 64, LINE = 64, HEAD_BYTES = 8192;
-// A rank that waits spins about this long: the others are rarely more than some microseconds behind. Then it sleeps, and
-// looks now and then whether the others are still there.
-constexpr int SPINS_BEFORE_SLEEP = 3000;
-constexpr long LONGEST_SLEEP = 50'000'000;  // ns
-
-struct alignas(LINE) Arrival {
-  std::atomic<uint32_t> count, sleepers;
-};
-static_assert(sizeof(Arrival) == LINE);
+constexpr int64_t MOST_RANKS = 64, HEAD_BYTES = MEETING_HEAD_BYTES;
 
 class Meeting {
  public:
@@ -48,42 +30,18 @@ class Meeting {
     return reinterpret_cast<float*>(memory_ + HEAD_BYTES + ((count & 1) * size_ + rank) * capacity_);
   }
 
-  void arrive(uint32_t count) const {
-    Arrival& own = arrival(rank_);
-    own.count.store(count);
-    if (own.sleepers.load() > 0) futex(own, FUTEX_WAKE, INT32_MAX, nullptr);
-  }
+  void arrive(uint32_t count) const { arrival(rank_).arrive(count); }
 
   // Until all have arrived, or nobody will.
   void wait_for_all(uint32_t count) const {
+    const auto& aborted = *reinterpret_cast<std::atomic<uint32_t>*>(memory_);
     for (int rank = 0; rank < size_; ++rank) {
-      if (rank != rank_) wait_for(arrival(rank), count);
+      if (rank != rank_) arrival(rank).wait_for(count, aborted);
     }
   }
 
  private:
   Arrival& arrival(int rank) const { return *reinterpret_cast<Arrival*>(memory_ + (1 + rank) * LINE); }
-  bool is_aborted() const { return reinterpret_cast<std::atomic<uint32_t>*>(memory_)->load(std::memory_order_relaxed) != 0; }
-
-  void wait_for(Arrival& other, uint32_t count) const {
-    const auto has_arrived = [&](uint32_t seen) { return static_cast<int32_t>(seen - count) >= 0; };
-    for (int spins = 0; spins < SPINS_BEFORE_SLEEP; ++spins) {
-      if (has_arrived(other.count.load(std::memory_order_acquire))) return;
-#if defined(__x86_64__)
-      _mm_pause();
-#endif
-    }
-    other.sleepers.fetch_add(1);
-    for (uint32_t seen; !has_arrived(seen = other.count.load()) && !is_aborted();) {
-      const timespec longest{0, LONGEST_SLEEP};
-      futex(other, FUTEX_WAIT, seen, &longest);
-    }
-    other.sleepers.fetch_sub(1);
-  }
-
-  static void futex(Arrival& arrival, int operation, uint32_t value, const timespec* longest) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&arrival.count), operation, value, longest, nullptr, 0);
-  }
 
   char* memory_;
   int rank_, size_;

@@ -1,12 +1,14 @@
-"""Several workers that share each layer of a model (4.3.1): rank 0 in this process, a process for each of the others.
+"""Several workers that share a model (4.3.1): rank 0 in this process, a process for each of the others.
 
     core ---- decision (one message, encoded once) ----> rank 1, 2 ...          each computes its heads and columns,
       |                                                    |                    and they add up by shared memory
       +-- rank 0 (in-process executor) <-- sums --> -------+                    (kernels/ranks.py)
       +<----- digest of what was sampled ------------------+
 
-Every rank draws the same tokens, so none is sent: a digest shows that they agree. A rank that ends, stands still or
-differs ends the engine with an error that names it; whoever started the engine starts it again.
+Every rank that has the last layers draws the same tokens, so none is sent: a digest shows that they agree. Where the
+layers are divided over stages, the last one answers to the step, and the others hear of it with the next decision. A
+rank that ends, stands still or differs ends the engine with an error that names it; whoever started the engine starts
+it again.
 
 Owns the processes, their channels and the shared memory. Must never decide anything about a step.
 """
@@ -24,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire import errors
-from quire.config import WorkerConfig
+from quire.config import RankGrid, WorkerConfig
 from quire.engine_core.executor.executor import PendingStep
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.executor.rank_channel import (
@@ -32,17 +34,19 @@ from quire.engine_core.executor.rank_channel import (
     CallDone,
     Failed,
     RankMessage,
+    StepAnswer,
     StepDone,
     channel_pair,
     digest_of,
     encode_message,
     encode_step,
 )
-from quire.engine_core.executor.shared_memory import SharedMeeting
+from quire.engine_core.executor.shared_memory import GridMeetings, SharedMeeting
 from quire.errors import EngineError, QuireError
-from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
+from quire.messages import LayerSpec, SchedulerOutput, StepOutput, WorkerCapacity
 from quire.processes.child_process import ChildProcess
 from quire.processes.documents import encode_document
+from quire.state_layout import state_layout
 
 # How long a rank may be behind the others, which have done the same work by then.
 LONGEST_LAG = 2.0
@@ -58,25 +62,43 @@ M = TypeVar("M", bound=RankMessage)
 class Rank:
     """A worker in a process of its own, as the core sees it. It answers in the order in which it is asked."""
 
-    def __init__(self, config: WorkerConfig, meeting: SharedMeeting) -> None:
+    def __init__(self, config: WorkerConfig, meetings: dict[str, SharedMeeting]) -> None:
         # imported here: the core itself knows no torch
-        from quire.engine_core.executor.rank_process import RankDocument
+        from quire.engine_core.executor.rank_process import RankDocument, SharedBytes
 
-        assert meeting.descriptor is not None
         self.number = config.rank
         self._open: deque[Reply] = deque()
         self._channel, theirs = channel_pair()
+        memories: dict[str, SharedBytes] = {}
+        for direction, meeting in meetings.items():
+            assert meeting.descriptor is not None
+            memories[direction] = SharedBytes(meeting.descriptor, meeting.num_bytes)
         document = RankDocument(
             config=config,
             channel=theirs,
-            memory=meeting.descriptor,
-            memory_bytes=meeting.num_bytes,
+            memories=memories,
             log_level=logging.getLogger("quire").getEffectiveLevel(),
         )
         try:
-            self.process = ChildProcess(encode_document(document), [], (theirs, meeting.descriptor), program=_PROGRAM)
+            inherited = (theirs, *(memory.descriptor for memory in memories.values()))
+            self.process = ChildProcess(encode_document(document), [], inherited, program=_PROGRAM)
         finally:
             os.close(theirs)
+
+    @property
+    def has_work(self) -> bool:
+        """It was asked for something and has not answered; of a call nobody knows how long it takes."""
+        return any(reply.is_step for reply in tuple(self._open))
+
+    @property
+    def cpu_ticks(self) -> int:
+        """The processor time that it has had; -1: it has ended."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return -1
+        return int(fields[11]) + int(fields[12])
 
     def ask(self, message: bytes) -> Reply:
         reply = Reply(self)
@@ -103,21 +125,26 @@ class Reply:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.is_step = False
         self.message: RankMessage | None = None
 
 
 class RankWatch:
     """Looks whether all ranks are there and keep up. Once one is lost, nobody waits for it any more."""
 
-    def __init__(self, ranks: list[Rank], meeting: SharedMeeting) -> None:
+    def __init__(self, ranks: list[Rank], meetings: GridMeetings, grid: RankGrid) -> None:
         self._ranks = ranks
-        self._meeting = meeting
+        self._meetings = meetings
+        self._grid = grid
         self._lost: str | None = None
         self._ending = threading.Event()
         # readable once a rank is lost: wakes a core that has nothing to do
         self.loss_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # looks at which a rank had met the others less often than one of them
-        self._num_behind = [0] * (1 + len(ranks))
+        # looks at which a rank had met those of a group less often than one of them
+        self._num_behind = {(group, rank): 0 for group in meetings.by_group for rank in group}
+        # by rank: its processor time, and looks at which that was the same though nobody kept it waiting
+        self._ticks = dict.fromkeys(range(1, grid.size), -1)
+        self._num_idle = dict.fromkeys(range(1, grid.size), 0)
         self._thread = threading.Thread(target=self._look, name="quire-rank-watch", daemon=True)
         self._thread.start()
 
@@ -131,7 +158,7 @@ class RankWatch:
             logger.error("%s", what)
             self._lost = what
             os.eventfd_write(self.loss_descriptor, 1)
-        self._meeting.abort()
+        self._meetings.abort()
 
     def close(self) -> None:
         """May be called twice."""
@@ -150,35 +177,65 @@ class RankWatch:
                     ended: Rank = key.data
                     self.lose(f"rank {ended.number} has ended ({ended.process.how_it_ended()})")
                 self._look_who_is_behind()
+                if self._grid.pipeline > 1:
+                    self._look_who_does_nothing()
 
     def _look_who_is_behind(self) -> None:
         """By looks and not by a clock: who was stopped together with this thread is not to blame."""
-        arrivals = self._meeting.arrivals(len(self._num_behind))
-        for number, count in enumerate(arrivals):
-            is_behind = count < max(arrivals)
-            self._num_behind[number] = self._num_behind[number] + 1 if is_behind else 0
-            if self._num_behind[number] > LONGEST_LAG / _LOOK_SECONDS:
-                self.lose(f"rank {number} stands still while the others wait for it")
+        for group, meeting in self._meetings.by_group.items():
+            arrivals = meeting.arrivals(len(group))
+            for rank, count in zip(group, arrivals, strict=True):
+                is_behind = count < max(arrivals)
+                self._num_behind[group, rank] = self._num_behind[group, rank] + 1 if is_behind else 0
+                if self._num_behind[group, rank] > LONGEST_LAG / _LOOK_SECONDS:
+                    self.lose(f"rank {rank} stands still while the others wait for it")
+
+    def _look_who_does_nothing(self) -> None:
+        """Stages do not meet at the same places: one that has work, waits for nobody and gets no processor time stands
+        still. Who computes for long does not."""
+        for rank in self._ranks:
+            number = rank.number
+            ticks = rank.cpu_ticks
+            is_idle = ticks == self._ticks[number] and rank.has_work and not self._waits(number)
+            self._ticks[number] = ticks
+            self._num_idle[number] = self._num_idle[number] + 1 if is_idle else 0
+            if self._num_idle[number] > LONGEST_LAG / _LOOK_SECONDS:
+                self.lose(f"rank {number} stands still in the middle of a step")
+
+    def _waits(self, number: int) -> bool:
+        """For another stage, or in a sum, where the others show who is to blame."""
+        meetings = self._meetings.of_rank(number)
+        stage = self._grid.place_of(number).stage
+        sums = [meeting for direction, meeting in meetings.items() if direction != "stage"]
+        return meetings["stage"].is_waiting(stage, self._grid.pipeline) or any(one.has_sleepers for one in sums)
 
 
 class GroupExecutor:
     """Runs each step on all ranks."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        from quire.engine_core.executor.rank_process import group_of
-        from quire.worker.kernels import meeting_bytes
+        from quire.engine_core.executor.rank_process import ranks_around
+        from quire.worker.kernels import link_bytes, meeting_bytes
 
-        self._size = config.tensor_parallel_size
-        self._meeting = SharedMeeting(meeting_bytes(self._size))
+        self._grid = config.grid
+        self._size = config.grid.size
+        self._block_size = config.block_size
+        # of a pipeline: layers of all stages, and answers that those before the last one have not heard of yet
+        self._layers: list[LayerSpec] = []
+        self._answers: list[StepOutput] = []
+        self._meetings = GridMeetings(
+            config.grid, lambda direction, size: (link_bytes if direction == "stage" else meeting_bytes)(size)
+        )
         self._ranks: list[Rank] = []
         self._first: InProcessExecutor | None = None
         try:
             for number in range(1, self._size):
-                self._ranks.append(Rank(config.of_rank(number), self._meeting))
-            self._meeting.close_descriptor()
-            self._watch = RankWatch(self._ranks, self._meeting)
+                self._ranks.append(Rank(config.of_rank(number), self._meetings.of_rank(number)))
+            self._meetings.close_descriptors()
+            self._watch = RankWatch(self._ranks, self._meetings, config.grid)
             of_first = config.of_rank(0)
-            self._everywhere("load", [], lambda: self._load(of_first, group_of(of_first, self._meeting)))
+            around_first = ranks_around(of_first, self._meetings.of_rank(0))
+            self._everywhere("load", [], lambda: self._load(of_first, around_first))
         except BaseException:
             self.shutdown()
             raise
@@ -194,20 +251,26 @@ class GroupExecutor:
         own.host_bytes = min(one.host_bytes for one in all_ranks) // self._size
         own.seconds_per_token = max(one.seconds_per_token for one in all_ranks)
         own.seconds_per_step = max(one.seconds_per_step for one in all_ranks)
-        own.explanation += f" {self._size} ranks share it, each with its part of every layer."
+        own.explanation += f" {self._size} ranks share it, each with its part of the model."
+        if self._grid.pipeline > 1:
+            of_stages = [all_ranks[self._grid.rank_at(stage, 0, 0)].layers for stage in range(self._grid.pipeline)]
+            own.layers = [layer for layers in of_stages for layer in layers]
+            own.num_layers_of_stages = [len(layers) for layers in of_stages]
+            self._layers = own.layers
         return own
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._everywhere(
-            "initialize_cache",
-            [groups, num_blocks, num_host_blocks],
-            lambda: self._own.initialize_cache(groups, num_blocks, num_host_blocks),
-        )
+        # a stage cannot know: it has some of the layers
+        states = state_layout(self._layers, groups, self._block_size)
+        arguments = groups, num_blocks, num_host_blocks, states.num_blocks if states else 0
+        self._everywhere("initialize_cache", list(arguments), lambda: self._own.initialize_cache(*arguments))
 
     def execute(self, output: SchedulerOutput) -> PendingStep:
-        message = encode_step(output)
-        replies = [self._ask(rank, message) for rank in self._ranks]
-        return _GroupStep(self, self._own.execute(output), replies)
+        answers = self._answers
+        self._answers = []
+        message = encode_step(output, answers)
+        replies = [self._ask(rank, message, is_step=True) for rank in self._ranks]
+        return _GroupStep(self, self._own.execute(output, answers), replies)
 
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """What rank 0 says."""
@@ -223,12 +286,13 @@ class GroupExecutor:
             raise EngineError(f"{self._watch.lost}.")
 
     def shutdown(self) -> None:
-        self._meeting.abort()
+        self._meetings.abort()
         if hasattr(self, "_watch"):
             self._watch.close()
         for rank in self._ranks:
             rank.end()
         self._ranks.clear()
+        self._meetings.close_descriptors()
         if self._first is not None:
             self._first.shutdown()
             self._first = None
@@ -240,8 +304,8 @@ class GroupExecutor:
         assert self._first is not None, "it was shut down"
         return self._first
 
-    def _load(self, config: WorkerConfig, group: Any) -> None:
-        self._first = InProcessExecutor(config, group)
+    def _load(self, config: WorkerConfig, ranks: Any) -> None:
+        self._first = InProcessExecutor(config, ranks)
 
     def _everywhere(self, name: str, arguments: list[Any], own: Callable[[], T]) -> tuple[T, list[Any]]:
         """The same call on all ranks at once: inside of it they may wait for each other."""
@@ -250,47 +314,67 @@ class GroupExecutor:
         value = self.joined(own)
         return value, [self.answer(reply, CallDone, _LOADING_SECONDS).value for reply in replies]
 
-    def _ask(self, rank: Rank, message: bytes) -> Reply:
+    def _ask(self, rank: Rank, message: bytes, *, is_step: bool = False) -> Reply:
         try:
-            return rank.ask(message)
+            reply = rank.ask(message)
         except OSError as error:
             raise self._gone(rank) from error
+        reply.is_step = is_step
+        return reply
 
     def joined(self, own: Callable[[], T]) -> T:
         """What rank 0 does. If it fails nobody may wait for it; if another one is lost what it did means nothing."""
         try:
             value = own()
         except BaseException as error:
-            self._meeting.abort()
+            self._meetings.abort()
             if self._watch.lost is not None:
                 raise EngineError(f"{self._watch.lost}.") from error
             raise
-        if self._meeting.is_aborted and self._watch.lost is not None:
+        if self._meetings.is_aborted and self._watch.lost is not None:
             raise EngineError(f"{self._watch.lost}.")
         return value
 
-    def answer(self, reply: Reply, kind: type[M], seconds: float) -> M:
-        """What another rank has said, in so many seconds."""
+    def answer(self, reply: Reply, kind: type[M], seconds: float | None = None) -> M:
+        """What another rank has said, in so many seconds, or as long as the watch finds that it gets on."""
         rank = reply.rank
         try:
-            message = rank.wait_for(reply, seconds)
+            message = rank.wait_for(reply, _LOOK_SECONDS if seconds is None else seconds)
+            while message is None and seconds is None:
+                self._check()
+                message = rank.wait_for(reply, _LOOK_SECONDS)
         except (EOFError, OSError) as error:
             raise self._gone(rank) from error
         if message is None:
             self._watch.lose(f"rank {rank.number} stands still")
             raise EngineError(f"{self._watch.lost}.")
         if isinstance(message, Failed):
-            self._meeting.abort()
+            self._meetings.abort()
+            self._check()
             error_class = getattr(errors, message.kind, EngineError)
             raise error_class(message.text if message.kind else f"rank {rank.number} failed: {message.text}")
         assert isinstance(message, kind)
         return message
 
-    def agree(self, own: bytes, reply: Reply) -> None:
-        """What a rank sampled is what rank 0 did."""
-        if self.answer(reply, StepDone, LONGEST_LAG).digest != own:
-            self._watch.lose(f"rank {reply.rank.number} sampled something else than rank 0")
-            raise EngineError(f"{self._watch.lost}. Neither can be trusted.")
+    def settled(self, own: StepOutput, replies: list[Reply]) -> StepOutput:
+        """The answer to a step, by the first of those ranks that sample: rank 0, or one of the last stage. What the
+        others of them sampled is the same."""
+        first = self._grid.first_of_last_stage
+        if first == 0:
+            output = own
+        else:
+            output = self.answer(replies[first - 1], StepAnswer).output
+            self._answers.append(output)
+        digest = digest_of(output)
+        for reply in replies:
+            number = reply.rank.number
+            if number == first:
+                continue
+            found = self.answer(reply, StepDone, LONGEST_LAG).digest
+            if number > first and found != digest:
+                self._watch.lose(f"rank {number} sampled something else than rank {first}")
+                raise EngineError(f"{self._watch.lost}. Neither can be trusted.")
+        return output
 
     def _gone(self, rank: Rank) -> QuireError:
         self._watch.lose(f"rank {rank.number} has gone away")
@@ -306,8 +390,4 @@ class _GroupStep:
         self._replies = replies
 
     def result(self) -> StepOutput:
-        output = self._group.joined(self._own.result)
-        digest = digest_of(output)
-        for reply in self._replies:
-            self._group.agree(digest, reply)
-        return output
+        return self._group.settled(self._group.joined(self._own.result), self._replies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from quire.engine_core.executor.executor import PendingStep
 from quire.messages import SchedulerOutput, StepOutput, WorkerCapacity
 
 if TYPE_CHECKING:
-    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+    from quire.worker.layers.ranks import Ranks
 
 
 class InProcessExecutor:
@@ -23,13 +23,13 @@ class InProcessExecutor:
     worker, in the order in which it was asked, and a step that waits in its queue begins the moment the last one ends.
     """
 
-    def __init__(self, config: WorkerConfig, group: TensorParallelGroup | None = None) -> None:
-        """`group`: workers in other processes, with whom this one shares each layer."""
+    def __init__(self, config: WorkerConfig, ranks: Ranks | None = None) -> None:
+        """`ranks`: workers in other processes, with whom this one shares the model."""
         # imported here: the core itself knows no torch
         from quire.worker.worker import Worker
 
         self._thread: _WorkerThread | None = None
-        self.worker = Worker(config, group=group)
+        self.worker = Worker(config, ranks=ranks)
         self.worker.load()
 
     def run_ahead(self) -> None:
@@ -40,14 +40,19 @@ class InProcessExecutor:
         measured: WorkerCapacity = self._run(self.worker.measure_capacity)
         return measured
 
-    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._run(self.worker.initialize_cache, groups, num_blocks, num_host_blocks)
+    def initialize_cache(
+        self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0, num_state_blocks: int = 0
+    ) -> None:
+        """`num_state_blocks`: of a sequence, where other workers have layers with states as well."""
+        self._run(self.worker.initialize_cache, groups, num_blocks, num_host_blocks, num_state_blocks)
 
-    def execute(self, output: SchedulerOutput) -> PendingStep:
+    def execute(self, output: SchedulerOutput, answers: Sequence[StepOutput] = ()) -> PendingStep:
+        """`answers`: of the last stage of a pipeline to earlier steps."""
+        arguments = (output, answers) if answers else (output,)
         if self._thread is not None:
-            return self._thread.submit(self.worker.execute, output)
+            return self._thread.submit(self.worker.execute, *arguments)
         future: Future[StepOutput] = Future()
-        future.set_result(self.worker.execute(output))
+        future.set_result(self.worker.execute(*arguments))
         return future
 
     def control(self, name: str, args: dict[str, Any]) -> Any:

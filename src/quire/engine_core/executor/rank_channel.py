@@ -1,7 +1,7 @@
 """What crosses between the core and a rank: a step or a call, and what became of it, as MessagePack. No pickle.
 
-core -> rank    ["step", SchedulerOutput]     ["call", name, arguments]
-rank -> core    ["step", digest]              ["call", value]            ["error", kind, text]
+core -> rank    ["step", SchedulerOutput, answers]     ["call", name, arguments]
+rank -> core    ["step", digest or answer]             ["call", value]            ["error", kind, text]
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class RankMessage(msgspec.Struct, array_like=True, tag=True):
 
 class RunStep(RankMessage):
     decision: SchedulerOutput
+    # what the last stage of a pipeline said to earlier steps, since the last message
+    answers: list[StepOutput] = []
 
 
 class Call(RankMessage):
@@ -35,6 +37,12 @@ class Call(RankMessage):
 
 class StepDone(RankMessage):
     digest: bytes
+
+
+class StepAnswer(RankMessage):
+    """Of the rank that samples, where that is not rank 0."""
+
+    output: StepOutput
 
 
 class CallDone(RankMessage):
@@ -48,7 +56,7 @@ class Failed(RankMessage):
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
-_decoder = msgspec.msgpack.Decoder(RunStep | Call | StepDone | CallDone | Failed, dec_hook=decode_array)
+_decoder = msgspec.msgpack.Decoder(RunStep | Call | StepDone | StepAnswer | CallDone | Failed, dec_hook=decode_array)
 
 
 class Channel:
@@ -81,8 +89,8 @@ def encode_message(message: RankMessage) -> bytes:
     return _encoder.encode(message)
 
 
-def encode_step(decision: SchedulerOutput) -> bytes:
-    return _encoder.encode(RunStep(decision))
+def encode_step(decision: SchedulerOutput, answers: list[StepOutput]) -> bytes:
+    return _encoder.encode(RunStep(decision, answers))
 
 
 def with_arrays(decision: SchedulerOutput) -> SchedulerOutput:

@@ -22,6 +22,7 @@ from quire.engine_core.executor.rank_channel import (
     Failed,
     RankMessage,
     RunStep,
+    StepAnswer,
     StepDone,
     digest_of,
     encode_message,
@@ -36,63 +37,78 @@ from quire.processes.documents import read_document
 from quire.processes.parent_watch import die_with_parent, watch_parent
 
 if TYPE_CHECKING:
-    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+    from quire.worker.layers.ranks import Ranks
     from quire.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+
+class SharedBytes(msgspec.Struct):
+    """Memory that a rank inherits."""
+
+    descriptor: int
+    num_bytes: int
 
 
 class RankDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a rank is told when it starts."""
 
     config: WorkerConfig
-    # of the channel to the core, and of the memory in which the ranks meet
+    # the descriptor of the channel to the core
     channel: int
-    memory: int
-    memory_bytes: int
+    # where it meets the ranks of each of its groups, by direction
+    memories: dict[str, SharedBytes]
     log_level: int = logging.WARNING
 
 
-def group_of(config: WorkerConfig, meeting: SharedMeeting) -> TensorParallelGroup:
-    """The ranks that meet there, as one of them sees them."""
+def ranks_around(config: WorkerConfig, meetings: dict[str, SharedMeeting]) -> Ranks:
+    """The groups of a rank, as it sees them."""
     import torch
 
-    from quire.worker.layers.tensor_parallel import TensorParallelGroup
+    from quire.worker.layers.ranks import Ranks
 
-    memory = torch.frombuffer(meeting.memory, dtype=torch.uint8)
-    return TensorParallelGroup.around(
-        memory, config.rank, config.tensor_parallel_size, has_equal_bits=config.rank_invariant
-    )
+    shared = {name: torch.frombuffer(meeting.memory, dtype=torch.uint8) for name, meeting in meetings.items()}
+    return Ranks.of(config, shared)
 
 
-def serve(worker: Worker, channel: Channel, meeting: SharedMeeting) -> None:
-    """Until the core closes its end."""
+def serve(worker: Worker, channel: Channel, meetings: dict[str, SharedMeeting], *, answers_steps: bool = False) -> None:
+    """Until the core closes its end. `answers_steps`: this rank samples, and rank 0 does not."""
     while True:
         try:
             message = channel.receive()
             assert message is not None
-            answer = _answer(worker, message, meeting)
+            answer = _answer(worker, message, meetings, answers_steps)
             channel.send(encode_message(answer))
         except (EOFError, OSError):
             return
 
 
-def _answer(worker: Worker, message: RankMessage, meeting: SharedMeeting) -> RankMessage:
+def _answer(
+    worker: Worker, message: RankMessage, meetings: dict[str, SharedMeeting], answers_steps: bool
+) -> RankMessage:
     try:
         if isinstance(message, RunStep):
             is_corrupt = failpoint("rank_step")
-            digest = digest_of(worker.execute(with_arrays(message.decision)))
+            output = worker.execute(with_arrays(message.decision), message.answers)
+            if answers_steps:
+                return StepAnswer(output)
+            digest = digest_of(output)
             return StepDone(digest[::-1] if is_corrupt else digest)
         assert isinstance(message, Call)
         return CallDone(_call(worker, message.name, message.arguments))
     except QuireError as error:
-        meeting.abort()
+        _abort(meetings)
         return Failed(type(error).__name__, str(error))
     except Exception as error:
         # the others may be waiting for this rank inside the model
-        meeting.abort()
+        _abort(meetings)
         logger.exception("a rank failed")
         return Failed("", f"{type(error).__name__}: {error}")
+
+
+def _abort(meetings: dict[str, SharedMeeting]) -> None:
+    for meeting in meetings.values():
+        meeting.abort()
 
 
 def _call(worker: Worker, name: str, arguments: list[Any]) -> Any:
@@ -109,11 +125,15 @@ def main() -> NoReturn:
     # it ends when the core says so
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(document.channel)
-    meeting = SharedMeeting(document.memory_bytes, document.memory)
-    meeting.close_descriptor()
+    meetings = {name: SharedMeeting(of.num_bytes, of.descriptor) for name, of in document.memories.items()}
+    for meeting in meetings.values():
+        meeting.close_descriptor()
     from quire.worker.worker import Worker
 
-    serve(Worker(document.config, group=group_of(document.config, meeting)), channel, meeting)
+    config = document.config
+    worker = Worker(config, ranks=ranks_around(config, meetings))
+    answers_steps = config.grid.pipeline > 1 and config.rank == config.grid.first_of_last_stage
+    serve(worker, channel, meetings, answers_steps=answers_steps)
     log.flush()
     os._exit(0)
 

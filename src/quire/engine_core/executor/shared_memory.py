@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 
 import numpy as np
 
+from quire.config import RankGrid
+
 _LINE_INTS = 16
+_NUM_LINES = 128
+# of the links between stages: a line for what was sent, and one for what was taken
+_FIRST_LINK = 65
+_NUM_SLOTS = 16
 
 
 class SharedMeeting:
@@ -23,7 +30,9 @@ class SharedMeeting:
             self.descriptor = os.memfd_create("quire-ranks")
             os.ftruncate(self.descriptor, num_bytes)
         self.memory = mmap.mmap(self.descriptor, num_bytes)
-        self._counts = np.frombuffer(self.memory, dtype=np.int32, count=65 * _LINE_INTS)[::_LINE_INTS]
+        lines = np.frombuffer(self.memory, dtype=np.int32, count=_NUM_LINES * _LINE_INTS).reshape(_NUM_LINES, -1)
+        self._counts = lines[:, 0]
+        self._sleepers = lines[:, 1]
 
     def abort(self) -> None:
         """Nobody waits for another rank from here on: one of them will never come."""
@@ -38,8 +47,50 @@ class SharedMeeting:
         arrivals: list[int] = self._counts[1 : 1 + size].tolist()
         return arrivals
 
+    @property
+    def has_sleepers(self) -> bool:
+        """Somebody sleeps until another rank arrives."""
+        return bool(self._sleepers[1:_FIRST_LINK].any())
+
+    def is_waiting(self, stage: int, num_stages: int) -> bool:
+        """Whether a stage sleeps until another one does something: sends, or takes what was sent."""
+        before = _FIRST_LINK + 2 * (stage - 1)
+        behind = _FIRST_LINK + 2 * stage
+        has_nothing = stage > 0 and self._sleepers[before] > 0 and self._counts[before] == self._counts[before + 1]
+        is_full = stage < num_stages - 1 and self._sleepers[behind + 1] > 0
+        return bool(has_nothing or (is_full and self._counts[behind] - self._counts[behind + 1] >= _NUM_SLOTS))
+
     def close_descriptor(self) -> None:
         """The memory stays as long as somebody has it mapped."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
+
+
+class GridMeetings:
+    """A memory for each group of ranks, as the core's process has them: all."""
+
+    def __init__(self, grid: RankGrid, num_bytes: Callable[[str, int], int]) -> None:
+        """`num_bytes`: of a group in that direction, of so many ranks."""
+        self._grid = grid
+        self.by_group: dict[tuple[int, ...], SharedMeeting] = {}
+        for rank in range(grid.size):
+            for direction, members in grid.groups_of(rank).items():
+                if tuple(members) not in self.by_group:
+                    self.by_group[tuple(members)] = SharedMeeting(num_bytes(direction, len(members)))
+
+    def of_rank(self, rank: int) -> dict[str, SharedMeeting]:
+        """Those in which a rank takes part, by direction."""
+        return {name: self.by_group[tuple(members)] for name, members in self._grid.groups_of(rank).items()}
+
+    def abort(self) -> None:
+        for meeting in self.by_group.values():
+            meeting.abort()
+
+    @property
+    def is_aborted(self) -> bool:
+        return any(meeting.is_aborted for meeting in self.by_group.values())
+
+    def close_descriptors(self) -> None:
+        for meeting in self.by_group.values():
+            meeting.close_descriptor()

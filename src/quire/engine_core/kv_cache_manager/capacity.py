@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
+from quire.engine_core.kv_cache_manager.stage_layers import largest_part
 from quire.errors import CapacityError
 from quire.messages import WorkerCapacity
 
@@ -48,6 +49,8 @@ class CachePlan:
 def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     """The number of blocks and the greatest length; CapacityError says what would fit."""
     groups, block_bytes = make_groups(measured.layers, options.block_size)
+    if measured.num_layers_of_stages:
+        block_bytes = largest_part(measured.layers, measured.num_layers_of_stages, groups, options.block_size)
     per_request = _blocks_per_request(groups, options, options.max_model_len)
     num_blocks, reason = _num_blocks(measured, options, block_bytes, per_request)
     if num_blocks * block_bytes > measured.available_bytes:

@@ -155,11 +155,16 @@ class AdmissionControl:
             if self._policy.is_preemptive:
                 return  # strict priority: less important ones that gave way do not slip in where it has no room
         for request in sorted(self._queues.preempted(), key=self._rank):
-            # What gave way in this step has a token in flight; its value comes before the next step is decided.
-            if not (self._has_results_to_come and request.preempted_at == self._step):
+            if not self._has_token_to_come(request):
                 yield request
             if self._may_have_rows(request):
                 return  # what came later may have kept its rows, but does not overtake it for blocks
+
+    def _has_token_to_come(self, request: Request) -> bool:
+        """It goes on when it knows it: what gave way in this step, and what a step in flight was decided with."""
+        rows = [sequence.row for sequence in request.sequences.values() if sequence.row >= 0]
+        is_in_flight = bool(self._rows.num_in_flight[rows].any())
+        return self._has_results_to_come and (is_in_flight or request.preempted_at == self._step)
 
     def _rank(self, request: Request) -> tuple[int, int]:
         return self._policy.key(request.priority, 0), request.arrival

@@ -85,6 +85,21 @@ class LongPrefill(Constraint):
 
 
 @dataclass(frozen=True)
+class OneStepAtATime(Constraint):
+    """No row is in two steps that are under way, and so many such steps share the rows: each takes its part of those
+    that are in none. So rows fall into cohorts, each of which has one step under way."""
+
+    num_steps: int
+
+    def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
+        num_tokens = np.where(rows.num_in_flight[row] > 0, 0, num_tokens)
+        num_rows = int((rows.sequence_id >= 0).sum())
+        share = -(-num_rows // self.num_steps)
+        is_behind_share = np.cumsum(num_tokens > 0) > share
+        return np.where(is_behind_share, 0, num_tokens)
+
+
+@dataclass(frozen=True)
 class CheckpointBoundaries(Constraint):
     """Of models with states: a grant ends where a checkpoint is wanted (kv_cache_manager/checkpoints.py)."""
 

@@ -1,8 +1,8 @@
 """What comes back from a step: tokens become known, drafts are settled, stop rules are held against what was sampled.
 
-Owns the steps in flight. Up to one of them may have been decided before the results of the one before it arrived
-(4.6.1), so what comes back is held against what has changed since: a row may have ended, changed hands, or been set
-back to be computed again. Called by the scheduler alone.
+Owns the steps in flight. Others may have been decided before the results of one arrive (4.6.1), so what comes back is
+held against what has changed since: a row may have ended, changed hands, or been set back to be computed again. Called
+by the scheduler alone.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Results:
     def _settle(self, output: StepOutput) -> EngineOutputs:
         decided = self.in_flight.popleft()
         self.in_flight.settled_at = decided.num_changes
+        self._rows.settle(decided.rows)
         if output.counts:
             self.counts.update(output.counts)
         self._manager.step_settled()

@@ -49,7 +49,8 @@ logger = logging.getLogger("quire.scheduler")
 class Scheduler:
     """add_request, schedule, update_from_output; extend and abort in between.
 
-    `schedule` may be called once more before the results of the last step are there (4.6.1).
+    `schedule` may be called once more before the results of the last step are there (4.6.1), and more often where a
+    constraint keeps each row out of all but one of these steps.
     """
 
     def __init__(

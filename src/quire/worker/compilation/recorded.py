@@ -177,6 +177,12 @@ class RecordedForward:
         self._groups = {group: _GroupBuffers(max_tokens, max_sequences, blocks_per_row) for group in groups}
         recurrent = list(recurrent_layers(model).values())
         self._states = _StateBuffers(max_sequences, recurrent[0].num_blocks, recurrent[0].places) if recurrent else None
+        # of a stage of a pipeline: what the one before it has computed
+        intermediate = getattr(self._forward, "intermediate", None)
+        self._intermediate: Tensor | None = None
+        if intermediate is not None:
+            width, dtype = intermediate
+            self._intermediate = torch.zeros(max_tokens, width, dtype=dtype)
         self._program = Program()
         self.hidden = self._record()
         _logger.info("the forward pass is a program of %d steps", len(self._program))
@@ -189,7 +195,8 @@ class RecordedForward:
         states = self._states.batch if self._states is not None else None
         context = ForwardContext(tuple(metadata), states, adapter_slots=torch.from_numpy(self._adapter_slots))
         with forward_context(context), self._program.recording(self._max_tokens), _OnlyRecorded():
-            hidden: Tensor = self._forward(*inputs)
+            more = () if self._intermediate is None else (None, self._intermediate)
+            hidden: Tensor = self._forward(*inputs, *more)
         if hidden.shape[0] != self._max_tokens or not hidden.is_contiguous():
             raise CannotRecordError("the hidden states are not one row for each token")
         return hidden
@@ -203,6 +210,9 @@ class RecordedForward:
     ) -> Tensor:
         num_tokens = len(input_ids)
         context = current_forward_context()
+        if intermediate_tensors is not None and self._intermediate is not None and num_tokens <= self._max_tokens:
+            self._intermediate[:num_tokens] = intermediate_tensors
+            intermediate_tensors = None
         if input_embeds is not None or intermediate_tensors is not None or num_tokens > self._max_tokens:
             hidden: Tensor = self._forward(input_ids, positions, input_embeds, intermediate_tensors)
             return hidden

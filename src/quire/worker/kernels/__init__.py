@@ -42,7 +42,7 @@ from quire.worker.kernels.linear import (
     sliced_linear,
     unpack_weight,
 )
-from quire.worker.kernels.ranks import all_reduce, meeting_bytes
+from quire.worker.kernels.ranks import all_reduce, link_bytes, meeting_bytes, receive, send
 from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
 from quire.worker.kernels.sampling import (
     apply_bitmask,
@@ -73,6 +73,7 @@ __all__ = [
     "grouped_linear",
     "join",
     "layer_norm",
+    "link_bytes",
     "look_up",
     "meeting_bytes",
     "move_blocks",
@@ -83,10 +84,12 @@ __all__ = [
     "packed_rows",
     "paged_attention",
     "penalise",
+    "receive",
     "rms_norm",
     "rotary_embedding",
     "route_tokens",
     "scale",
+    "send",
     "silu_and_mul",
     "sliced_linear",
     "ssd_scan",

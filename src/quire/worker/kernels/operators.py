@@ -46,6 +46,8 @@ _SCHEMAS = {
     "sliced_linear": "(Tensor x, Tensor packed, Tensor? bias, SymInt num_rows, int num_slices, ScalarType dtype) "
     "-> Tensor",
     "all_reduce": "(Tensor x, Tensor? bias, Tensor(a!) meeting, int rank, int size, ScalarType dtype) -> Tensor",
+    "send": "(Tensor x, Tensor(a!) meeting, int link, int num_links) -> ()",
+    "receive": "(Tensor(a!) out, Tensor(b!) meeting, int link, int num_links) -> ()",
     "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
@@ -179,6 +181,8 @@ unpack_weight = torch.ops.quire.unpack_weight.default
 packed_linear = torch.ops.quire.packed_linear.default
 sliced_linear = torch.ops.quire.sliced_linear.default
 all_reduce = torch.ops.quire.all_reduce.default
+send = torch.ops.quire.send.default
+receive = torch.ops.quire.receive.default
 packed_rows = torch.ops.quire.packed_rows.default
 route_tokens = torch.ops.quire.route_tokens.default
 grouped_linear = torch.ops.quire.grouped_linear.default

@@ -13,9 +13,10 @@ from quire.worker.layers.linear import (
 )
 from quire.worker.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
 from quire.worker.layers.parameter import load_weight, make_parameter
+from quire.worker.layers.ranks import tensor_parallel
 from quire.worker.layers.recurrent import CausalConv, GatedDeltaRule, StateSpaceScan
 from quire.worker.layers.rotary import RotaryEmbedding
-from quire.worker.layers.tensor_parallel import TensorParallelGroup, tensor_parallel
+from quire.worker.layers.tensor_parallel import TensorParallelGroup
 
 __all__ = [
     "CausalConv",

@@ -23,7 +23,7 @@ from quire.errors import ModelError
 from quire.worker import kernels
 from quire.worker.layers.activation import GatedActivation
 from quire.worker.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from quire.worker.layers.tensor_parallel import current_group
+from quire.worker.layers.ranks import current_group
 
 # of a layer; a larger number comes from a config.json that is broken
 MOST_EXPERTS = 4096

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quire.worker.layers.adapters import NO_ADAPTERS, Adds
 from quire.worker.layers.packing import multiply, pack
 from quire.worker.layers.parameter import Part, make_parameter
-from quire.worker.layers.tensor_parallel import current_group
+from quire.worker.layers.ranks import current_group
 
 
 class ReplicatedLinear(nn.Module):

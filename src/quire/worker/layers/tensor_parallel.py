@@ -1,14 +1,10 @@
 """The group of workers that share each layer of a model (4.3.1, tensor parallelism).
 
-A layer asks for the group when it is built, so that the author of a model never mentions it. Alone, a worker is rank 0
-of 1 and nothing is reduced.
+Alone, a worker is rank 0 of 1 and nothing is reduced. How a layer comes to know its group: `ranks.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,21 +72,3 @@ class TensorParallelGroup:
             return tensor
         length = tensor.shape[dim] // size
         return tensor.narrow(dim, (self.rank if rank is None else rank) * length, length)
-
-
-_ALONE = TensorParallelGroup()
-_current: ContextVar[TensorParallelGroup] = ContextVar("quire_tensor_parallel", default=_ALONE)
-
-
-@contextmanager
-def tensor_parallel(group: TensorParallelGroup) -> Iterator[None]:
-    """Layers that are built inside belong to `group`."""
-    token = _current.set(group)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def current_group() -> TensorParallelGroup:
-    return _current.get()

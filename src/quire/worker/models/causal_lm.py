@@ -13,6 +13,9 @@ from quire.worker.layers.embedding import LMHead, VocabEmbedding
 class CausalLM(nn.Module):
     """A backbone under `model` that turns (input_ids, positions, input_embeds) into hidden states, and a head."""
 
+    # why its layers cannot be divided over the stages of a pipeline (stages.py), where they cannot
+    reason_not_to_divide: str | None = None
+
     def __init__(self, model: nn.Module, lm_head: LMHead) -> None:
         super().__init__()
         self.model = model
@@ -25,9 +28,10 @@ class CausalLM(nn.Module):
         input_embeds: Tensor | None = None,
         intermediate_tensors: Any = None,
     ) -> Tensor:
-        """Hidden states of all tokens of the step, [T, hidden_size]."""
+        """Hidden states of all tokens of the step, [T, hidden_size]. Only a stage of a pipeline is given
+        `intermediate_tensors`, and has another `forward` in the place of this one (stages.py)."""
         if intermediate_tensors is not None:
-            raise ModelError("intermediate_tensors: pipeline parallelism is not built, every stage is in this worker.")
+            raise ModelError("intermediate_tensors: every layer of this model is in this worker.")
         hidden: Tensor = self.model(input_ids, positions, input_embeds)
         return hidden
 

@@ -318,6 +318,7 @@ _RENAMED = {
 
 
 class Gemma4ForCausalLM(CausalLM):
+    reason_not_to_divide = "layers read keys and values, and inputs, that were made before others"
     architectures: tuple[str, ...] = ("Gemma4ForCausalLM",)
     config_names = {"hidden_activation": "hidden_act"}
     config_defaults: dict[str, Any] = {

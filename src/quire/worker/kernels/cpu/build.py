@@ -63,6 +63,7 @@ COMMON = (
     "operators_recurrent.cpp",
     "operators_rows.cpp",
     "operators_sampling.cpp",
+    "operators_stages.cpp",
     "program.cpp",
     "sampling.cpp",
     "sequence_states.cpp",

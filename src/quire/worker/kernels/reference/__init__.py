@@ -35,6 +35,7 @@ from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
 from quire.worker.kernels.reference.route_tokens import route_tokens
 from quire.worker.kernels.reference.scale import scale
+from quire.worker.kernels.reference.send_and_receive import receive, send
 from quire.worker.kernels.reference.silu_and_mul import silu_and_mul
 from quire.worker.kernels.reference.sliced_linear import sliced_linear
 from quire.worker.kernels.reference.ssd_scan import ssd_scan
@@ -72,10 +73,12 @@ __all__ = [
     "packed_rows",
     "paged_attention",
     "penalise",
+    "receive",
     "rms_norm",
     "rotary_embedding",
     "route_tokens",
     "scale",
+    "send",
     "silu_and_mul",
     "sliced_linear",
     "ssd_scan",

@@ -1,0 +1,153 @@
+"""Stages of a pipeline: what each keeps, and what becomes of all when one of them fails."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from quire.config import EngineOptions, resolve
+from quire.errors import EngineError, ModelError, OptionError
+from quire.testing.greedy import generate_greedy, real_core
+from quire.testing.tiny_checkpoints import make_checkpoint
+
+PROMPTS = [[5, 6, 7, 8, 9], [3] * 20, [4, 2], [7] * 9]
+OPTIONS = {"pipeline_parallel_size": 2, "kv_cache_memory_bytes": 16 << 20}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("stages"), "qwen3")
+
+
+@pytest.fixture
+def make_core(checkpoint):
+    made = []
+
+    def make(**options):
+        made.append(real_core(checkpoint, **{**OPTIONS, **options}))
+        return made[-1]
+
+    yield make
+    for core in made:
+        core.shutdown()
+
+
+def rank_of(core, number):
+    return core.executor._ranks[number - 1]
+
+
+def run_until_it_fails(core, what):
+    """Steps until the engine gives up; what it says, and seconds from `what`, called in the middle, to then."""
+    began = None
+    num_steps = 0
+
+    def each_step():
+        nonlocal began, num_steps
+        num_steps += 1
+        if num_steps == 5:
+            what()
+            began = time.monotonic()
+
+    with pytest.raises(EngineError) as failure:
+        generate_greedy(core, PROMPTS, 200, each_step)
+    assert began is not None
+    return str(failure.value), time.monotonic() - began
+
+
+def bytes_of_a_layer(core):
+    return core.ready.block_size * core.executor.measure_capacity().layers[0].bytes_per_token
+
+
+def test_a_stage_keeps_the_keys_and_values_of_its_own_layers(make_core, checkpoint):
+    """The first one has one of three, and as many blocks as the other one has room for."""
+    alone = real_core(checkpoint, kv_cache_memory_bytes=16 << 20)
+    try:
+        num_blocks = alone.ready.num_blocks
+    finally:
+        alone.shutdown()
+    core = make_core()
+    assert core.ready.num_blocks == (16 << 20) // (2 * bytes_of_a_layer(core))
+    assert core.ready.num_blocks > 1.4 * num_blocks
+    own = core.control("worker.statistics", {})["kv_cache_bytes"]
+    assert own == core.ready.num_blocks * bytes_of_a_layer(core)
+
+
+def test_a_stage_has_the_weights_of_its_own_layers(make_core):
+    names = {name for name, _ in make_core().executor._own.worker._model.named_parameters()}
+    assert any(name.startswith("model.embed_tokens") for name in names)
+    assert any(name.startswith("model.layers.0.") for name in names)
+    assert not any(name.startswith(("model.layers.1.", "lm_head")) for name in names)
+
+
+def test_a_step_is_one_message(make_core):
+    core = make_core()
+    sent = []
+    rank = rank_of(core, 1)
+    ask = rank.ask
+    rank.ask = lambda message: sent.append(len(message)) or ask(message)
+    steps = []
+    core.watch_steps(lambda decision: steps.append(decision.step))
+    generate_greedy(core, PROMPTS, 8)
+    assert len(sent) == len(steps) > 8
+    # a decision, and what became of an earlier one
+    assert max(sent[4:]) < 500
+
+
+@pytest.mark.parametrize(("tensor", "number"), [(1, 1), (2, 1), (2, 3)])
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+def test_whoever_ends_or_stands_still_ends_the_engine(make_core, tensor, number, what):
+    core = make_core(tensor_parallel_size=tensor)
+    rank = rank_of(core, number)
+    others = [one for one in core.executor._ranks if one is not rank]
+    message, seconds = run_until_it_fails(core, lambda: os.kill(rank.process.pid, what))
+    assert f"rank {number}" in message
+    # who stands still is seen after two seconds
+    assert seconds < (5 if what == signal.SIGKILL else 30)
+    # nobody waits in the middle of a step for what never comes: each has said what became of it
+    for one in others:
+        while one._open:
+            assert one.wait_for(one._open[-1], 10) is not None
+
+
+def test_a_stage_that_computes_for_long_does_not_stand_still(make_core, monkeypatch):
+    monkeypatch.setattr("quire.engine_core.executor.group.LONGEST_LAG", 0.5)
+    core = make_core()
+    watch = core.executor._watch
+    rank = rank_of(core, 1)
+    ticks = iter(range(1, 10**6))
+    monkeypatch.setattr(type(rank), "cpu_ticks", property(lambda _: next(ticks)))
+    monkeypatch.setattr(type(rank), "has_work", property(lambda _: True))
+    for _ in range(10):
+        watch._look_who_does_nothing()
+    assert watch.lost is None
+    # and one that has had no time does
+    monkeypatch.setattr(type(rank), "cpu_ticks", property(lambda _: 7))
+    for _ in range(10):
+        watch._look_who_does_nothing()
+    assert "rank 1 stands still" in watch.lost
+
+
+def test_a_stage_that_knows_other_tokens_ends_the_engine(make_core):
+    core = make_core()
+
+    def confuse():
+        table = core.executor._own.worker._runner.table
+        append = table.append
+        table.append = lambda rows, lengths, token_ids: append(rows, lengths, token_ids ^ 1)
+
+    message, _ = run_until_it_fails(core, confuse)
+    assert "stage 1 knows other tokens" in message
+
+
+@pytest.mark.parametrize(
+    "options", [{"speculative_config": {"method": "draft_model", "model": "embedded-draft"}}], ids=str
+)
+def test_what_cannot_be_done_together_is_refused(checkpoint, options):
+    with pytest.raises(OptionError, match="workers that share a model"):
+        resolve(EngineOptions(model=str(checkpoint), device="cpu", pipeline_parallel_size=2, **options))
+
+
+def test_more_stages_than_layers_are_refused(checkpoint):
+    with pytest.raises(ModelError, match="Use tensor_parallel_size, or fewer stages"):
+        real_core(checkpoint, **{**OPTIONS, "pipeline_parallel_size": 9})
