@@ -133,7 +133,7 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(checkpoint):
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel_size": 2, "enable_lora": True},
+        {"tensor_parallel_size": 2, "enable_lora": True, "rank_invariant": True},
         {"tensor_parallel_size": 2, "compile": True},
         {"tensor_parallel_size": 2, "model_impl": "transformers"},
         {"tensor_parallel_size": 3, "rank_invariant": True},
