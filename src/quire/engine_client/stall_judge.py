@@ -1,8 +1,8 @@
 """Is an engine stalled? It is judged by progress: work, and nothing got done for too long.
 
 An engine that has nothing to do is never stalled, unless a signal has stopped its process. One that loads is judged by
-its beats, which only a process that was stopped fails to give. Time is counted in looks: whoever was stopped himself, or
-a whole machine that slept, has missed looks and blames nobody for it.
+its beats, which only a process that was stopped fails to give. Time is counted in looks: whoever was stopped himself,
+or a whole machine that slept, has missed looks and blames nobody for it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A rank is killed or stopped, at any moment: who waits has an error at once, nobody a wrong token, and the group starts
-again without a trace of the old one."""
+"""A rank is killed or stopped, at any moment: who waits has an error at once, nobody a wrong token, and the group
+starts again without a trace of the old one."""
 
 import json
 import os
@@ -80,15 +80,17 @@ def is_ready(url):
 
 
 class Client(threading.Thread):
-    """One stream: what it said, and when it failed."""
+    """One stream: the log-probabilities of what it said, which have the same bits whoever else is there, and when it
+    failed."""
 
     def __init__(self, url, prompt, num_tokens=NUM_TOKENS):
         super().__init__(daemon=True)
         body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body["logprobs"] = 1
         self._request = urllib.request.Request(
             f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        self.text = ""
+        self.said = []
         self.error = None
         self.ended_at = 0.0
         self.start()
@@ -107,7 +109,8 @@ class Client(threading.Thread):
         if "error" in event:
             self.error = event["error"]["message"]
             return
-        self.text += event["choices"][0]["text"]
+        for choice in event["choices"]:
+            self.said += (choice["logprobs"] or {}).get("token_logprobs", [])
 
 
 def answers(url):
@@ -115,8 +118,8 @@ def answers(url):
     for client in clients:
         client.join(60)
         assert client.error is None
-        assert client.text
-    return [client.text for client in clients]
+        assert len(client.said) == 8
+    return [client.said for client in clients]
 
 
 def check_serves_again(server, url, before, expected):
@@ -136,19 +139,19 @@ def lose_at_work(model, moment, rank, number):
         before = processes(server)
         clients = [Client(url, prompt) for prompt in PROMPTS]
         if moment != "prefill":
-            until(lambda: all(client.text for client in clients), 60.0, "no token came")
+            until(lambda: all(client.said for client in clients), 60.0, "no token came")
         # to the middle of what takes long
         time.sleep(STEP / 2)
         os.kill(before[rank], number)
         signalled_at = time.monotonic()
         limit = LIMIT + (STEP if number == signal.SIGSTOP else 0.0)
         until(lambda: not is_ready(url), limit, "it says that it is ready")
-        for client, text in zip(clients, expected, strict=True):
+        for client, said in zip(clients, expected, strict=True):
             client.join(30)
             assert client.error is not None
             assert client.ended_at - signalled_at < limit
-            length = min(len(client.text), len(text))
-            assert client.text[:length] == text[:length], "a wrong token"
+            length = min(len(client.said), len(said))
+            assert client.said[:length] == said[:length], "a wrong token"
         check_serves_again(server, url, before, expected)
 
 
