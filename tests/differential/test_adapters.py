@@ -106,6 +106,50 @@ def test_other_models(tmp_path, name):
         assert_same_tokens(tokens, reference, name)
 
 
+def with_ranks(base, adapter, num_ranks):
+    """Tokens of the first prompt with an adapter, of the second without, of the second and third with it."""
+    request = LoRARequest("a", 1, str(adapter))
+    with engine(base, tensor_parallel_size=num_ranks, kv_cache_memory_bytes=16 << 20) as llm:
+        return run(llm, [(0, request), (1, None), (1, request), (2, request)])
+
+
+# with the layers whose outputs, and whose inputs, are shared out; more workers than heads of keys
+SHARED = [("llama", {}, 2), ("qwen3", {"rank": 5, "target_modules": "all-linear"}, 2), ("mistral", {}, 4)]
+
+
+@pytest.mark.parametrize(("name", "kind", "num_ranks"), SHARED, ids=str)
+def test_workers_that_share_a_model_share_its_adapters(tmp_path, name, kind, num_ranks):
+    base = make_checkpoint(tmp_path / "base", name)
+    adapter = make_adapter(tmp_path / "adapter", base, seed=3, **kind)
+    expected = greedy(merged_checkpoint(tmp_path / "merged", base, adapter))
+    found = with_ranks(base, adapter, num_ranks)
+    for tokens, reference in zip([found[0], *found[2:]], expected, strict=True):
+        assert_same_tokens(tokens, reference, name)
+    assert_same_tokens(found[1], greedy(base)[1], "the base")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("gpt2", ("c_attn", "c_proj", "c_fc")), ("opt", ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")),
+        ("gemma4", None), ("deepseek_v3", ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")),
+        ("qwen3_next", ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_adapters_of_every_kind_of_layer_with_two_workers(tmp_path, name, targets):
+    base = make_checkpoint(tmp_path / "base", name)
+    config = {} if targets is None else {"targets": targets}
+    if name == "gpt2":
+        config["fan_in_fan_out"] = True
+    adapter = make_adapter(tmp_path / "adapter", base, seed=3, **config)
+    expected = greedy(merged_checkpoint(tmp_path / "merged", base, adapter))
+    found = with_ranks(base, adapter, 2)
+    for tokens, reference in zip([found[0], *found[2:]], expected, strict=True):
+        assert_same_tokens(tokens, reference, name)
+
+
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
 RECURRENT = ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")
 

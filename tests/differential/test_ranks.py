@@ -13,7 +13,7 @@ from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 SAMPLE = ["llama", "qwen3_moe", "deepseek_v3_groups", "lfm2"]
 OTHERS = [
     "llama_rope_llama3", "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2",
-    "llama4", "qwen3_next", "qwen3_5_text", "mamba2", "granitemoehybrid",
+    "llama4", "qwen3_next", "qwen3_5_text", "mamba2", "granitemoehybrid", "gemma3", "gemma4",
 ]  # fmt: skip
 WAYS = {
     "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
@@ -87,3 +87,18 @@ def test_log_probabilities_have_the_same_bits_with_one_rank_and_with_two(tmp_pat
     alone = log_probabilities(path, **options)
     assert alone
     assert log_probabilities(path, tensor_parallel_size=2, **options) == alone
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}],
+    ids=str,
+)
+def test_log_probabilities_have_the_same_bits_with_one_two_and_four_ranks(tmp_path, options):
+    # an eighth of the inputs is a whole group of 32
+    path = make_checkpoint(tmp_path, "mistral", hidden_size=256, intermediate_size=256, head_dim=64)
+    alone = log_probabilities(path, **options)
+    assert alone
+    for size in (2, 4):
+        assert log_probabilities(path, tensor_parallel_size=size, **options) == alone, f"{size} ranks"

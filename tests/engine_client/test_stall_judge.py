@@ -65,3 +65,15 @@ def test_loading_is_judged_by_beats():
         assert judge.look(float(second), loading._replace(beats=second), 0) is None
     assert not verdicts(judge, 38.0, loading._replace(beats=199), begin=200.0)
     assert "while it loaded" in verdicts(judge, 3.0, loading._replace(beats=199), begin=238.25)[0]
+
+
+def test_one_that_a_signal_has_stopped_is_stalled_also_without_work():
+    judge = StallJudge(30.0)
+    looks = [judge.look(0.25 * number, Pulse(is_serving=True), 0, is_stopped=number > 4) for number in range(12)]
+    assert next(number for number, reason in enumerate(looks) if reason) == 9
+    assert "a signal has stopped its process" in str(looks[-1])
+
+
+def test_one_that_goes_on_after_a_moment_is_not():
+    judge = StallJudge(30.0)
+    assert not any(judge.look(0.25 * n, Pulse(is_serving=True), 0, is_stopped=n % 4 > 0) for n in range(40))

@@ -13,7 +13,7 @@ from quire.testing.model_harness import worker_config
 from quire.testing.tiny_adapters import make_adapter, write_adapter
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.adapter_files import AdapterTargets, read_adapter
-from quire.worker.adapter_slots import attach
+from quire.worker.adapter_slots import Adapters, attach
 from quire.worker.model_loader import load_model
 
 
@@ -232,3 +232,25 @@ def test_what_latent_vectors_go_through_takes_no_adapter(tmp_path):
 def test_a_model_of_the_transformers_library_is_refused_by_name():
     with pytest.raises(ModelError, match=r"Linear runs through the Transformers library.*model_impl=native"):
         attach(torch.nn.Linear(2, 2), 1, 8, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("others", "state"), [({}, "ready"), ({"loading": 1}, "loading"), ({"failed": 1}, "failed")], ids=str
+)
+def test_nobody_may_use_an_adapter_before_all_workers_have_it(house, good, others, state):
+    """What the others bring to the sums, in the order in which they are asked."""
+    base, _ = house
+    model = load_model(worker_config(base))
+    attach(model, 2, 8, torch.float32)
+    asked = []
+
+    def total(number):
+        asked.append(("failed", "loading")[len(asked) % 2])
+        return number + others.get(asked[-1], 0)
+
+    adapters = Adapters(model, 2, 8, torch.float32, total)
+    adapters.load(1, str(good[0]))
+    adapters._loaded[1]._thread.join()
+    answer = adapters.state(1)
+    assert answer["state"] == state
+    assert (answer["error"] is not None) == (state == "failed")

@@ -275,7 +275,9 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
         return
     refused = {
         f"device={device}": device != "cpu",
-        "enable_lora": options.enable_lora,
+        "enable_lora and pipeline_parallel_size": options.enable_lora and grid.pipeline > 1,
+        # what adapters add is summed up in as many parts as there are workers
+        "enable_lora and rank_invariant": options.enable_lora and options.rank_invariant,
         "kv_connector": options.kv_connector is not None,
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",

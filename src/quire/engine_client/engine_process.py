@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from quire.processes.process_state import is_stopped, state_of
 
 if TYPE_CHECKING:
     from quire.engine_core.pulse import Pulse, PulsePage
@@ -27,6 +27,10 @@ class EngineProcess(Protocol):
     @property
     def num_sent(self) -> int:
         """Messages that were handed to the process."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """By a signal, as the system says."""
 
     def pulse(self) -> Pulse: ...
 
@@ -51,6 +55,10 @@ class WatchedProcess:
         self.num_sent = 0
         self._page = page
 
+    @property
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid)
+
     def pulse(self) -> Pulse:
         return self._page.read()
 
@@ -62,7 +70,7 @@ class WatchedProcess:
 
     def ask_for_stacks(self) -> str:
         before = self._page.num_stack_bytes
-        state = _state_of(self.pid)
+        state = state_of(self.pid)
         with contextlib.suppress(ProcessLookupError):
             self._page.ask_for_stacks(self.pid)
             # one that was stopped writes nothing until it goes on
@@ -81,14 +89,3 @@ class WatchedProcess:
         with contextlib.suppress(ProcessLookupError):
             # it leads a group of its own, in which everything is that it started
             os.killpg(self.pid, signal.SIGKILL)
-
-
-def _state_of(pid: int) -> str:
-    """The kernel's word for what a process does."""
-    if sys.platform != "linux":
-        return "unknown"
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "gone"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("State:")), "unknown")

@@ -1,8 +1,8 @@
 """Is an engine stalled? It is judged by progress: work, and nothing got done for too long.
 
-An engine that has nothing to do is never stalled. One that loads is judged by its beats, which only a process that was
-stopped fails to give. Time is counted in looks: whoever was stopped himself, or a whole machine that slept, has missed
-looks and blames nobody for it.
+An engine that has nothing to do is never stalled, unless a signal has stopped its process. One that loads is judged by
+its beats, which only a process that was stopped fails to give. Time is counted in looks: whoever was stopped himself,
+or a whole machine that slept, has missed looks and blames nobody for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _MOST_SECONDS_A_LOOK = 1.0
 # a step may take so many times as long as its tokens took when they were measured
 _PATIENCE_WITH_TOKENS = 4.0
+# A process that a signal has stopped gets on when another one says so, and mostly never.
+LONGEST_STOP = 1.0
 # Reading gigabytes may hold the interpreter for a while.
 _PATIENCE_WITH_LOADING = 4.0
 
@@ -28,12 +30,16 @@ class StallJudge:
         self.seconds_per_token = seconds_per_token
         self._progress: tuple[int, ...] = ()
         self._still = 0.0
+        self._stopped = 0.0
         self._last: float | None = None
 
-    def look(self, now: float, pulse: Pulse, num_sent: int) -> str | None:
+    def look(self, now: float, pulse: Pulse, num_sent: int, *, is_stopped: bool = False) -> str | None:
         """Why the engine is taken for stalled, or None. To be called several times a second."""
         passed = 0.0 if self._last is None else min(now - self._last, _MOST_SECONDS_A_LOOK)
         self._last = now
+        self._stopped = self._stopped + passed if is_stopped else 0.0
+        if self._stopped > LONGEST_STOP:
+            return f"The engine stalled: a signal has stopped its process for {self._stopped:.1f} s."
         progress = (1, pulse.num_done) if pulse.is_serving else (0, pulse.beats)
         has_work = not pulse.is_serving or pulse.is_busy or num_sent > pulse.num_received
         if progress != self._progress or not has_work:

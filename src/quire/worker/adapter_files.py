@@ -73,13 +73,14 @@ class AdapterTargets:
     @property
     def most_tensors(self) -> int:
         """Twice A and B of all parts of all layers: a few strangers among them are named, a flood is not looked at."""
-        return 4 * sum(len(stack.parts) for _, stack in self.layers.values())
+        return 4 * sum(len(layer.part_sizes) for layer, _ in self.layers.values())
 
     @property
     def most_file_bytes(self) -> int:
         """Of all matrices in float32, and of what stands around them."""
-        elements = sum(len(s.parts) * s.in_features + sum(s.parts) for _, s in self.layers.values()) * self.max_rank
-        return 4 * elements + _MOST_HEADER_BYTES
+        columns = sum(len(layer.part_sizes) * layer.whole_in_features for layer, _ in self.layers.values())
+        rows = sum(sum(layer.whole_part_sizes) for layer, _ in self.layers.values())
+        return 4 * (columns + rows) * self.max_rank + _MOST_HEADER_BYTES
 
 
 def read_adapter(folder: Path, targets: AdapterTargets) -> Weights:
@@ -221,23 +222,22 @@ class _Reader:
         probe = torch.empty(b_shape, device="meta")
         places = self._places(module, probe)
         for layer_name, part, piece in places:
-            _, stack = self._targets.layers[layer_name]
-            outputs = stack.parts[part] if part is not None else sum(stack.parts)
-            if a_shape != [rank, stack.in_features] or list(piece.shape) != [outputs, rank]:
+            layer, _ = self._targets.layers[layer_name]
+            inputs = layer.whole_in_features
+            outputs = layer.whole_part_sizes[part] if part is not None else sum(layer.whole_part_sizes)
+            if a_shape != [rank, inputs] or list(piece.shape) != [outputs, rank]:
                 raise ModelError(
                     f"{WEIGHTS_FILE}: {_short(module)}: lora_A {a_shape} and lora_B {list(piece.shape)}, the model "
-                    f"needs {[rank, stack.in_features]} and {[outputs, rank]}. Is it an adapter of this model?"
+                    f"needs {[rank, inputs]} and {[outputs, rank]}. Is it an adapter of this model?"
                 )
         a = self._tensor(sides["A"])
         b = self._tensor(sides["B"], scale)
         for layer_name, part, piece in self._places(module, b):
-            _, stack = self._targets.layers[layer_name]
+            layer, _ = self._targets.layers[layer_name]
             parts = weights.setdefault(layer_name, {})
-            if part is not None:
-                parts[part] = LowRank(a, piece)
-                continue
-            for number, rows in enumerate(piece.split(stack.parts)):
-                parts[number] = LowRank(a, rows)
+            pieces = {part: piece} if part is not None else dict(enumerate(piece.split(layer.whole_part_sizes)))
+            for number, rows in pieces.items():
+                parts[number] = LowRank(layer.inputs_of(a), layer.outputs_of(rows, number))
 
     def _places(self, module: str, b: Tensor) -> list[tuple[str, int | None, Tensor]]:
         """(layer, part or None for all of it, rows of b); where the checkpoint's weight is turned, so is b."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,16 @@ class _Loading:
 class Adapters:
     """All adapters of one model."""
 
-    def __init__(self, model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        num_slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        total: Callable[[float], float] = lambda number: number,
+    ) -> None:
+        """`total`: of the numbers that all ranks bring, each of which reads its own part of an adapter."""
+        self._total = total
         self._targets = AdapterTargets.of(model, max_rank, dtype)
         self._loaded: dict[int, _Loading] = {}
         # number in each slot, 0 for none, and the step in which it was used last
@@ -83,9 +92,12 @@ class Adapters:
 
     def state(self, number: int) -> dict[str, Any]:
         loading = self._loaded.get(number)
-        if loading is None:
-            return {"state": "failed", "error": NOT_LOADED}
-        return {"state": loading.state, "error": loading.error}
+        own = "failed" if loading is None else loading.state
+        error = NOT_LOADED if loading is None else loading.error
+        if self._total(own == "failed"):
+            return {"state": "failed", "error": error or "another worker cannot read the adapter. Load it again."}
+        # nobody may use it before all ranks have it
+        return {"state": "loading" if self._total(own == "loading") else "ready", "error": None}
 
     def drop(self, number: int) -> None:
         """No row of a later step has it."""
@@ -163,8 +175,6 @@ def attach(model: nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) 
     for layer in model.modules():
         if not isinstance(layer, ReplicatedLinear) or isinstance(layer, _WITHOUT_SLOTS) or id(layer) in inside_experts:
             continue
-        if layer.group.size > 1:
-            raise ModelError("enable_lora: not together with several workers that share a layer.")
         stack = AdapterStack(max_rank, layer.in_features, layer.part_sizes, dtype)
         layer.adapters = stack
         stacks.append(stack)

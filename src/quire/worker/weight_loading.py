@@ -24,8 +24,9 @@ from quire.worker.layers.parameter import (
     Part,
     ShapeMismatchError,
     dequantize_waiting,
-    load_weight,
     parts_of,
+    pick_piece,
+    put,
     replace_weight,
 )
 from quire.worker.layers.quantization import GroupBorderError, QuantizedWeight, Role, Scheme, apply
@@ -43,10 +44,9 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None
     filling = _Filling(model, scheme)
     with _progress(checkpoint.num_bytes) as bar:
         for source, weight in checkpoint.tensors():
-            placements = [one for one in checkpoint_map.place(source, weight) if not filling.is_absent(one)]
-            if placements:
-                _check_finite(source, weight)
-            for placement in placements:
+            for placement in checkpoint_map.place(source, weight):
+                if filling.is_absent(placement):
+                    continue
                 filling.add(placement, source)
             bar.update(weight.nbytes)
     filling.finish()
@@ -179,24 +179,35 @@ class _Filling:
                 f"{source}: is stored as {str(weight.dtype).removeprefix('torch.')}, so it is quantised, but its scale "
                 "is missing, or config.json does not say how (quantization_config). Download the checkpoint again."
             )
-        role = self._holders.role(name)
-        if self._scheme is not None and role is not None and len(weight.shape) == 2:
-            # Whole, before this rank's piece is cut out of it: scales must not depend on the number of ranks.
-            weight = apply(self._scheme, weight, role, source)
-        if isinstance(weight, QuantizedWeight) and parameter.device.type != "cpu":
-            weight = weight.dequantize(parameter.dtype)
         try:
-            load_weight(parameter, weight, placement.part)
+            place, piece = self._piece_of(name, placement, source)
         except ShapeMismatchError as error:
             raise ModelError(
                 f"{source}: {error}. config.json and the weights do not belong together; download the checkpoint again."
             ) from None
         except GroupBorderError as error:
             raise ModelError(f"{source}: {error}. Choose another number of workers.") from None
+        if isinstance(piece, QuantizedWeight) and parameter.device.type != "cpu":
+            piece = piece.dequantize(parameter.dtype)
+        put(parameter, place, piece)
         self._waiting[name].discard(placement.part)
         if not self._waiting[name]:
             del self._parameters[name], parameter
             self._holders.pack(name, self._parameters)
+
+    def _piece_of(self, name: str, placement: Placement, source: str) -> tuple[Tensor, Tensor | QuantizedWeight]:
+        """Its place, and what this rank keeps. Nothing else of the weight is looked at: it may never leave the file."""
+        parameter, weight = self._parameters[name], placement.weight
+        place, piece = pick_piece(parameter, weight, placement.part)
+        _check_finite(source, piece)
+        role = self._holders.role(name)
+        if self._scheme is None or role is None or len(weight.shape) != 2:
+            return place, piece
+        if piece.shape[1] == weight.shape[1]:
+            return place, apply(self._scheme, piece, role, source, weight.shape)
+        # The scale of a row must not depend on the number of ranks.
+        whole = apply(self._scheme, weight, role, source, weight.shape)
+        return pick_piece(parameter, whole, placement.part)
 
 
 def _check_complete(waiting: set[tuple[str, Part]], unexpected: list[str]) -> None:

@@ -250,7 +250,7 @@ class Worker:
             return None
         dtype = self._platform.dtype(config.dtype)
         attach(model, config.max_loras, config.max_lora_rank, dtype)
-        adapters = Adapters(model, config.max_loras, config.max_lora_rank, dtype)
+        adapters = Adapters(model, config.max_loras, config.max_lora_rank, dtype, self._ranks.total)
         self._controls |= {
             "load_adapter": adapters.load,
             "adapter_state": adapters.state,

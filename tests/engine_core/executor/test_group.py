@@ -1,7 +1,10 @@
 """Ranks that share a model: what they compute, and what becomes of everybody when one of them fails."""
 
 import gc
+import logging
 import os
+import re
+import select
 import signal
 import time
 
@@ -81,6 +84,24 @@ def test_a_step_is_one_message(core):
     assert max(sent[2:]) < 400
 
 
+def test_the_log_tells_the_size_of_each_message(core, caplog):
+    with caplog.at_level(logging.DEBUG, logger="quire.engine_core.executor.group"):
+        generate_greedy(core, PROMPTS, 8)
+    lines = [record.getMessage() for record in caplog.records if "a message of" in record.getMessage()]
+    assert len(lines) == len({line.partition(":")[0] for line in lines}) > 6
+    assert all(re.fullmatch(r"step \d+: a message of \d+ bytes for each of 1 ranks", line) for line in lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_without_work_is_named_by_the_next_request(core, number):
+    pid = rank_of(core).process.pid
+    os.kill(pid, number)
+    # of a core that has nobody to wake it
+    assert select.select([core.executor._watch.loss_descriptor], [], [], 5.0)[0]
+    with pytest.raises(EngineError, match="rank 1"):
+        generate_greedy(core, PROMPTS, 4)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_rank_that_dies_ends_the_engine_at_once(core, number):
     message, seconds = run_until_it_fails(core, lambda: os.kill(rank_of(core).process.pid, number))
@@ -133,7 +154,7 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(checkpoint):
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel_size": 2, "enable_lora": True},
+        {"tensor_parallel_size": 2, "enable_lora": True, "rank_invariant": True},
         {"tensor_parallel_size": 2, "compile": True},
         {"tensor_parallel_size": 2, "model_impl": "transformers"},
         {"tensor_parallel_size": 3, "rank_invariant": True},

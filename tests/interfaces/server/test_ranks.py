@@ -7,33 +7,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
+from tests.support.rank_processes import ranks_of
 from tests.support.server_process import ServerProcess
 
 from quire.testing.tiny_checkpoints import make_checkpoint
-
-
-def ranks_of(server_pid):
-    """Processes of further ranks below this one, by what they run."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        try:
-            command = Path(f"/proc/{name}/cmdline").read_text()
-            if "rank_process" in command and server_pid in ancestors(int(name)):
-                found.append(int(name))
-        except OSError:
-            continue
-    return found
-
-
-def ancestors(pid):
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        yield pid
 
 
 @pytest.fixture

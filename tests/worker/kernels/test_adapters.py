@@ -66,6 +66,21 @@ def test_add_adapters(isa, num_inputs, parts, dtype, most_rank, ranks):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_inputs", "parts"), SHAPES)
+def test_a_sum_that_is_not_finished_stays_in_float32(isa, num_inputs, parts, dtype):
+    y, *others = case(num_inputs, parts, dtype, 9)
+    expected = y.to(torch.float32, copy=True)
+    reference.add_adapters(expected, *others)
+    found = y.to(torch.float32, copy=True)
+    kernels.add_adapters(found, *others)
+    bound = 1e-5 if dtype == torch.float32 else 2 * ROUNDING[dtype]
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound * 4)
+    rounded = y.clone()
+    kernels.add_adapters(rounded, *others)
+    assert torch.equal(found.to(dtype), rounded), "it is the same sum"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_who_else_is_there(isa, dtype):
     y, x, slots, *others = case(75, [33, 7, 5], dtype, 41)
     together = y.clone()

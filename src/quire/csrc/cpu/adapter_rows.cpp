@@ -131,7 +131,8 @@ template <class P, int N> void shrink_rows(const AdapterArgs& args, const Adapte
   }
 }
 
-template <class P, int N> void expand_rows(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+template <class P, class Y, int N>
+void expand_rows(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
   const Panels b = Panels::of_b(args, block);
   Outputs to(args, begin);
   for (int64_t panel = begin; panel < end; ++panel, to.skip(1)) {
@@ -139,7 +140,7 @@ template <class P, int N> void expand_rows(const AdapterArgs& args, const Adapte
     const char* low = block.low + to.part() * b.words * P::WORD_FLOATS * 4;
     multiply<P, N>(low, low_bytes(args), b[panel], b.words, sums);
     for (int n = 0; n < N; ++n) {
-      auto* y = static_cast<typename P::Value*>(args.y) + block.tokens[n] * args.y_stride + to.column();
+      auto* y = static_cast<Y*>(args.y) + block.tokens[n] * args.y_stride + to.column();
       for (int64_t v = 0; v < V && v * W < to.width(); ++v) {
         const int64_t left = to.width() - v * W;
         store_result_upto(y + v * W, load_upto(y + v * W, left) + sums[n][v], left);
@@ -157,13 +158,19 @@ template <class P> void shrink_of(const AdapterArgs& args, const AdapterBlock& b
   }
 }
 
-template <class P> void expand_of(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+template <class P, class Y>
+void expand_onto(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
   switch (block.count) {
-    case 1: return expand_rows<P, 1>(args, block, begin, end);
-    case 2: return expand_rows<P, 2>(args, block, begin, end);
-    case 3: return expand_rows<P, 3>(args, block, begin, end);
-    default: return expand_rows<P, TOKENS>(args, block, begin, end);
+    case 1: return expand_rows<P, Y, 1>(args, block, begin, end);
+    case 2: return expand_rows<P, Y, 2>(args, block, begin, end);
+    case 3: return expand_rows<P, Y, 3>(args, block, begin, end);
+    default: return expand_rows<P, Y, TOKENS>(args, block, begin, end);
   }
+}
+
+template <class P> void expand_of(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  if (args.y_dtype == DType::float32) return expand_onto<P, float>(args, block, begin, end);
+  return expand_onto<P, typename P::Value>(args, block, begin, end);
 }
 
 int64_t prepared_bytes(const AdapterArgs& args) {

@@ -112,12 +112,12 @@ template <int C> QUIRE_INLINE void store_panel(int num_panels, float* sums) {
   if (C < num_panels) store_tile<C>(sums + C * ADAPTER_COLUMNS, GROUP_BYTES);
 }
 
-class Expansion {
+template <class Y> class Expansion {
  public:
   Expansion(const AdapterArgs& args, const AdapterBlock& block)
       : block_(block), b_(Panels::of_b(args, block)), low_bytes_(low_bytes(args)) {
     for (int64_t t = 0; t < block.count; ++t) {
-      y_[t] = static_cast<bf16*>(args.y) + block.tokens[t] * args.y_stride;
+      y_[t] = static_cast<Y*>(args.y) + block.tokens[t] * args.y_stride;
     }
   }
 
@@ -157,12 +157,13 @@ class Expansion {
   const AdapterBlock& block_;
   const Panels b_;
   const int64_t low_bytes_;
-  bf16* y_[ROWS_OF_TILE];
+  Y* y_[ROWS_OF_TILE];
   alignas(64) float sums_[GROUP * TILE_FLOATS];
 };
 
-void expand(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
-  Expansion expansion(args, block);
+template <class Y>
+void expand_onto(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  Expansion<Y> expansion(args, block);
   Outputs to(args, begin);
   set_shapes(block, GROUP, 1, args.rank_words(block.rank));
   while (begin < end) {
@@ -172,6 +173,11 @@ void expand(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, i
     to.skip(num_panels);
   }
   release_tiles();
+}
+
+void expand(const AdapterArgs& args, const AdapterBlock& block, int64_t begin, int64_t end) {
+  if (args.y_dtype == DType::float32) return expand_onto<float>(args, block, begin, end);
+  expand_onto<bf16>(args, block, begin, end);
 }
 
 }  // namespace

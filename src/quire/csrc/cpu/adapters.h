@@ -27,6 +27,7 @@ constexpr int64_t STEP_OF_WORDS = 16;    // a matrix unit takes so many at once
 
 struct AdapterArgs {
   DType dtype;
+  DType y_dtype;  // that of the others, or float32: a sum that is not finished
   const void* x;
   void* y;
   const void *a, *b;     // [slots, elements]

@@ -128,10 +128,11 @@ void add_adapters_op(const Tensor& y, const Tensor& x, const Tensor& slots, cons
   STD_TORCH_CHECK(slots.size(0) == x.size(0) && y.size(0) == x.size(0) && ranks.size(0) == a.size(0),
                   "slots must have an entry for each row of x and of y, ranks one for each slot");
   const ScalarType dtype = x.scalar_type();
-  STD_TORCH_CHECK(y.scalar_type() == dtype && a.scalar_type() == dtype && b.scalar_type() == dtype,
-                  "x, y, a and b must have one dtype");
+  STD_TORCH_CHECK(a.scalar_type() == dtype && b.scalar_type() == dtype, "x, a and b must have one dtype");
+  STD_TORCH_CHECK(y.scalar_type() == dtype || y.scalar_type() == ScalarType::Float,
+                  "y must have the dtype of x, or be float32");
   AdapterArgs args{};
-  args.dtype = dtype_of(x);
+  args.dtype = dtype_of(x), args.y_dtype = dtype_of(y);
   args.x = x.const_data_ptr(), args.y = y.mutable_data_ptr();
   args.a = a.const_data_ptr(), args.b = b.const_data_ptr();
   args.slots = static_cast<const int32_t*>(slots.const_data_ptr());

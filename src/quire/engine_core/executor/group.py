@@ -15,10 +15,13 @@ Owns the processes, their channels and the shared memory. Must never decide anyt
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import selectors
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -46,10 +49,13 @@ from quire.errors import EngineError, QuireError
 from quire.messages import LayerSpec, SchedulerOutput, StepOutput, WorkerCapacity
 from quire.processes.child_process import ChildProcess
 from quire.processes.documents import encode_document
+from quire.processes.process_state import is_stopped
 from quire.state_layout import state_layout
 
 # How long a rank may be behind the others, which have done the same work by then.
 LONGEST_LAG = 2.0
+# ... and how long a signal may have stopped it, whether there is work or not.
+LONGEST_STOP = 1.0
 _LOOK_SECONDS = 0.25
 # a call may load a model or measure it; a rank that ends meanwhile is noticed at once
 _LOADING_SECONDS = 3600.0
@@ -140,11 +146,14 @@ class RankWatch:
         self._ending = threading.Event()
         # readable once a rank is lost: wakes a core that has nothing to do
         self.loss_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # looks at which a rank had met those of a group less often than one of them
+        # looks at which a rank had met those of a group less often than one of them, and no more often than before
+        self._num_arrivals = {(group, rank): 0 for group in meetings.by_group for rank in group}
         self._num_behind = {(group, rank): 0 for group in meetings.by_group for rank in group}
         # by rank: its processor time, and looks at which that was the same though nobody kept it waiting
         self._ticks = dict.fromkeys(range(1, grid.size), -1)
         self._num_idle = dict.fromkeys(range(1, grid.size), 0)
+        # ... and at which it was stopped
+        self._num_stopped = {rank.number: 0 for rank in ranks}
         self._thread = threading.Thread(target=self._look, name="quire-rank-watch", daemon=True)
         self._thread.start()
 
@@ -176,16 +185,27 @@ class RankWatch:
                 for key, _ in selector.select(_LOOK_SECONDS):
                     ended: Rank = key.data
                     self.lose(f"rank {ended.number} has ended ({ended.process.how_it_ended()})")
+                self._look_who_is_stopped()
                 self._look_who_is_behind()
                 if self._grid.pipeline > 1:
                     self._look_who_does_nothing()
+
+    def _look_who_is_stopped(self) -> None:
+        """Seen without any work: nobody's request has to find out."""
+        for rank in self._ranks:
+            number = rank.number
+            self._num_stopped[number] = self._num_stopped[number] + 1 if is_stopped(rank.process.pid) else 0
+            if self._num_stopped[number] > LONGEST_STOP / _LOOK_SECONDS:
+                self.lose(f"rank {number} stands still: a signal has stopped it")
 
     def _look_who_is_behind(self) -> None:
         """By looks and not by a clock: who was stopped together with this thread is not to blame."""
         for group, meeting in self._meetings.by_group.items():
             arrivals = meeting.arrivals(len(group))
             for rank, count in zip(group, arrivals, strict=True):
-                is_behind = count < max(arrivals)
+                # one that is slow in every step is behind at every look, and gets on
+                is_behind = count < max(arrivals) and count == self._num_arrivals[group, rank]
+                self._num_arrivals[group, rank] = count
                 self._num_behind[group, rank] = self._num_behind[group, rank] + 1 if is_behind else 0
                 if self._num_behind[group, rank] > LONGEST_LAG / _LOOK_SECONDS:
                     self.lose(f"rank {rank} stands still while the others wait for it")
@@ -210,6 +230,21 @@ class RankWatch:
         return meetings["stage"].is_waiting(stage, self._grid.pipeline) or any(one.has_sleepers for one in sums)
 
 
+def _start_ranks(config: WorkerConfig, meetings: GridMeetings) -> list[Rank]:
+    """All but rank 0. If one cannot be started, none is left."""
+    ranks: list[Rank] = []
+    try:
+        with contextlib.ExitStack() as if_one_fails:
+            for number in range(1, config.grid.size):
+                ranks.append(Rank(config.of_rank(number), meetings.of_rank(number)))
+                if_one_fails.callback(ranks[-1].end)
+            if_one_fails.pop_all()
+    finally:
+        # inherited by then, or of no use any more
+        meetings.close_descriptors()
+    return ranks
+
+
 class GroupExecutor:
     """Runs each step on all ranks."""
 
@@ -226,13 +261,10 @@ class GroupExecutor:
         self._meetings = GridMeetings(
             config.grid, lambda direction, size: (link_bytes if direction == "stage" else meeting_bytes)(size)
         )
-        self._ranks: list[Rank] = []
+        self._ranks = _start_ranks(config, self._meetings)
+        self._watch = RankWatch(self._ranks, self._meetings, config.grid)
         self._first: InProcessExecutor | None = None
         try:
-            for number in range(1, self._size):
-                self._ranks.append(Rank(config.of_rank(number), self._meetings.of_rank(number)))
-            self._meetings.close_descriptors()
-            self._watch = RankWatch(self._ranks, self._meetings, config.grid)
             of_first = config.of_rank(0)
             around_first = ranks_around(of_first, self._meetings.of_rank(0))
             self._everywhere("load", [], lambda: self._load(of_first, around_first))
@@ -266,9 +298,11 @@ class GroupExecutor:
         self._everywhere("initialize_cache", list(arguments), lambda: self._own.initialize_cache(*arguments))
 
     def execute(self, output: SchedulerOutput) -> PendingStep:
+        self._check()
         answers = self._answers
         self._answers = []
         message = encode_step(output, answers)
+        logger.debug("step %d: a message of %d bytes for each of %d ranks", output.step, len(message), len(self._ranks))
         replies = [self._ask(rank, message, is_step=True) for rank in self._ranks]
         return _GroupStep(self, self._own.execute(output, answers), replies)
 
@@ -287,12 +321,10 @@ class GroupExecutor:
 
     def shutdown(self) -> None:
         self._meetings.abort()
-        if hasattr(self, "_watch"):
-            self._watch.close()
+        self._watch.close()
         for rank in self._ranks:
             rank.end()
         self._ranks.clear()
-        self._meetings.close_descriptors()
         if self._first is not None:
             self._first.shutdown()
             self._first = None
@@ -338,10 +370,11 @@ class GroupExecutor:
     def answer(self, reply: Reply, kind: type[M], seconds: float | None = None) -> M:
         """What another rank has said, in so many seconds, or as long as the watch finds that it gets on."""
         rank = reply.rank
+        longest = math.inf if seconds is None else seconds
+        end = time.monotonic() + longest
         try:
-            message = rank.wait_for(reply, _LOOK_SECONDS if seconds is None else seconds)
-            while message is None and seconds is None:
-                self._check()
+            message = rank.wait_for(reply, min(longest, _LOOK_SECONDS))
+            while message is None and self._watch.lost is None and time.monotonic() < end:
                 message = rank.wait_for(reply, _LOOK_SECONDS)
         except (EOFError, OSError) as error:
             raise self._gone(rank) from error

@@ -31,6 +31,23 @@ class ReplicatedLinear(nn.Module):
         """Outputs of this rank, of each layer that this one is merged of."""
         return [self.out_features]
 
+    @property
+    def whole_part_sizes(self) -> list[int]:
+        """The same of all ranks together."""
+        return self.part_sizes
+
+    @property
+    def whole_in_features(self) -> int:
+        return self.in_features
+
+    def outputs_of(self, tensor: Tensor, index: int = 0) -> Tensor:
+        """This rank's rows of a tensor that has one for each output of part `index`."""
+        return tensor
+
+    def inputs_of(self, tensor: Tensor) -> Tensor:
+        """This rank's columns of a tensor that has one for each input."""
+        return tensor
+
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
         self.group = current_group()
@@ -76,8 +93,15 @@ class ColumnParallelLinear(ReplicatedLinear):
         self.out_features = self.group.share_of(out_features, "out_features")
         self._create(self.out_features, in_features, bias)
 
+    @property
+    def whole_part_sizes(self) -> list[int]:
+        return [size * self.group.size for size in self.part_sizes]
+
+    def outputs_of(self, tensor: Tensor, index: int = 0) -> Tensor:
+        return self.group.slice_of(tensor, 0)
+
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
-        return whole, self.group.slice_of(tensor, 0)
+        return whole, self.outputs_of(tensor)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -97,7 +121,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         assert isinstance(part, int), "a merged weight is loaded part by part"
-        return whole.narrow(0, sum(self.sizes[:part]), self.sizes[part]), self.group.slice_of(tensor, 0)
+        return whole.narrow(0, sum(self.sizes[:part]), self.sizes[part]), self.outputs_of(tensor, part)
 
 
 class QKVParallelLinear(ColumnParallelLinear):
@@ -124,8 +148,10 @@ class QKVParallelLinear(ColumnParallelLinear):
         self.parts = parts
         # of this rank, from here on
         self.num_heads = self.group.share_of(num_heads, "num_attention_heads")
-        self._kv_shares = min(self.group.size, num_kv_heads)
-        self.num_kv_heads = num_kv_heads // self._kv_shares
+        kv_shares = min(self.group.size, num_kv_heads)
+        self.num_kv_heads = num_kv_heads // kv_shares
+        # pieces that the ranks cut each part into
+        self._shares = [self.group.size if part == "q" else kv_shares for part in parts]
         self.sizes = [(self.num_heads if part == "q" else self.num_kv_heads) * head_dim for part in parts]
         self.out_features = sum(self.sizes)
         self._create(self.out_features, in_features, bias, parts)
@@ -134,14 +160,18 @@ class QKVParallelLinear(ColumnParallelLinear):
     def part_sizes(self) -> list[int]:
         return self.sizes
 
+    @property
+    def whole_part_sizes(self) -> list[int]:
+        return [size * shares for size, shares in zip(self.sizes, self._shares, strict=True)]
+
+    def outputs_of(self, tensor: Tensor, index: int = 0) -> Tensor:
+        shares = self._shares[index]
+        return self.group.slice_of(tensor, 0, self.group.rank * shares // self.group.size, shares)
+
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         assert part in self.parts, "a merged weight is loaded part by part"
         index = self.parts.index(part)
-        place = whole.narrow(0, sum(self.sizes[:index]), self.sizes[index])
-        if part == "q":
-            return place, self.group.slice_of(tensor, 0)
-        kv_rank = self.group.rank * self._kv_shares // self.group.size
-        return place, self.group.slice_of(tensor, 0, kv_rank, self._kv_shares)
+        return whole.narrow(0, sum(self.sizes[:index]), self.sizes[index]), self.outputs_of(tensor, index)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value, or those parts that there are, heads flattened."""
@@ -158,8 +188,15 @@ class RowParallelLinear(ReplicatedLinear):
         self.out_features = out_features
         self._create(out_features, self.in_features, bias)
 
+    @property
+    def whole_in_features(self) -> int:
+        return self.in_features * self.group.size
+
+    def inputs_of(self, tensor: Tensor) -> Tensor:
+        return self.group.slice_of(tensor, 1)
+
     def _pick(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
-        return whole, self.group.slice_of(tensor, 1)
+        return whole, self.inputs_of(tensor)
 
     def _pick_bias(self, whole: Tensor, tensor: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         return whole, tensor
@@ -171,4 +208,5 @@ class RowParallelLinear(ReplicatedLinear):
             return self.adapters.add(product, x)
         # the bias once, not once a rank
         part = multiply(x, self.weight, self.packed, None, self.out_features, group.num_slices, torch.float32)
-        return group.all_reduce(part, self.bias, x.dtype)
+        # what adapters make of this rank's inputs is a part of the same sum
+        return group.all_reduce(self.adapters.add(part, x), self.bias, x.dtype)

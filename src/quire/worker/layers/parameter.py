@@ -47,19 +47,25 @@ def parts_of(parameter: Tensor) -> tuple[Part, ...]:
 
 def load_weight(parameter: Tensor, weight: Tensor | QuantizedWeight, part: Part = None) -> None:
     """Put a weight of the checkpoint (or this rank's piece of it) in its place, converting its type."""
+    put(parameter, *pick_piece(parameter, weight, part))
+
+
+def pick_piece(parameter: Tensor, weight: Any, part: Part = None) -> tuple[Tensor, Any]:
+    """The place of a weight of the checkpoint inside the parameter, and the piece of it that this rank keeps."""
     pick: PickShard | None = getattr(parameter, "quire_pick", None)
     place, piece = pick(parameter.data, weight, part) if pick is not None else (parameter.data, weight)
     if place.shape != piece.shape:
         raise ShapeMismatchError(f"{list(weight.shape)} in the checkpoint, {list(place.shape)} in the model")
-    _put(parameter, place, piece)
+    return place, piece
 
 
 def replace_weight(parameter: Tensor, weight: QuantizedWeight) -> None:
     """A whole parameter, of this rank already, in the place of its numbers."""
-    _put(parameter, parameter.data, weight)
+    put(parameter, parameter.data, weight)
 
 
-def _put(parameter: Tensor, place: Tensor, piece: Tensor | QuantizedWeight) -> None:
+def put(parameter: Tensor, place: Tensor, piece: Tensor | QuantizedWeight) -> None:
+    """A piece in its place, or if it is quantised beside it."""
     if isinstance(piece, QuantizedWeight):
         waiting: list[tuple[Tensor, QuantizedWeight]] = getattr(parameter, "quire_quantized", [])
         parameter.quire_quantized = [*waiting, (place, piece)]

@@ -30,9 +30,13 @@ class RankGroup:
 
     def agree(self, number: float) -> float:
         """Rank 0's: what only time tells is decided once. All of the group call it at the same place."""
+        return self.total(number if self.rank == 0 else 0.0)
+
+    def total(self, number: float) -> float:
+        """The sum of what all of the group bring, each at the same place."""
         if self.meeting is None:
             return number
-        own = torch.tensor([number if self.rank == 0 else 0.0])
+        own = torch.tensor([float(number)])
         return float(kernels.all_reduce(own, None, self.meeting, self.rank, self.size, own.dtype))
 
 
@@ -97,6 +101,10 @@ class Ranks:
     def agree(self, number: float) -> float:
         """What the first rank of this stage says: stages have layers of their own, and take times of their own."""
         return self.tensor.agree(self.context.agree(number))
+
+    def total(self, number: float) -> float:
+        """The sum of what all of this stage bring."""
+        return self.tensor.total(self.context.total(number))
 
 
 _ALONE = Ranks()

@@ -52,9 +52,13 @@ class TensorParallelGroup:
 
     def agree(self, number: float) -> float:
         """Rank 0's: what only time tells is decided once. All ranks call it at the same place."""
+        return self.total(number if self.rank == 0 else 0.0)
+
+    def total(self, number: float) -> float:
+        """The sum of what all ranks bring, each at the same place."""
         if self.size == 1:
             return number
-        return float(self.all_reduce(torch.tensor([number if self.rank == 0 else 0.0])))
+        return float(self.all_reduce(torch.tensor([float(number)])))
 
     def share_of(self, total: int, what: str) -> int:
         """How many of `total` this rank owns."""

@@ -151,7 +151,7 @@ class Supervisor:
             self._watched, self._judge = process, StallJudge(self._stall_timeout)
         if self._engine.is_running:
             self._judge.seconds_per_token = self._engine.ready.seconds_per_token
-        return self._judge.look(self._clock(), process.pulse(), process.num_sent)
+        return self._judge.look(self._clock(), process.pulse(), process.num_sent, is_stopped=process.is_stopped)
 
     async def _end_stalled(self, reason: str) -> None:
         process = self._watched

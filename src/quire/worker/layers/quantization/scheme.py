@@ -9,6 +9,7 @@ inputs are rounded too.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Literal, Protocol, TypeAlias
@@ -37,7 +38,7 @@ class Scheme(Protocol):
     weight_only: bool
 
     def quantize(self, weight_NK: Tensor, role: Role) -> QuantizedWeight | None:
-        """Codes for a float weight; None if it is to stay as it is."""
+        """Codes for a float weight; None if it is to stay as it is. Each row by itself: ranks may have some of them."""
         ...
 
 
@@ -58,19 +59,22 @@ def find_scheme(name: str) -> Scheme:
     raise OptionError(f"quantization={name}: there is no such scheme.")
 
 
-def is_worth_it(weight_NK: Tensor) -> bool:
+def is_worth_it(shape_NK: Sequence[int]) -> bool:
     """Whether a weight is large enough, and of a width that can be cut into words."""
-    return weight_NK.numel() >= _LEAST_WEIGHTS and weight_NK.shape[1] % _WORD == 0
+    return shape_NK[0] * shape_NK[1] >= _LEAST_WEIGHTS and shape_NK[1] % _WORD == 0
 
 
-def apply(scheme: Scheme, weight: Tensor | QuantizedWeight, role: Role, name: str) -> Tensor | QuantizedWeight:
-    """What a layer keeps of a weight of the checkpoint. Embeddings alone are never quantised here."""
+def apply(
+    scheme: Scheme, weight: Tensor | QuantizedWeight, role: Role, name: str, whole: Sequence[int] | None = None
+) -> Tensor | QuantizedWeight:
+    """What a layer keeps of a weight of the checkpoint, or of some rows of one of the shape `whole`. Embeddings alone
+    are never quantised here."""
     if isinstance(weight, QuantizedWeight):
         wanted = scheme.head_bits if role == "head" else scheme.bits
         if role == "embedding" or weight.bits <= wanted:
             return replace(weight, weight_only=scheme.weight_only)
         weight = weight.dequantize(torch.float32)
-    if role == "embedding" or not is_worth_it(weight):
+    if role == "embedding" or not is_worth_it(whole or weight.shape):
         return weight
     quantized = scheme.quantize(weight, role)
     if quantized is None:

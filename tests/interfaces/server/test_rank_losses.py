@@ -1,0 +1,218 @@
+"""A rank is killed or stopped, at any moment: who waits has an error at once, nobody a wrong token, and the group
+starts again without a trace of the old one."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from tests.support.rank_processes import ancestors, is_there, ranks_of
+from tests.support.server_process import ServerProcess
+
+from quire.testing.tiny_checkpoints import make_checkpoint
+
+SLOW = "{}:slow:1:0:seconds={}"
+STEP = 0.25  # seconds that a step takes, in whatever part of it the signal is to come
+# where it comes, and what makes that moment long enough to be met
+WITH_WORK = {
+    "prefill": SLOW.format("in_forward", STEP),
+    "forward": SLOW.format("in_forward", STEP),
+    "a sum": SLOW.format("rank_step", STEP),
+    "sampling": SLOW.format("before_sample", STEP),
+    "deciding": SLOW.format("before_schedule", STEP),
+    "sending": SLOW.format("before_execute", STEP),
+}
+AT_START = {"load": "", "measure": SLOW.format("start_measure", 1.0), "allocate": SLOW.format("start_allocate", 1.0)}
+SIGNALS = [signal.SIGKILL, signal.SIGSTOP]
+# an answer is due so long after the signal, or where it only stops a rank after the step in flight would have ended
+LIMIT = 2.0
+NUM_TOKENS = 60
+PROMPTS = [[3, 4, 5], list(range(20, 50)), [7] * 12]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("losses"), "qwen3")
+
+
+@contextmanager
+def serving(model, fault):
+    """A server with two ranks; afterwards nothing of it is left."""
+    command = [
+        "-m", "quire", "serve", str(model), "--port", "0", "--tensor-parallel-size", "2", "--num-threads", "1",
+        "--kv-cache-memory-bytes", str(16 << 20), "--device", "cpu",
+    ]  # fmt: skip
+    shared = set(os.listdir("/dev/shm"))
+    with ServerProcess(command, {"OMP_NUM_THREADS": "1", "QUIRE_FAIL": fault}) as server:
+        server.wait_ready()
+        yield server
+        left = processes(server)
+    until(lambda: not any(map(is_there, left)), 5.0, "a process outlived its server")
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def processes(server):
+    """Rank 0, which is the core, and the others."""
+    others = ranks_of(server.pid)
+    return [next(ancestors(others[0])), *others] if others else []
+
+
+def until(holds, seconds, what):
+    """Seconds until it held."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds, what
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def is_ready(url):
+    try:
+        with urllib.request.urlopen(f"{url}/health/ready", timeout=60) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError:
+        return False
+
+
+class Client(threading.Thread):
+    """One stream: the log-probabilities of what it said, which have the same bits whoever else is there, and when it
+    failed."""
+
+    def __init__(self, url, prompt, num_tokens=NUM_TOKENS):
+        super().__init__(daemon=True)
+        body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body["logprobs"] = 1
+        self._request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        self.said = []
+        self.error = None
+        self.ended_at = 0.0
+        self.start()
+
+    def run(self):
+        try:
+            with urllib.request.urlopen(self._request, timeout=60) as answer:
+                for line in answer:
+                    if line.startswith(b"data: {"):
+                        self._take(json.loads(line[6:]))
+        except urllib.error.HTTPError as error:
+            self.error = error.read().decode()
+        self.ended_at = time.monotonic()
+
+    def _take(self, event):
+        if "error" in event:
+            self.error = event["error"]["message"]
+            return
+        for choice in event["choices"]:
+            self.said += (choice["logprobs"] or {}).get("token_logprobs", [])
+
+
+def answers(url):
+    clients = [Client(url, prompt, 8) for prompt in PROMPTS]
+    for client in clients:
+        client.join(60)
+        assert client.error is None
+        assert len(client.said) == 8
+    return [client.said for client in clients]
+
+
+def check_serves_again(server, url, before, expected):
+    """A new group, whose answers are those of the old one."""
+    until(lambda: is_ready(url), 60.0, "the engine was not started anew")
+    now = processes(server)
+    assert len(now) == 2
+    assert not set(now) & set(before)
+    until(lambda: not any(map(is_there, before)), 5.0, "a process outlived its engine")
+    assert answers(url) == expected
+
+
+def lose_at_work(model, moment, rank, number):
+    with serving(model, WITH_WORK[moment]) as server:
+        url = server.wait_ready()
+        expected = answers(url)
+        before = processes(server)
+        clients = [Client(url, prompt) for prompt in PROMPTS]
+        if moment != "prefill":
+            until(lambda: all(client.said for client in clients), 60.0, "no token came")
+        # to the middle of what takes long
+        time.sleep(STEP / 2)
+        os.kill(before[rank], number)
+        signalled_at = time.monotonic()
+        limit = LIMIT + (STEP if number == signal.SIGSTOP else 0.0)
+        until(lambda: not is_ready(url), limit, "it says that it is ready")
+        for client, said in zip(clients, expected, strict=True):
+            client.join(30)
+            assert client.error is not None
+            assert client.ended_at - signalled_at < limit
+            length = min(len(client.said), len(said))
+            assert client.said[:length] == said[:length], "a wrong token"
+        check_serves_again(server, url, before, expected)
+
+
+def lose_while_idle(model, rank, number):
+    with serving(model, "") as server:
+        url = server.wait_ready()
+        expected = answers(url)
+        before = processes(server)
+        os.kill(before[rank], number)
+        until(lambda: not is_ready(url), LIMIT, "it says that it is ready")
+        check_serves_again(server, url, before, expected)
+
+
+def lose_at_start(model, moment, rank, number):
+    """Of an engine that is started anew: the server lives, and tries again."""
+    with serving(model, AT_START[moment]) as server:
+        url = server.wait_ready()
+        expected = answers(url)
+        first = processes(server)
+        os.kill(first[0], signal.SIGKILL)
+        until(lambda: set(processes(server)) - set(first), 30.0, "no new group")
+        until(lambda: not any(map(is_there, first)), 5.0, "the old group is there")
+        if AT_START[moment]:
+            time.sleep(2.0)
+        second = processes(server)
+        os.kill(second[rank], number)
+        check_serves_again(server, url, [*first, *second], expected)
+
+
+def lose_at_shutdown(model, rank, number):
+    with serving(model, SLOW.format("end_worker", 0.5)) as server:
+        before = processes(server)
+        server.signal(signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(before[rank], number)
+        server.wait(10.0)
+        until(lambda: not any(map(is_there, before)), 5.0, "a process outlived its server")
+
+
+def lose(model, moment, rank, number):
+    if moment in WITH_WORK:
+        lose_at_work(model, moment, rank, number)
+    elif moment in AT_START:
+        lose_at_start(model, moment, rank, number)
+    elif moment == "idle":
+        lose_while_idle(model, rank, number)
+    else:
+        lose_at_shutdown(model, rank, number)
+
+
+@pytest.mark.parametrize(
+    ("moment", "rank", "number"),
+    [("idle", 1, signal.SIGSTOP), ("a sum", 1, signal.SIGKILL), ("forward", 0, signal.SIGSTOP)],
+)
+def test_a_lost_rank(model, moment, rank, number):
+    lose(model, moment, rank, number)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("moment", ["idle", *WITH_WORK, *AT_START, "shutdown"])
+def test_a_rank_that_is_lost_at_any_moment(model, moment, rank, number):
+    lose(model, moment, rank, number)
