@@ -162,3 +162,23 @@ def test_a_pinned_prefix_is_not_found_where_an_image_stands_in_its_places() -> N
     add(core, 2, 12, [whole(6, 8)])
     core.run()
     assert (core.cached[1 << 10], core.cached[2 << 10]) == (4, 6)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "priority", "srtf", "two_level"])
+@pytest.mark.parametrize("start", [0, 4])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_rows_that_run_leave_a_range_what_it_takes_in_the_end(policy: str, start: int, is_known: bool) -> None:
+    """Two tokens of each step are left, which a text would get on by: after four steps they are eight."""
+    core = CoreUnderTest(budget=8, policy=policy, num_blocks=512, block_size=4, max_num_seqs=8, max_model_len=256)
+    if is_known:
+        add(core, 9, 9, [], max_tokens=1)
+        core.run()
+    for number in range(6):
+        add(core, number, 3, [], max_tokens=100, ignore_eos=True)
+    for _ in range(6):
+        core.step()
+    add(core, 6, 14, [whole(start, start + 8)], max_tokens=1)
+    for _ in range(12):
+        core.step()
+    assert core.tokens[6 << 10], "it has come to its first token"
+    assert all(len(core.tokens[number << 10]) > 12 for number in range(6)), "and nobody else stood still for long"

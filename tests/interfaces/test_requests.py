@@ -54,7 +54,7 @@ BAD = [
     ([1], {}, {"cache_salt": 5}, "cache_salt", "cache_salt=5: must be a text"),
     ([1], {}, {"cache_salt": b"x"}, "cache_salt", "must be a text"),
     ([1], {}, {"cache_salt": "\ud800"}, "cache_salt", "lone surrogate"),
-    ([1], {}, {"media": ["a picture"], "num_kept_tokens": 1}, "media", "take text only"),
+    ([1], {}, {"media": ["a picture"], "num_kept_tokens": 1}, "multi_modal_data", "take text only"),
 ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ModelError, OptionError, RequestError
+from quire.renderer.chat_messages import prepare_messages
 from quire.renderer.chat_template import ChatTemplates, dialect_of
 from quire.renderer.special_tokens import SpecialTokens
 
@@ -252,6 +253,12 @@ def test_what_is_no_chat_is_refused_by_name(chat, param):
     with pytest.raises(RequestError) as caught:
         render("x", chat)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("part", [{"type": "input_audio"}, {"type": "text", "text": "a", "audio_url": "b"}])
+def test_what_is_refused_comes_with_what_is_allowed(part):
+    with pytest.raises(RequestError, match="texts, and image_url where the model sees images"):
+        prepare_messages([{"role": "user", "content": [part]}], dialect_of(""))
 
 
 def test_nesting_is_bounded():

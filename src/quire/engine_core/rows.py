@@ -40,6 +40,8 @@ class Rows:
         self.adapter = np.zeros(num_rows, dtype=np.int64)
         # of those rows that have some
         self.whole_ranges: dict[int, WholeRanges] = {}
+        # tokens that steps had for a row which could not use them, because its range is larger; and how many it needs
+        self.saved: dict[int, tuple[int, int]] = {}
         # the images of those rows that have some, and where the last of them ends
         self.media: dict[int, list[Media]] = {}
         self.media_until = np.zeros(num_rows, dtype=np.int64)
@@ -103,6 +105,7 @@ class Rows:
     def give_back(self, row: int) -> None:
         self.sequence_id[row] = -1
         self.whole_ranges.pop(row, None)
+        self.saved.pop(row, None)
         self.media.pop(row, None)
         self.media_until[row] = 0
         for numbers in (self.num_computed, self.num_known, self.num_total, self.writable_until, self.num_named):
@@ -160,6 +163,9 @@ class Rows:
     def grant(self, rows: IntArray, num_tokens: IntArray) -> None:
         self.num_computed[rows] += num_tokens
         self.num_in_flight[rows] += 1
+        if self.saved:
+            for row in rows.tolist():
+                self.saved.pop(row, None)
 
     def settle(self, rows: IntArray) -> None:
         """The results of a step with these rows are there."""
@@ -186,7 +192,24 @@ class Rows:
     def least(self, row: int) -> int:
         """The fewest tokens that may be granted next."""
         ranges = self.whole_ranges.get(row)
-        return ranges.length_at(int(self.num_computed[row])) if ranges else 1
+        least = ranges.length_at(int(self.num_computed[row])) if ranges else 1
+        # one that holds nothing yet once stood behind a prefix that it had found
+        return max(least, self.saved[row][1]) if row in self.saved else least
+
+    def spend(self, row: int) -> int:
+        """What it needs next, if it has saved that much, else 0. That is spent even if another limit then leaves the
+        row without: the others must not pay for it again and again."""
+        saved, needed = self.saved.get(row, (0, 1))
+        if saved < needed:
+            return 0
+        del self.saved[row]
+        return needed
+
+    def save(self, row: int, num_tokens: int) -> None:
+        """A step has so many tokens for it: it keeps them if they are too few for the range that comes next."""
+        needed = self.least(row)
+        if 0 < num_tokens < needed:
+            self.saved[row] = (self.saved.get(row, (0, 0))[0] + num_tokens, needed)
 
     def promise(self, rows: IntArray, num_drafts: IntArray | int) -> IntArray:
         """4.6.1: what these rows will sample, and propose after it, counts from now on. By how much each row grew.

@@ -235,8 +235,9 @@ def _check_cache_salt(asked: Asked, limits: Limits) -> None:
 def _check_media(asked: Asked, limits: Limits) -> None:
     if asked.media and (asked.num_kept_tokens or asked.pooling):
         raise RequestError(
-            f"media: {len(asked.media)} images in a session or for an embedding, which take text only. Leave them out.",
-            param="media",
+            f"multi_modal_data: {len(asked.media)} images in a session or for an embedding, which take text only. "
+            "Leave them out.",
+            param="multi_modal_data",
         )
 
 

@@ -20,6 +20,7 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _TEXTS = ("name", "tool_call_id", "refusal")
 # What clients put beside a text, in a message or in a part of one. Left out in silence the answer would be another one.
 MEDIA = ("image", "images", "image_url", "audio", "audios", "audio_url", "input_audio", "video", "videos", "video_url")
+_ALLOWED = "texts, and image_url where the model sees images"
 _MAX_DEPTH = 64
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -130,7 +131,7 @@ def _part(part: Any, where: str, dialect: Dialect) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise RequestError(
-            f"{where}: type {str(kind)[:40]!r} is not supported, this model is served with text only.",
+            f"{where}: type {str(kind)[:40]!r} is not supported. Allowed are {_ALLOWED}.",
             param=f"{where}.type",
         )
     _check_no_media(part, where)
@@ -144,7 +145,8 @@ def _check_no_media(given: Message, where: str) -> None:
     for name in MEDIA:
         if given.get(name):
             raise RequestError(
-                f"{where}.{name}: not supported, this model is served with text only.", param=f"{where}.{name}"
+                f"{where}.{name}: not supported here. Allowed in a list of parts are {_ALLOWED}.",
+                param=f"{where}.{name}",
             )
 
 

@@ -56,6 +56,8 @@ def test_an_adapter_is_loaded_listed_used_and_unloaded(house, run):
             assert (await http.post("/v1/completions", json={**COMPLETION, "model": "sql"})).status_code == 404
             loaded = await http.post(LOAD, json={"lora_name": "sql", "lora_path": "a0"})
             assert loaded.json() == {"object": "lora_adapter", "name": "sql"}
+            mistyped = await http.post("/v1/completions", json={**COMPLETION, "model": "slq"})
+            assert mistyped.json()["error"]["message"].endswith("This server has `base`, `sql`.")
             models = (await http.get("/v1/models")).json()["data"]
             assert [(one["id"], one["parent"]) for one in models] == [("base", None), ("sql", "base")]
             assert (await http.get("/v1/models/sql")).json()["parent"] == "base"

@@ -122,6 +122,11 @@ def test_one_graph_for_the_compiler(checkpoint, prompt):
         ({"per_layer_config": {"1": {"num_attention_heads": 8}}}, ["layer 1 has num_attention_heads of its own"]),
         ({"per_layer_config": {"1": {"head_dim": 0}}}, ["per_layer_config.1.head_dim=0"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["nothing for sliding_attention"]),
+        ({"enable_moe_block": True, "num_experts": None}, ["num_experts=null", "whole number", "enable_moe_block"]),
+        (
+            {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": None},
+            ["moe_intermediate_size=null"],
+        ),
         ({"hidden_size_per_layer_input": "16"}, ["hidden_size_per_layer_input='16'", "whole number"]),
     ],
 )

@@ -195,7 +195,9 @@ class Scheduler:
         rows = self.running.rows_in_order()
         granted = self._within_limits(rows, self.rows.remaining(rows))
         if granted.sum() > self.max_num_batched_tokens:
-            granted = self._within_limits(rows, self._share_out(rows, granted))
+            shares = self._share_out(rows, granted)
+            granted = self._within_limits(rows, shares)
+            self._save_up(rows, shares)
         self._granted[rows] = granted
         computed = self.rows.num_computed[rows]
         self._take_turns(rows[computed == 0])
@@ -243,13 +245,30 @@ class Scheduler:
         The rows stand by arrival, so it is the earliest. Without it, a long prompt that has started
         may never get on while shorter ones keep coming (4.5.3 bounds only the wait to the first chunk).
         """
-        promised = np.zeros(len(wanted), dtype=np.int64)
         share = self.policy.progress_share
-        if share > 0 and is_behind.any():
-            first = int(is_behind.argmax())
-            least = self.rows.least(int(rows[first]))
-            promised[first] = min(int(wanted[first]), max(least, int(share * self.max_num_batched_tokens)))
+        if share == 0 or not is_behind.any():
+            return self._promised_to_saver(rows, wanted)
+        promised = np.zeros(len(wanted), dtype=np.int64)
+        first = int(is_behind.argmax())
+        least = self.rows.least(int(rows[first]))
+        promised[first] = min(int(wanted[first]), max(least, int(share * self.max_num_batched_tokens)))
         return promised
+
+    def _promised_to_saver(self, rows: IntArray, wanted: IntArray) -> IntArray:
+        """A range of tokens that see each other, for the first row that has saved as many as it takes: what it was left
+        by several steps, and could not use, it gets in one. So it waits no longer than if it could be cut."""
+        promised = np.zeros(len(wanted), dtype=np.int64)
+        for index, row in enumerate(rows.tolist() if self.rows.saved else ()):
+            if (needed := self.rows.spend(row)) > 0:
+                promised[index] = min(int(wanted[index]), needed)
+                break
+        return promised
+
+    def _save_up(self, rows: IntArray, shares: IntArray) -> None:
+        """For the rows whose share of this step ends within the range that it begins with."""
+        if self.rows.whole_ranges:
+            for row, share in zip(rows.tolist(), shares.tolist(), strict=True):
+                self.rows.save(row, share)
 
     def _set_aside(self, wanted: IntArray, keys: IntArray, num_promised: int) -> int:
         """Budget for waiting requests that go before some of those that run."""
@@ -316,6 +335,8 @@ class Scheduler:
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
         self.rows.checkpoint_at(sequence.row, computed.num_without_state)
         num_tokens = self._most(sequence, budget)
+        if not num_tokens:
+            self.rows.save(sequence.row, budget)
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.begin_at(sequence.row, 0)
             return not num_tokens  # a limit grants nothing: it begins later, and nobody need make room

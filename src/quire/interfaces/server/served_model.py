@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,9 @@ from quire.interfaces.text_threads import TextThreads
 from quire.observability.metrics import ServerMetrics
 from quire.renderer import Renderer
 from quire.sampling_params import SamplingParams
+
+# adapters in an error
+_NUM_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +83,14 @@ class Models:
             return self.only(name)
         adapter = await own.engine.find_adapter(name)
         if adapter is None:
-            raise self._unknown(name)
+            raise self._unknown(name, [one.name for one in await own.engine.adapters()])
         return replace(own, name=name, adapter=adapter)
 
-    def _unknown(self, name: str) -> ApiError:
-        text = f"The model `{name[:200]}` does not exist. This server has `{self.own.name}`."
+    def _unknown(self, name: str, adapters: Sequence[str] = ()) -> ApiError:
+        names = ", ".join(f"`{one}`" for one in (self.own.name, *adapters[:_NUM_NAMED]))
+        rest = len(adapters) - _NUM_NAMED
+        more = f" and {rest} more: GET /v1/models lists them" if rest > 0 else ""
+        text = f"The model `{name[:200]}` does not exist. This server has {names}{more}."
         return ApiError(404, text, param="model", code="model_not_found")
 
 

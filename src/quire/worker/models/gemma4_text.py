@@ -285,6 +285,12 @@ def complete_config(config: Any) -> None:
             "config.json: use_bidirectional_attention='all': tokens see later ones, which a model that generates text "
             "cannot do. Must be null or 'vision', which text does not differ in."
         )
+    missing = [name for name in _OF_EXPERTS if getattr(config, name) is None]
+    if config.enable_moe_block and missing:
+        raise ModelError(
+            f"config.json: {missing[0]}=null: must be a whole number, since enable_moe_block=true gives every layer "
+            "experts. Set it, or enable_moe_block to false."
+        )
 
 
 def convert(shape: MixedShape, name: str, weight: Any) -> list[tuple[str, Any]]:
@@ -303,6 +309,7 @@ def convert(shape: MixedShape, name: str, weight: Any) -> list[tuple[str, Any]]:
     return [(name, weight)]
 
 
+_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 _RENAMED = {
     ".router.proj.": ".experts.gate.",
     ".router.scale": ".experts.router_norm.weight",

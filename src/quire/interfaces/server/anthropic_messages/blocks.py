@@ -148,5 +148,5 @@ def _of_call(block: Block, where: str) -> dict[str, Any]:
 
 def _unsupported(block: Block, where: str, allowed: str) -> Exception:
     kind = str(block.get("type"))[:40]
-    text = f"not supported here: allowed are {allowed}; this model is served with text only"
+    text = f"not supported here: allowed are {allowed}, and image of a user where the model sees images"
     return invalid(f"{where}.type={kind!r}: {text}.", f"{where}.type")

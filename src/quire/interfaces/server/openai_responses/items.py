@@ -113,8 +113,8 @@ def _texts(content: Any, where: str) -> list[str]:
 def _text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _TEXT_PARTS:
-        text = f"type {str(kind)[:40]!r} is not supported, this model is served with text only"
-        raise invalid(f"{where}: {text}.", f"{where}.type")
+        allowed = "texts, and input_image of a user where the model sees images"
+        raise invalid(f"{where}: type {str(kind)[:40]!r} is not supported. Allowed are {allowed}.", f"{where}.type")
     name = "refusal" if kind == "refusal" else "text"
     return text_in(part, name, where)
 
