@@ -94,6 +94,10 @@ class EngineAdapters:
             if number in self.loaded
         ]
 
+    def name_of(self, number: int) -> str | None:
+        adapter = self._adapters.get(number)
+        return None if adapter is None else adapter.name
+
     def _staying(self) -> list[_Adapter]:
         """Those that nobody has unloaded, and that did not fail."""
         return [one for number, one in self._adapters.items() if number not in self._leaving and one.error is None]
