@@ -106,7 +106,8 @@ class ReplicaLink:
         # made here
         self._answers: list[ToClient] = []
         self._tell_loss: Callable[[Loss], None] = lambda loss: None
-        self._has_started = False
+        # what the client was told of all of them
+        self._as_one: EngineReady | None = None
         self._is_over = False
         self._is_closed = False
         # of dead ones, until others take their places: whoever looks into a death reads what they left
@@ -302,12 +303,14 @@ class ReplicaLink:
         self._open(number).start_call = call_id
 
     def _serve(self, copy: _Copy) -> None:
-        assert copy.ready is not None
+        assert copy.ready is not None and self._as_one is not None
         copy.is_serving = True
+        # They are alike. What each has measured, while others started beside it, is mostly noise, and would send most
+        # requests to the one that was disturbed least.
         self._router.add(
             copy.number,
-            seconds_per_token=copy.ready.seconds_per_token,
-            seconds_per_step=copy.ready.seconds_per_step,
+            seconds_per_token=self._as_one.seconds_per_token,
+            seconds_per_step=self._as_one.seconds_per_step,
         )
 
     # ------------------------------------------------------------------------------------------ what comes
@@ -383,19 +386,19 @@ class ReplicaLink:
             copy.start_call = None
             return
         all_ready = [one.ready for one in self._copies.values() if one.ready is not None]
-        if self._has_started or len(all_ready) < self._config.data_parallel_size:
+        if self._as_one is not None or len(all_ready) < self._config.data_parallel_size:
             return
-        self._has_started = True
+        self._as_one = _as_one(all_ready)
         for one in self._copies.values():
             self._serve(one)
-        messages.append(_as_one(all_ready))
+        messages.append(self._as_one)
 
     # ------------------------------------------------------------------------------------------ losses
 
     def _lost(self, copy: _Copy, failure: EngineFailed, messages: list[ToClient]) -> None:
         # before the start, what is wrong with one is wrong with all
         is_last = not any(one.is_serving for one in self._copies.values() if one is not copy)
-        if is_last or not self._has_started:
+        if is_last or self._as_one is None:
             self._is_over = True
             messages.append(failure)
             return
