@@ -63,4 +63,3 @@ def packed(events: Sequence[KVEvent], when: float, replica: int, *, as_maps: boo
 
 def _as_array(event: KVEvent) -> list[Any]:
     return [type(event).__name__, *msgspec.structs.astuple(event)]
-

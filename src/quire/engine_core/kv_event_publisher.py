@@ -60,7 +60,9 @@ class KVEventPublisher:
         if len(self._queue) >= self._config.max_queue_size:
             self.num_lost += 1
             if self.num_lost == 1:
-                logger.warning("KV events come faster than they can be sent: batches are lost from number %d on", number)
+                logger.warning(
+                    "KV events come faster than they can be sent: batches are lost from number %d on", number
+                )
             return
         self._queue.append((number, time.time(), events))
         self._ring()

@@ -11,16 +11,19 @@ if TYPE_CHECKING:
 
 # no replica has more than so many times the sequences of the mean
 MOST_OF_MEAN = 1.25
-# below so many sequences a replica is not loaded at all
-UNLOADED = 4
+# Up to so many sequences a replica counts as not loaded: a step takes hardly longer than with one, and the mean of few is
+# nearly always exceeded by somebody.
+UNLOADED = 12
 # A step computes what waits together, so a queue that is longer by half a step is hardly felt; computing again what
 # another replica holds is work that all others wait for. Without it chats leave their replicas when queues differ by two
-# or three short prompts (benchmarks/routing.py: 89 % of one engine's hits instead of 97 %).
+# or three short prompts (benchmarks/routing.py: 89 % of one engine's hits, with it nearly all).
 PATIENCE_TOKENS = 1024
 
 
 class Policy(Protocol):
-    def choose(self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int) -> Replica:
+    def choose(
+        self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int
+    ) -> Replica:
         """One of these, which are not none. `cached`: by the number of a replica, how many of the prompt's tokens it
         holds."""
 
@@ -33,7 +36,9 @@ class LeastTime:
     Who holds more of the prompt is preferred while its queue is not much longer. A replica that is full sends a hot prefix on to another one, which computes it once and holds it from then on.
     """
 
-    def choose(self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int) -> Replica:
+    def choose(
+        self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int
+    ) -> Replica:
         total = num_sequences
         for replica in replicas:
             total += replica.num_sequences
@@ -67,7 +72,9 @@ class LeastTime:
 class LeastLoaded:
     """The fewest sequences, whatever it holds."""
 
-    def choose(self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int) -> Replica:
+    def choose(
+        self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int
+    ) -> Replica:
         return _least_loaded(replicas)
 
 
@@ -77,7 +84,9 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = -1
 
-    def choose(self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int) -> Replica:
+    def choose(
+        self, replicas: Sequence[Replica], num_tokens: int, cached: dict[int, int], num_sequences: int
+    ) -> Replica:
         ordered = sorted(replicas, key=lambda replica: replica.number)
         chosen = next((replica for replica in ordered if replica.number > self._last), ordered[0])
         self._last = chosen.number
