@@ -1,4 +1,4 @@
-"""How requests are shared out over copies of the engine: what a decision takes, what the caches are worth, how even it is.
+"""How requests are shared out over copies of the engine: what a decision takes, what caches are worth, how even it is.
 
     python benchmarks/routing.py [--only PART_OF_NAME] [--quick]
 
@@ -201,10 +201,8 @@ async def killed(num: int) -> dict[str, float]:
 
 async def whole(engine: AsyncLLM, prompt: list[int], max_tokens: int) -> Any:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    output = None
-    async for output in engine.generate({"prompt_token_ids": prompt}, sampling):
-        pass
-    return output
+    outputs = [one async for one in engine.generate({"prompt_token_ids": prompt}, sampling)]
+    return outputs[-1]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The names of a prompt's blocks: chain hashes over (parent, tokens, whatever else changes the content).
 
-Keyed, so that nobody outside can make two prompts collide (128 bits). The engine core names its blocks so; a router that
-has the same key says of a prompt which names its blocks will have, and so who holds them (routing/).
+Keyed, so that nobody outside can make two prompts collide (128 bits). The engine core names its blocks so; a router
+that has the same key says of a prompt which names its blocks will have, and so who holds them (routing/).
 """
 
 from __future__ import annotations

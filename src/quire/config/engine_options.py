@@ -131,9 +131,10 @@ class EngineOptions:
     )
 
     kv_events_config: Mapping[str, Any] | None = option(
-        None, "publish which blocks the prefix cache gains and loses, for routers, as vLLM does: enable_kv_cache_events, "
-        "publisher (zmq or null), endpoint, replay_endpoint, topic, buffer_steps, hwm, max_queue_size, event_format (map "
-        "or array); whoever may connect reads the tokens of prompts (docs/distributed.md)",
+        None, "publish which blocks the prefix cache gains and loses, for routers, as vLLM does: "
+        "enable_kv_cache_events, publisher (zmq or null), endpoint, replay_endpoint, topic, buffer_steps, hwm, "
+        "max_queue_size, event_format (map or array); whoever may connect reads the tokens of prompts "
+        "(docs/distributed.md)",
         section="memory",
     )  # fmt: skip
 

@@ -100,8 +100,8 @@ def _check_endpoint(name: str, endpoint: str) -> None:
         raise OptionError(f"{OPTION}: {name}={endpoint}: must be tcp://ADDRESS:PORT or ipc://FILE.")
     if host == "*" or _is_any(host):
         raise OptionError(
-            f"{OPTION}: {name}={endpoint}: would offer the tokens of all prompts on every network of this machine. Name "
-            "the address to listen on, such as 127.0.0.1."
+            f"{OPTION}: {name}={endpoint}: would offer the tokens of all prompts on every network of this machine. "
+            "Name the address to listen on, such as 127.0.0.1."
         )
 
 

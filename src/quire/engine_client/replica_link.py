@@ -4,10 +4,11 @@
                         |       ---->  link to core 1
                      Router
 
-For its client it is one engine. Owns the links, and who has which request, handle and call. A core that dies takes along
-only what it had: requests of which nothing has come yet go to another one, the others end with an error. When the last
-one dies, the engine is dead. Whoever supervises it starts another in the place of the dead one (`replicas.start`),
-brings it to where the others are (`replica.NUMBER.OPERATION`), and lets it serve (`replicas.serve`).
+For its client it is one engine. Owns the links, and who has which request, handle and call. A core that dies takes
+along only what it had: requests of which nothing has come yet go to another one, the others end with an error. When
+the last one dies, the engine is dead. Whoever supervises it starts another in the place of the dead one
+(`replicas.start`), brings it to where the others are (`replica.NUMBER.OPERATION`), and lets it serve
+(`replicas.serve`).
 """
 
 from __future__ import annotations
@@ -303,7 +304,8 @@ class ReplicaLink:
         self._open(number).start_call = call_id
 
     def _serve(self, copy: _Copy) -> None:
-        assert copy.ready is not None and self._as_one is not None
+        assert copy.ready is not None
+        assert self._as_one is not None
         copy.is_serving = True
         # They are alike. What each has measured, while others started beside it, is mostly noise, and would send most
         # requests to the one that was disturbed least.
@@ -349,7 +351,7 @@ class ReplicaLink:
 
     def _follow(self, copy: _Copy, outputs: EngineOutputs) -> None:
         """Keeps count of what has come."""
-        request_ids, indices = split_sequence_ids(outputs.sequence_ids)
+        request_ids, _indices = split_sequence_ids(outputs.sequence_ids)
         has_come = {*request_ids, *(split_sequence_id(entry.sequence_id)[0] for entry in outputs.prompt_logprobs)}
         for request_id in has_come:
             flight = self._flights.get(request_id)

@@ -1,4 +1,4 @@
-"""How one of several replicas is chosen. A policy sees the numbers of the replicas and of the request, and keeps nothing
+"""How one of several replicas is chosen. A policy sees the numbers of replicas and of the request, and keeps nothing
 but its turn."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 # no replica has more than so many times the sequences of the mean
 MOST_OF_MEAN = 1.25
-# Up to so many sequences a replica counts as not loaded: a step takes hardly longer than with one, and the mean of few is
-# nearly always exceeded by somebody.
+# Up to so many sequences a replica counts as not loaded: a step takes hardly longer than with one, and the mean of few
+# is nearly always exceeded by somebody.
 UNLOADED = 12
 # A step computes what waits together, so a queue that is longer by half a step is hardly felt; computing again what
-# another replica holds is work that all others wait for. Without it chats leave their replicas when queues differ by two
-# or three short prompts (benchmarks/routing.py: 89 % of one engine's hits, with it nearly all).
+# another replica holds is work that all others wait for. Without it chats leave their replicas when queues differ by
+# two or three short prompts (benchmarks/routing.py).
 PATIENCE_TOKENS = 1024
 
 
@@ -33,7 +33,8 @@ class LeastTime:
 
         (tokens that wait there + those of the prompt - those it holds) x seconds a token + a step
 
-    Who holds more of the prompt is preferred while its queue is not much longer. A replica that is full sends a hot prefix on to another one, which computes it once and holds it from then on.
+    Who holds more of the prompt is preferred while its queue is not much longer. A replica that is full sends a hot
+    prefix on to another one, which computes it once and holds it from then on.
     """
 
     def choose(

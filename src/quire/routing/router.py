@@ -70,7 +70,8 @@ class Router:
 
     def add(self, number: int, *, seconds_per_token: float = 0.0, seconds_per_step: float = 0.0) -> None:
         """One that takes requests from now on, with an empty cache."""
-        assert 0 <= number < MOST_REPLICAS and number not in self._replicas
+        assert 0 <= number < MOST_REPLICAS
+        assert number not in self._replicas
         # a replica that tells no times still has tokens to compute
         self._replicas[number] = Replica(number, seconds_per_token or 1e-3, seconds_per_step)
         self._look()

@@ -1,8 +1,8 @@
 """The prefix cache: which full blocks are known by content, and the longest prefix that every group can serve.
 
-Names are chain hashes (quire/chain_hashes.py), keyed per engine. A block is named when its tokens are granted, not when they are
-computed: all layers write before they read, so a sequence that is granted later in the same step may read it. Until
-the step can preempt nobody any more such a name is a *promise*, and only the request that made it may rely on it.
+Names are chain hashes (quire/chain_hashes.py), keyed per engine. A block is named when its tokens are granted, not when
+they are computed: all layers write before they read, so a sequence that is granted later in the same step may read it.
+Until the step can preempt nobody any more such a name is a *promise*, and only the request that made it may rely on it.
 """
 
 from __future__ import annotations
