@@ -228,6 +228,7 @@ class SequenceEnd(msgspec.Struct, array_like=True):
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     is_refused: bool = False  # what was asked for cannot be done: an error of the client
+    is_lost: bool = False  # its engine died, and others go on
 
 
 class SequenceVector(msgspec.Struct, array_like=True):

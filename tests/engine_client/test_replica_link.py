@@ -220,6 +220,7 @@ def test_one_that_dies_takes_along_only_what_had_begun():
     assert (lost, reason) == (of_it[0], "error")
     assert "replica 0" in error
     assert "SIGKILL" in error
+    assert all(entry.is_lost for message in messages for entry in message.ends)
     assert {stage.holder_of(one) for one in of_it[1:]} == {1}
     assert [loss.replica for loss in stage.losses] == [dying]
     # it has begun for the client already

@@ -451,7 +451,7 @@ def _ended(request_id: int, flight: _Flight, finish_reason: str, error: str | No
         step=0,
         starts=[SequenceStart(sequence_id_of(request_id, index), 0) for index in sorted(not_begun)],
         ends=[
-            SequenceEnd(sequence_id_of(request_id, index), finish_reason, error=error)
+            SequenceEnd(sequence_id_of(request_id, index), finish_reason, error=error, is_lost=error is not None)
             for index in sorted(flight.open_outputs)
         ],
     )
