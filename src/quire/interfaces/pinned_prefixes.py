@@ -148,6 +148,8 @@ class PinnedPrefixes:
     async def pin_again(self, engine: EngineCalls) -> None:
         """All that was pinned and is not there, in an engine that has taken the place of another. One that has no room
         now is lost."""
+        if not self._pinned:
+            return
         there = {prefix.name for prefix in await self.all(engine)}
         for name, (token_ids, cache_salt) in list(self._pinned.items()):
             if name in there:

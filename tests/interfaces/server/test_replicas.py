@@ -53,8 +53,9 @@ def metric(url, name):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
+    reports = str(tmp_path_factory.mktemp("reports"))
     command = ["-m", "quire", "serve", "--port", "0", "--data-parallel-size", "2", "--device", "cpu",
-               "--num-gpu-blocks-override", "500", "--crash-reports", str(tmp_path_factory.mktemp("reports"))]  # fmt: skip
+               "--num-gpu-blocks-override", "500", "--crash-reports", reports]  # fmt: skip
     slow = "before_execute:slow:1:0:seconds=0.02"
     with ServerProcess(command, {"OMP_NUM_THREADS": "1", "QUIRE_FAIL": slow}) as process:
         yield process
