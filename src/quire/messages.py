@@ -1,7 +1,7 @@
 """Everything that crosses a boundary between processes, as typed structs. No pickle, no objects with behaviour.
 
 client -> core     EngineRequest, ExtendRequest, AbortRequests, ControlCall
-core   -> client   EngineOutputs, ControlReply
+core   -> client   EngineOutputs, ControlReply, CacheChanged
 core   -> worker   SchedulerOutput
 worker -> core     StepOutput
 
@@ -228,6 +228,7 @@ class SequenceEnd(msgspec.Struct, array_like=True):
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     is_refused: bool = False  # what was asked for cannot be done: an error of the client
+    is_lost: bool = False  # its engine died, and others go on
 
 
 class SequenceVector(msgspec.Struct, array_like=True):
@@ -265,8 +266,19 @@ class EngineReady(Message):
     report: list[str] = []
     # what computing a token took when the model was measured: how long a step may take before somebody worries
     seconds_per_token: float = 0.0
+    # and a step of one token
+    seconds_per_step: float = 0.0
     # from which on this client is to count its requests
     first_request_id: int = 0
+
+
+class CacheChanged(Message):
+    """What a step has changed in the prefix cache, by the public names of blocks (chain_hashes.py): for a client that
+    chooses between several cores. `is_cleared` comes before the others."""
+
+    stored: list[int] = []
+    removed: list[int] = []
+    is_cleared: bool = False
 
 
 class EngineFailed(Message):
@@ -277,7 +289,7 @@ class EngineFailed(Message):
 
 
 ToCore: TypeAlias = EngineRequest | ExtendRequest | AbortRequests | ControlCall
-ToClient: TypeAlias = EngineOutputs | ControlReply | EngineReady | EngineFailed
+ToClient: TypeAlias = EngineOutputs | ControlReply | EngineReady | EngineFailed | CacheChanged
 
 
 # ---------------------------------------------------------------------------------------------- core and worker

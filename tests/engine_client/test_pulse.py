@@ -217,9 +217,9 @@ def test_what_the_process_has_started_ends_with_it(tmp_path, monkeypatch):
 
 def test_no_link_but_that_of_a_process_has_one():
     link = fake_link(own_process=False)
-    assert link.process is None
+    assert link.processes == ()
     link.close()
     link = fake_link(own_process=True)
     assert isinstance(link, SocketLink)
-    assert link.process.pid == link.pid
+    assert [process.pid for process in link.processes] == [link.pid]
     link.close()

@@ -48,8 +48,11 @@ ROOMS = {
     "testing": ("quire.testing",),
     "observability": ("quire.observability",),
     "processes": ("quire.processes",),
+    "routing": ("quire.routing",),
     "messages": (
         "quire.messages",
+        "quire.chain_hashes",
+        "quire.kv_events",
         "quire.state_layout",
         "quire.message_encoding",
         "quire.outputs",
@@ -88,6 +91,7 @@ FLOORS = (
     ("kv_cache_manager", "connector scheduler half"),
     ("request", "kv_connectors"),
     ("observability",),
+    ("routing",),  # pure: it knows no engine
     ("structured_output",),  # the front checks a grammar, the worker follows it
     ("messages",),
     ("config",),

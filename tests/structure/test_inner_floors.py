@@ -37,11 +37,11 @@ FLOORS = {
     "quire.engine_core": (
         ("launch",),
         ("engine_core",),
-        ("observation",),
+        ("cache_feed", "observation"),
         ("process", "scheduler"),
         ("decoding", "kv_cache_manager", "launch_document"),
         ("further_clients", "pulse", "request"),
-        ("adapters", "block_table", "driver", "executor", "last_steps", "rows", "unread_frames"),
+        ("adapters", "block_table", "driver", "executor", "kv_event_publisher", "last_steps", "rows", "unread_frames"),
         ("whole_ranges",),
     ),
 }

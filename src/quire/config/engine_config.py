@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.config.images import ImageConfig
+from quire.config.kv_events import KVEventsConfig
 from quire.config.model_facts import ModelFacts
 from quire.config.rank_grid import RankGrid, RankPlace
 from quire.config.speculation import SpeculationConfig
@@ -72,6 +73,12 @@ class WorkerConfig:
         threads = self.num_threads
         mine = None if self.processors is None else self.processors[rank * threads : (rank + 1) * threads]
         return replace(self, rank=rank, processors=mine or None)
+
+    def of_replica(self, number: int) -> WorkerConfig:
+        """The same for another copy of the model, on processors of its own."""
+        size = self.num_threads * self.grid.size
+        mine = None if self.processors is None else self.processors[number * size : (number + 1) * size]
+        return replace(self, processors=mine or None)
 
     @property
     def place(self) -> RankPlace:
@@ -140,3 +147,24 @@ class EngineConfig:
     lora_modules: tuple[tuple[str, str], ...] = ()
     # how many a request may have, and where they may come from
     images: ImageConfig = field(default_factory=ImageConfig)
+    # engine cores behind one front, which of them this is, and how the front chooses between them
+    data_parallel_size: int = 1
+    replica: int = 0
+    routing_policy: str = "least_time"
+    # where events of the prefix cache are published; None: nowhere
+    kv_events: KVEventsConfig | None = None
+    # the core tells its client of them
+    tells_cache_changes: bool = False
+    # of the names of blocks, where several must agree; b"": the core draws one. Kept out of what is shown to anybody.
+    prefix_hash_key: bytes = field(default=b"", repr=False)
+
+    def of_replica(self, number: int, prefix_hash_key: bytes) -> EngineConfig:
+        """The same for one of several, on processors and ports of its own."""
+        return replace(
+            self,
+            replica=number,
+            prefix_hash_key=prefix_hash_key,
+            tells_cache_changes=self.enable_prefix_caching,
+            worker=self.worker.of_replica(number),
+            kv_events=None if self.kv_events is None else self.kv_events.of_replica(number),
+        )

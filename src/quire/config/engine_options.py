@@ -130,6 +130,14 @@ class EngineOptions:
         None, "arguments of the connector; memory: store (a name) and max_bytes", section="memory"
     )
 
+    kv_events_config: Mapping[str, Any] | None = option(
+        None, "publish which blocks the prefix cache gains and loses, for routers, as vLLM does: "
+        "enable_kv_cache_events, publisher (zmq or null), endpoint, replay_endpoint, topic, buffer_steps, hwm, "
+        "max_queue_size, event_format (map or array); whoever may connect reads the tokens of prompts "
+        "(docs/distributed.md)",
+        section="memory",
+    )  # fmt: skip
+
     # scheduling
     max_num_batched_tokens: int = option(
         2048, "token budget of a step: bounds its latency and its memory", section="scheduling", least=1, unit="tokens"
@@ -235,6 +243,16 @@ class EngineOptions:
     enable_expert_parallel: bool = option(
         False, "whole experts on each worker instead of a part of every one", section="execution"
     )
+    data_parallel_size: int = option(
+        1, "copies of the engine, a process each with its own workers and KV cache, behind one front that gives each "
+        "request to one of them (docs/distributed.md); num_threads is that of one worker of one copy",
+        section="execution", least=1, greatest=64,
+    )  # fmt: skip
+    routing_policy: str = option(
+        "least_time", "which copy gets a request: the one with the least predicted time to its first token, the one "
+        "with the fewest requests, or each in its turn",
+        section="execution", choices=("least_time", "least_loaded", "round_robin"),
+    )  # fmt: skip
     rank_invariant: bool = option(
         False, "the same bits with 1, 2, 4 and 8 workers that share each layer; products that are summed over them "
         "take longer", section="execution",

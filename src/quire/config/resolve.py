@@ -10,6 +10,7 @@ from pathlib import Path
 from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.images import resolve_images
+from quire.config.kv_events import resolve_kv_events
 from quire.config.lora import resolve_lora_modules, resolve_max_cpu_loras
 from quire.config.model_facts import ModelFacts
 from quire.config.model_source import locate
@@ -54,7 +55,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     kv_cache_dtype, decided["kv_cache_dtype"] = _kv_cache_dtype(options, dtype)
     length, decided["max_model_len"] = _max_model_len(options, facts)
     grid = _grid(options)
-    threads, decided["num_threads"] = _num_threads(options, facts, grid.size)
+    num_workers = grid.size * options.data_parallel_size
+    threads, decided["num_threads"] = _num_threads(options, facts, num_workers)
     swap_space, decided["swap_space"] = _swap_space(options)
     speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
     connector = _kv_connector(options)
@@ -62,6 +64,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
     _check_ranks(options, grid, device, speculation)
+    _check_replicas(options, device)
+    kv_events = resolve_kv_events(options.kv_events_config, enable_prefix_caching=options.enable_prefix_caching)
     _check_swap_directory(options)
     _check_pinned_prefixes(options)
     _check_tenant_cache_share(options)
@@ -84,7 +88,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         gpu_memory_utilization=options.gpu_memory_utilization,
         attention_backend=options.attention_backend,
         num_threads=threads,
-        processors=processors().pinned(threads * grid.size),
+        processors=processors().pinned(threads * num_workers),
         compile=options.compile,
         enforce_eager=options.enforce_eager,
         seed=options.seed,
@@ -137,6 +141,9 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         max_cpu_loras=max_cpu_loras,
         lora_modules=lora_modules,
         images=images,
+        data_parallel_size=options.data_parallel_size,
+        routing_policy=options.routing_policy,
+        kv_events=kv_events,
     )
     return config, _reasons(options, decided)
 
@@ -291,6 +298,29 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
             raise OptionError(
                 f"{grid.size} workers that share a model cannot do this with {what} yet. Leave one of them "
                 "out (docs/distributed.md)."
+            )
+
+
+def _check_replicas(options: EngineOptions, device: str) -> None:
+    """What several copies of the engine cannot do, or not yet."""
+    size = options.data_parallel_size
+    if size == 1:
+        if options.routing_policy != "least_time":
+            raise OptionError(
+                f"routing_policy={options.routing_policy}: chooses between copies of the engine, and there is one. "
+                "Leave it out, or give data_parallel_size."
+            )
+        return
+    refused = {
+        f"device={device}": device != "cpu",
+        "engine_process=False": options.engine_process is False,
+        "kv_connector": options.kv_connector is not None,
+    }
+    for what, is_asked in refused.items():
+        if is_asked:
+            raise OptionError(
+                f"data_parallel_size={size}: each copy is a process of its own on this machine's processors, which "
+                f"cannot do this with {what} yet. Leave one of them out (docs/distributed.md)."
             )
 
 

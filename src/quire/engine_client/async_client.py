@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Collection, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from quire.engine_client.deltas import TokenDelta
 from quire.engine_client.engine_process import EngineProcess
@@ -32,6 +32,9 @@ from quire.messages import (
     ToCore,
     sequence_id_of,
 )
+
+if TYPE_CHECKING:
+    from quire.engine_client.replica_link import Loss
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +68,13 @@ class AsyncEngineClient:
         return self._failure.error if self._failure is not None else None
 
     @property
-    def process(self) -> EngineProcess | None:
-        """The engine's process, if it has one of its own."""
-        return self._link.process
+    def processes(self) -> tuple[EngineProcess, ...]:
+        """The engine's process, if it has one of its own; those of its replicas, if it has several."""
+        return self._link.processes
+
+    def watch_losses(self, tell: Callable[[Loss], None]) -> None:
+        """Has `tell` called when a replica has died and others go on."""
+        self._link.watch_losses(tell)
 
     @property
     def num_open(self) -> int:
@@ -161,8 +168,8 @@ class AsyncEngineClient:
 
     def kill(self, reason: str) -> None:
         """Ends an engine's process by force. What is in flight raises EngineDeadError with this reason, at once."""
-        if self._link.process is not None:
-            self._link.process.kill()
+        for process in self._link.processes:
+            process.kill()
         self._die(EngineFailed(kind=EngineDeadError.__name__, error=reason))
 
     def close(self) -> None:

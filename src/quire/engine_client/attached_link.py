@@ -12,13 +12,16 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from quire.engine_client.incoming import Incoming
 from quire.message_encoding import encode
 from quire.messages import ToClient, ToCore
+
+if TYPE_CHECKING:
+    from quire.engine_client.replica_link import Loss
 
 
 def endpoint_in(folder: str) -> str:
@@ -28,7 +31,7 @@ def endpoint_in(folder: str) -> str:
 
 class AttachedLink:
     # not this side's to watch or to end
-    process = None
+    processes = ()
 
     def __init__(self, folder: str) -> None:
         """Waits in this folder from now on."""
@@ -63,6 +66,8 @@ class AttachedLink:
         return messages
 
     def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
+
+    def watch_losses(self, tell: Callable[[Loss], None]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
         return () if self._socket.closed else (int(self._socket.FD),)

@@ -25,6 +25,7 @@ class TokenDelta(msgspec.Struct, gc=False):
     error: str | None = None
     # the error is the client's: what it asked for cannot be done
     is_refused: bool = False
+    is_lost: bool = False
     # in the last one: drafts of the sequence that were verified, and those of them that were right
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -64,5 +65,6 @@ class TokenDelta(msgspec.Struct, gc=False):
             self.stop_reason = later.stop_reason
             self.error = later.error
             self.is_refused = later.is_refused
+            self.is_lost = later.is_lost
             self.num_drafted_tokens = later.num_drafted_tokens
             self.num_accepted_tokens = later.num_accepted_tokens

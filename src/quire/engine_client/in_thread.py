@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from quire.messages import EngineOutputs, ToClient, ToCore
 
 if TYPE_CHECKING:
+    from quire.engine_client.replica_link import Loss
     from quire.engine_core.driver import CoreDriver
 
 # A step that runs when the engine is closed may finish; a thread cannot be killed.
@@ -34,7 +35,7 @@ def _is_awaited(message: ToClient) -> bool:
 
 
 class InThreadLink:
-    process = None
+    processes = ()
 
     def __init__(self, build: Callable[[], CoreDriver]) -> None:
         self._build = build
@@ -66,6 +67,8 @@ class InThreadLink:
 
     def keep_back_while(self, is_patient: Callable[[], bool]) -> None:
         self._is_patient = is_patient
+
+    def watch_losses(self, tell: Callable[[Loss], None]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
         return (self._bell_out.fileno(),)

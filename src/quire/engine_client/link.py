@@ -1,8 +1,9 @@
-"""The link between a client and a core: messages one way, messages the other. Three kinds keep this protocol.
+"""The link between a client and a core: messages one way, messages the other. These keep this protocol.
 
 in_thread      the core has a thread of this process; LLM's, unless engine_process=True
 socket_link    the core has a process, reached over a socket; AsyncLLM's, unless engine_process=False
 attached_link  the core has a process that somebody else has started, and shares
+replica_link   several cores, each behind a link of its own
 
 The first message that comes is EngineReady, or EngineFailed if the core could not be built. Whatever kills the core
 later is an EngineFailed too, made by the link itself if the core had no time to send one; nothing comes after it.
@@ -19,14 +20,15 @@ from quire.messages import EngineFailed, ToClient, ToCore
 if TYPE_CHECKING:
     from quire.config import EngineConfig
     from quire.engine_client.engine_process import EngineProcess
+    from quire.engine_client.replica_link import Loss
 
 
 class Link(Protocol):
     """Used by one thread at a time."""
 
     @property
-    def process(self) -> EngineProcess | None:
-        """The core's process, if it has one of its own."""
+    def processes(self) -> tuple[EngineProcess, ...]:
+        """Of the core, if it has one of its own; of each, if there are several."""
 
     def send(self, *messages: ToCore) -> None:
         """In this order; a core in this process hears of all of them between the same two steps. Never blocks and never
@@ -39,6 +41,9 @@ class Link(Protocol):
         """While it is true, outputs in which nothing ends may wait for those that come behind them. It is asked in the
         core's thread, and only a core in this process cares: waking its client there takes the interpreter from it."""
 
+    def watch_losses(self, tell: Callable[[Loss], None]) -> None:
+        """Has `tell` called when one of several cores has died and the others go on. Where there is one, never."""
+
     def descriptors(self) -> tuple[int, ...]:
         """Files that become readable when `receive(0)` is worth a call; empty if waiting must be done in `receive`."""
 
@@ -50,6 +55,11 @@ class Link(Protocol):
 
 def open_link(config: EngineConfig, *, in_own_process: bool, core: str | None = None) -> Link:
     """The link that an interface needs. `core` names another builder of a core, as "module:function"."""
+    if config.data_parallel_size > 1:
+        from quire.engine_client.replica_link import ReplicaLink
+        from quire.engine_client.socket_link import SocketLink
+
+        return ReplicaLink(config, lambda copy: SocketLink(copy, core=core))
     if in_own_process:
         from quire.engine_client.socket_link import SocketLink
 

@@ -174,6 +174,7 @@ class Mailboxes:
                 delta.stop_reason = end.stop_reason
                 delta.error = end.error
                 delta.is_refused = end.is_refused
+                delta.is_lost = end.is_lost
                 delta.num_drafted_tokens = end.num_drafted_tokens
                 delta.num_accepted_tokens = end.num_accepted_tokens
                 box = self._boxes[split_sequence_id(end.sequence_id)[0]]

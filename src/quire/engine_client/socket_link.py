@@ -29,6 +29,8 @@ from quire.processes.child_process import ChildProcess
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
+    from quire.engine_client.engine_process import EngineProcess
+    from quire.engine_client.replica_link import Loss
     from quire.engine_core.pulse import PulsePage
 
 # After its death a core's last words may still be on their way through the socket.
@@ -106,6 +108,10 @@ class SocketLink:
             raise
 
     @property
+    def processes(self) -> tuple[EngineProcess, ...]:
+        return (self.process,)
+
+    @property
     def _child(self) -> ChildProcess | None:
         return self._resources.child
 
@@ -151,6 +157,8 @@ class SocketLink:
         return messages
 
     def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
+
+    def watch_losses(self, tell: Callable[[Loss], None]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
         if self._child is None or self._socket.closed:

@@ -47,9 +47,10 @@ class EngineAdapters:
             "list_adapters": self.all,
         }
 
-    def load(self, name: str, path: str, in_place: bool = False) -> int | None:
+    def load(self, name: str, path: str, in_place: bool = False, number: int | None = None) -> int | None:
         """Begins to load; the number by which requests name it, once `state` says that it is ready. None if the name is
-        taken: by one that is loaded, unless this one takes its place, or by one that is being loaded."""
+        taken: by one that is loaded, unless this one takes its place, or by one that is being loaded. `number`: a free
+        one, of a client that has several engines, where it must be the same."""
         if not self._most:
             raise UserError("This engine was started without adapters. Start it with enable_lora=True (--enable-lora).")
         self._look()
@@ -61,10 +62,12 @@ class EngineAdapters:
                 f"{num_held} adapters are in memory, the most that max_cpu_loras allows. Unload one, or "
                 "start with a greater max_cpu_loras."
             )
-        self._last_number += 1
-        self._adapters[self._last_number] = _Adapter(name, path)
-        self._control("load_adapter", {"number": self._last_number, "path": path})
-        return self._last_number
+        if number is None:
+            number = self._last_number + 1
+        self._last_number = max(self._last_number, number)
+        self._adapters[number] = _Adapter(name, path)
+        self._control("load_adapter", {"number": number, "path": path})
+        return number
 
     def state(self, number: int) -> str:
         """loading or ready. Raises what was wrong with its files, and forgets it then."""
@@ -93,6 +96,10 @@ class EngineAdapters:
             for number, adapter in self._adapters.items()
             if number in self.loaded
         ]
+
+    def name_of(self, number: int) -> str | None:
+        adapter = self._adapters.get(number)
+        return None if adapter is None else adapter.name
 
     def _staying(self) -> list[_Adapter]:
         """Those that nobody has unloaded, and that did not fail."""

@@ -61,6 +61,9 @@ class CoreDriver:
         self._num_steps = 0
         self._check_workers: Callable[[], None] = lambda: None
         self.is_dead = False
+        watch_cache = getattr(core, "watch_cache", None)
+        if watch_cache is not None:
+            watch_cache(lambda message: self._outbox.append(message))
         # what control calls may ask besides the core's own operations
         self.operations: dict[str, Callable[..., Any]] = {"set_log_level": _set_log_level}
 

@@ -11,12 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine_core.adapters import EngineAdapters
+from quire.engine_core.cache_feed import NoCacheFeed
 from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
 from quire.errors import UserError, suggestion
 from quire.failpoints import failpoint
-from quire.messages import AbortRequests, EngineOutputs, EngineReady, EngineRequest, ExtendRequest, SchedulerOutput
+from quire.messages import (
+    AbortRequests,
+    CacheChanged,
+    EngineOutputs,
+    EngineReady,
+    EngineRequest,
+    ExtendRequest,
+    SchedulerOutput,
+)
 
 ControlOperation = Callable[..., Any]
 
@@ -33,6 +42,7 @@ class EngineCore:
         depth: int = 0,
         check_invariants: bool = False,
         adapters: EngineAdapters | None = None,
+        feed: NoCacheFeed | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -43,9 +53,11 @@ class EngineCore:
         self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants
         adapters = adapters or EngineAdapters(executor.control, 0)
+        self._feed = feed or NoCacheFeed()
         # each is called when a step's results are known: requests may have let go of what it keeps
         self._followers: tuple[Callable[[], None], ...] = (
             lambda: adapters.drop_unused(scheduler.lifecycle.adapters_in_use()),
+            self._feed.follow,
         )
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
@@ -129,6 +141,10 @@ class EngineCore:
         """Has `on_step` called before each step, with what was decided."""
         self._on_step = on_step
 
+    def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
+        """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
+        self._feed.watch(tell)
+
     def watch_workers(self, watch: Callable[[int], None]) -> Callable[[], None]:
         """Has `watch` called with the descriptor at which the loss of a worker shows; what is returned raises then."""
         begin: Callable[[Callable[[int], None]], Callable[[], None]] | None
@@ -140,6 +156,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         failpoint("end_worker")
+        self._feed.close()
         self.executor.shutdown()
 
     def _reset_prefix_cache(self) -> bool:

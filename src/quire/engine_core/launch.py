@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Set
 
+from quire.chain_hashes import ChainHasher
 from quire.config import EngineConfig, WorkerConfig
 from quire.engine_core.adapters import EngineAdapters
+from quire.engine_core.cache_feed import CacheFeed, NoCacheFeed
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.group import GroupExecutor
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog, CacheChanges
 from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan, plan_cache
 from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.kv_cache_manager.prefix_cache import PrefixHasher
+from quire.engine_core.kv_event_publisher import KVEventPublisher
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.constraints import (
     AdapterSlots,
@@ -71,6 +75,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     is_ahead, reason = _runs_ahead(config, measured)
     # a step for each stage of a pipeline, and one that is decided while they run
     depth = config.worker.grid.pipeline - 1 + is_ahead
+    feed = _feed(config, plan, adapters)
     scheduler = make_scheduler(
         config,
         plan,
@@ -80,6 +85,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         connector=connector,
         adapters=adapters.loaded,
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
+        changes=feed.changes,
     )
     if depth:
         executor.run_ahead()
@@ -92,8 +98,10 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         [*phases.report(), plan.explanation, reason],
         depth=depth,
         adapters=adapters,
+        feed=feed,
     )
     core.ready.seconds_per_token = measured.seconds_per_token
+    core.ready.seconds_per_step = measured.seconds_per_step
     return core
 
 
@@ -110,6 +118,7 @@ def make_scheduler(
     connector: SchedulerHalf | None = None,
     adapters: Set[int] = frozenset(),
     num_cohorts: int = 1,
+    changes: CacheChanges | None = None,
 ) -> Scheduler:
     """`num_cohorts`: so many steps may be under way, each with other rows; 1: rows may be in all that are."""
     rows = Rows(config.max_num_seqs, plan.max_model_len)
@@ -119,8 +128,9 @@ def make_scheduler(
         keeps_contents=config.enable_prefix_caching,
         recorder=recorder,
         order=eviction_order(plan.num_blocks, config.tenant_cache_share),
+        changes=changes,
     )
-    hasher = PrefixHasher(config.block_size)
+    hasher = PrefixHasher(config.block_size, config.prefix_hash_key or None)
     manager = KVCacheManager(
         pool,
         plan.groups,
@@ -147,6 +157,15 @@ def make_scheduler(
         constraints=_constraints(config, num_cohorts),
         adapters=adapters,
     )
+
+
+def _feed(config: EngineConfig, plan: CachePlan, adapters: EngineAdapters) -> NoCacheFeed:
+    if config.kv_events is None and not config.tells_cache_changes:
+        return NoCacheFeed()
+    digest = ChainHasher(config.block_size, config.prefix_hash_key or None).digest
+    log = CacheChangeLog(CacheChangeLog.group_of(plan.groups), config.block_size, digest, adapters.name_of)
+    publisher = None if config.kv_events is None else KVEventPublisher(config.kv_events, config.replica)
+    return CacheFeed(log, publisher, tells_client=config.tells_cache_changes)
 
 
 def _tokens_worth_a_copy(plan: CachePlan, costs: RecoveryCosts) -> int:
@@ -211,6 +230,7 @@ def assemble(
     *,
     depth: int = 0,
     adapters: EngineAdapters | None = None,
+    feed: NoCacheFeed | None = None,
 ) -> EngineCore:
     ready = EngineReady(
         max_model_len=plan.max_model_len,
@@ -220,7 +240,13 @@ def assemble(
         report=report,
     )
     return EngineCore(
-        scheduler, executor, ready, depth=depth, check_invariants=config.check_invariants, adapters=adapters
+        scheduler,
+        executor,
+        ready,
+        depth=depth,
+        check_invariants=config.check_invariants,
+        adapters=adapters,
+        feed=feed,
     )
 
 
@@ -235,5 +261,6 @@ def _asked(config: EngineConfig) -> CacheOptions:
         num_blocks=config.num_blocks_override,
         memory_bytes=config.kv_cache_memory_bytes,
         swap_space_bytes=config.swap_space_bytes,
+        num_replicas=config.data_parallel_size,
         is_cpu=config.worker.device == "cpu",
     )

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from quire.chain_hashes import user_key
 from quire.engine_core.block_table import BlockTable
 from quire.engine_core.rows import Rows, Tokens
 from quire.engine_core.whole_ranges import WholeRanges
@@ -161,7 +162,7 @@ class Request:
         self.whole_ranges = WholeRanges([(one.start, one.end) for one in message.media if one.is_whole])
         self.max_total = 0
         # what besides the tokens changes a block's content or its visibility
-        self.user_key = _user_key(message)
+        self.user_key = user_key(message)
         # a tenant's own: mixed in behind so many blocks, which are those of a pinned prefix and everybody's
         self.scope = message.tenant.cache_scope.encode() if message.tenant is not None else b""
         self.num_public_blocks = 0
@@ -249,11 +250,3 @@ class Request:
         if index == 0:
             return self.message.seed
         return (self.message.seed + index * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
-
-
-def _user_key(message: EngineRequest) -> bytes:
-    """Salt and adapter: each part typed by its length."""
-    # an adapter has another number each time it is loaded: what another version has computed is never found
-    adapter = struct.pack("<q", message.adapter) if message.adapter else b""
-    parts = [message.cache_salt.encode(), adapter]
-    return b"".join(struct.pack("<q", len(part)) + part for part in parts) if any(parts) else b""

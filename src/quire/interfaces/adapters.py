@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.lora import fault_of_name
@@ -54,6 +56,16 @@ class Adapters:
                 if is_new:
                     raise OptionError(f"lora_modules: {error}") from error
                 logger.error("an adapter is not there any more: %s", error)
+
+    async def furnish_replica(self, engine: EngineCalls, serve: Callable[[], Awaitable[Any]]) -> None:
+        """Loads into an engine that joins others what those have, under the same numbers, and lets it serve before
+        anything changes."""
+        async with self._lock:
+            for adapter in self._by_name.values():
+                where = str(Path(adapter.path).absolute())
+                await control(engine, "load_adapter", name=adapter.name, path=where, number=adapter.number)
+                await self._until_ready(engine, adapter.number)
+            await serve()
 
     async def all(self, engine: EngineCalls) -> list[Adapter]:
         """In the order in which they were loaded."""

@@ -36,6 +36,8 @@ class OutputDelta(msgspec.Struct, gc=False):
     stop_reason: int | str | None = None
     # it ended with an error that is the client's, and `stop_reason` says why
     is_refused: bool = False
+    # or of an engine that died
+    is_lost: bool = False
     # of the prompt positions that were computed since the last delta; the first token of a prompt has none
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
@@ -77,6 +79,7 @@ class RequestAssembly:
             new.finish_reason = delta.finish_reason
             new.stop_reason = delta.stop_reason if delta.error is None else delta.error
             new.is_refused = delta.is_refused
+            new.is_lost = delta.is_lost
             new.num_drafted_tokens = delta.num_drafted_tokens
             new.num_accepted_tokens = delta.num_accepted_tokens
         if self._streams is not None:

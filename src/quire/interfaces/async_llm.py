@@ -49,6 +49,7 @@ from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine_client.engine_process import EngineProcess
+    from quire.engine_client.replica_link import Loss
     from quire.renderer import RenderedPrompt, Renderer
 
 _T = TypeVar("_T")
@@ -148,9 +149,18 @@ class AsyncLLM:
         return self._held.client.failure
 
     @property
-    def process(self) -> EngineProcess | None:
-        """The engine's own process, for whoever watches over it."""
-        return self._held.client.process if self._held.client is not None else None
+    def processes(self) -> tuple[EngineProcess, ...]:
+        """The engine's own process, or those of its replicas, for whoever watches over them."""
+        return self._held.client.processes if self._held.client is not None else ()
+
+    def take_losses(self) -> list[Loss]:
+        """Replicas that have died, while others go on, and that nobody has taken care of."""
+        return self._held.take_losses()
+
+    async def restart_replica(self, number: int) -> None:
+        """Starts another one in the place of one that has died, with the adapters and pinned prefixes of the others;
+        it takes requests when all is there."""
+        await self._held.restart_replica(self, number)
 
     def kill(self, reason: str) -> None:
         """Ends the engine by force; what is in flight raises EngineDeadError with this reason."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire.config import EngineConfig
 from quire.engine_client import AsyncEngineClient, TokenDelta, items_of
-from quire.errors import QuireError, RequestError, RequestFailedError
+from quire.errors import EngineDeadError, QuireError, RequestError, RequestFailedError
 from quire.interfaces.own_pooling import own_pooling
 from quire.interfaces.requests import PreparedRequest, RequestMaker
 from quire.outputs import EmbeddingOutput, EmbeddingRequestOutput
@@ -85,7 +85,9 @@ class EmbeddingJob:
             self._vector = delta.vector
         if delta.finish_reason is not None:
             self.is_finished = True
-        if delta.finish_reason == "error":
+        if delta.is_lost:
+            self._error = EngineDeadError(str(delta.error))
+        elif delta.finish_reason == "error":
             # One that never started was refused: the core found that it could not run even alone.
             was_refused = self._num_cached_tokens is None
             self._error = RequestError(str(delta.error)) if was_refused else RequestFailedError(str(delta.error))

@@ -26,6 +26,19 @@ class EngineCalls(Protocol):
         """A function that may take long; forms are checked there."""
 
 
+class OfReplica:
+    """The same of one of several engines: management calls reach it alone."""
+
+    def __init__(self, engine: EngineCalls, number: int) -> None:
+        self._engine = engine
+        self._prefix = f"replica.{number}."
+        self.compute = engine.compute
+        self.in_form_thread = engine.in_form_thread
+
+    async def control(self, name: str, args: dict[str, Any] | None = None) -> Any:
+        return await self._engine.control(self._prefix + name, args)
+
+
 async def control(engine: EngineCalls, operation: str, /, **args: Any) -> Any:
     """A management operation whose refusal is a mistake of whoever asked for it."""
     try:

@@ -6,12 +6,13 @@ Owns no link: the caller gives the engine that is to be brought to the state of 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.interfaces.adapters import Adapters
 from quire.interfaces.embeddings import Embeddings
-from quire.interfaces.engine_calls import EngineCalls
+from quire.interfaces.engine_calls import EngineCalls, OfReplica, control
 from quire.interfaces.pinned_prefixes import PinnedPrefixes
 from quire.interfaces.session import Sessions
 from quire.interfaces.setup import limits_of, request_maker
@@ -50,6 +51,17 @@ class EngineParts:
         elif self._config.pinned_prefixes is not None:
             await self.prefixes.pin_file(engine, self._config.pinned_prefixes)
         self._is_new = False
+
+    def replica_was_lost(self) -> None:
+        """One of several; nobody knows here which sessions it kept."""
+        self.sessions.engine_was_replaced()
+
+    async def furnish_replica(self, engine: EngineCalls, number: int) -> None:
+        """Brings a fresh replica to where the others are, and lets it serve."""
+        one = OfReplica(engine, number)
+        await self.structured.tell_again(one)
+        await self.adapters.furnish_replica(one, partial(control, engine, "replicas.serve", number=number))
+        await self.prefixes.pin_again(engine)
 
     def close(self) -> None:
         self.structured.close()

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from quire.engine_client import AsyncEngineClient, Stream, TokenDelta
 from quire.engine_client.mailbox import nobody
-from quire.errors import RequestError, RequestFailedError
+from quire.errors import EngineDeadError, RequestError, RequestFailedError
 from quire.interfaces.assembly import OutputDelta, RequestAssembly
 from quire.interfaces.requests import PreparedRequest
 from quire.renderer import Renderer
@@ -146,6 +146,8 @@ class Generation:
             self._client.abort(request.id, index)
         if new.num_cached_tokens is not None:
             request.has_started = True
+        if new.is_lost:
+            raise EngineDeadError(str(new.stop_reason))
         if new.finish_reason == "error":
             # One that never started was refused: the core found that it could not run even alone.
             is_failure = request.has_started and request.is_whole and not new.is_refused

@@ -21,6 +21,7 @@ from quire.messages import EngineReady
 from quire.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from quire.engine_client.replica_link import Loss
     from quire.renderer import Renderer
 
 Connect = Callable[[EngineConfig], AsyncEngineClient]
@@ -50,6 +51,7 @@ class HeldEngine:
         self.is_shut_down = False
         # its end was seen, and no other one serves yet
         self._is_being_replaced = False
+        self._losses: list[Loss] = []
         self._defaults = defaults
         self._lock = asyncio.Lock()
 
@@ -78,12 +80,29 @@ class HeldEngine:
             client = self.client
             self.client = None
             self.ready = None
+            self._losses = []
             if client is not None:
                 client.kill(reason)
                 await asyncio.to_thread(client.close)
             ready = await self._start(calls)
             self._is_being_replaced = False
             return ready
+
+    def take_losses(self) -> list[Loss]:
+        losses = self._losses
+        self._losses = []
+        return losses
+
+    def _lost(self, loss: Loss) -> None:
+        self._losses.append(loss)
+        if self.parts is not None:
+            self.parts.replica_was_lost()
+
+    async def restart_replica(self, calls: EngineCalls, number: int) -> None:
+        async with self._lock:
+            await self.running.control("replicas.start", {"number": number})
+            assert self.parts is not None
+            await self.parts.furnish_replica(calls, number)
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -116,6 +135,7 @@ class HeldEngine:
             from quire.renderer import Renderer
 
             self.renderer = await asyncio.to_thread(Renderer.from_config, self.config)
+        self.client.watch_losses(self._lost)
         ready = await self.client.wait_ready()
         log_report(ready)
         if self.parts is None:

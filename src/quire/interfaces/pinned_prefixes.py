@@ -146,8 +146,14 @@ class PinnedPrefixes:
             logger.info("pinned prefix %s: %d tokens, %d blocks", pinned.name, pinned.num_tokens, pinned.num_blocks)
 
     async def pin_again(self, engine: EngineCalls) -> None:
-        """All that was pinned, in an engine that has taken the place of another. One that has no room now is lost."""
+        """All that was pinned and is not there, in an engine that has taken the place of another. One that has no room
+        now is lost."""
+        if not self._pinned:
+            return
+        there = {prefix.name for prefix in await self.all(engine)}
         for name, (token_ids, cache_salt) in list(self._pinned.items()):
+            if name in there:
+                continue
             try:
                 await self._compute_and_pin(engine, token_ids, name, cache_salt)
             except RequestError as error:

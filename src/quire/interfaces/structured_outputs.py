@@ -62,13 +62,21 @@ class StructuredOutputs:
         # one that is known does not wait behind others that are slow to compile
         is_new = not self._checker.is_known(asked) and await engine.in_form_thread(self._checker.check, asked)
         if not self._is_told:
-            vocabulary = await engine.in_form_thread(self._vocabulary)
-            await control(engine, "worker.open_vocabulary", vocabulary=msgspec.msgpack.encode(vocabulary))
+            await self._tell(engine)
             self._is_told = True
         # Compiled before the request is scheduled: a step would wait for it, and everybody with it.
         form = msgspec.msgpack.encode(asked)
         while is_new and not await control(engine, "worker.prepare_form", form=form):
             await asyncio.sleep(_PAUSE)
+
+    async def tell_again(self, engine: EngineCalls) -> None:
+        """An engine that has joined others learns what they know."""
+        if self._is_told:
+            await self._tell(engine)
+
+    async def _tell(self, engine: EngineCalls) -> None:
+        vocabulary = await engine.in_form_thread(self._vocabulary)
+        await control(engine, "worker.open_vocabulary", vocabulary=msgspec.msgpack.encode(vocabulary))
 
     async def statistics(self, engine: EngineCalls) -> dict[str, float]:
         """Of the grammars. The worker, which answers between two steps, is asked only when it has been given some."""

@@ -144,6 +144,13 @@ _NAMED: dict[str, tuple[str, str]] = {
         "quire:wasted_tokens_total",
         "Tokens that nobody was left to read: the client had gone, or a stop string had ended the answer.",
     ),
+    "num_replicas": ("quire:replicas", "Copies of the engine behind this server (data_parallel_size)."),
+    "num_replicas_serving": ("quire:replicas_serving", "Those of them that take requests."),
+    "num_replicas_lost_total": ("quire:replicas_lost_total", "Copies that have died while others went on."),
+    "num_requests_retried_total": (
+        "quire:requests_retried_total",
+        "Requests that were begun again on another copy, because theirs died before anything had come.",
+    ),
     "num_compiled_grammars": ("quire:compiled_grammars", "Compiled grammars of structured output that are kept."),
     "compiled_grammar_bytes": ("quire:compiled_grammar_bytes", "What they take in memory, estimated."),
     "num_grammar_compilations_total": ("quire:grammar_compilations_total", "Grammars that were compiled."),
@@ -167,6 +174,7 @@ _NAMED: dict[str, tuple[str, str]] = {
     ),
 }
 _EXPERT_TOKENS = re.compile(r"expert_([a-z0-9]+)_([a-z0-9]+)_tokens_total")
+_OF_REPLICA = re.compile(r"replica_(\d+)_(sequences|waiting_tokens)")
 _OF_ANY_EXPERT = "expert_number_number_tokens_total"
 # Key of the engine's statistics -> metric. A metric whose name ends in _total is a counter, any other a gauge. Keys
 # that are not here appear as quire:engine_KEY, so a new statistic is seen before anybody has named it.
@@ -174,6 +182,15 @@ ENGINE_STATISTICS: dict[str, EngineMetric] = {
     **{key: EngineMetric(name, text) for key, (name, text) in _NAMED.items()},
     **{f"kv_slots_{state}": EngineMetric("quire:kv_cache_slots", _SLOTS, {"state": state}) for state in SLOT_STATES},
     **{f"host_slots_{state}": EngineMetric("quire:host_slots", _HOST_SLOTS, {"state": state}) for state in HOST_STATES},
+    # each of several copies has these
+    "replica_number_sequences": EngineMetric(
+        "quire:replica_sequences", "Sequences that a copy of the engine has in flight.", {"replica": "number"}
+    ),
+    "replica_number_waiting_tokens": EngineMetric(
+        "quire:replica_waiting_tokens",
+        "Prompt tokens that a copy of the engine is expected to compute before those that come.",
+        {"replica": "number"},
+    ),
     # a mixture of experts has such a key for each
     _OF_ANY_EXPERT: EngineMetric(
         "quire:expert_tokens_total",
@@ -187,6 +204,8 @@ ENGINE_STATISTICS: dict[str, EngineMetric] = {
 def _metric_of(key: str) -> EngineMetric:
     if found := _EXPERT_TOKENS.fullmatch(key):
         return replace(ENGINE_STATISTICS[_OF_ANY_EXPERT], labels={"expert": found[2], "layer": found[1]})
+    if found := _OF_REPLICA.fullmatch(key):
+        return replace(ENGINE_STATISTICS[f"replica_number_{found[2]}"], labels={"replica": found[1]})
     return ENGINE_STATISTICS.get(key) or EngineMetric(f"quire:engine_{key}", f"Of the engine: {key}.")
 
 

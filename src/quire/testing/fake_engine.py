@@ -22,6 +22,7 @@ from typing import Any
 
 from quire.config import EngineConfig, EngineOptions, resolve
 from quire.engine_client import AsyncEngineClient
+from quire.engine_client.replica_link import Loss
 from quire.engine_core.driver import CoreDriver
 from quire.errors import EngineDeadError
 from quire.interfaces.async_llm import AsyncLLM
@@ -140,7 +141,7 @@ class ScriptedLink:
     this one brought, so what a test sees is not merged.
     """
 
-    process = None
+    processes = ()
 
     def __init__(self, config: EngineConfig) -> None:
         self.reply_to: Callable[[EngineRequest, int], str] = default_reply
@@ -208,6 +209,8 @@ class ScriptedLink:
         return self._driver.take()
 
     def keep_back_while(self, is_patient: Callable[[], bool]) -> None: ...
+
+    def watch_losses(self, tell: Callable[[Loss], None]) -> None: ...
 
     def descriptors(self) -> tuple[int, ...]:
         return (self._bell_out.fileno(),)

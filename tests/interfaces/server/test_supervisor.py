@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.engine_client.replica_link import Loss
 from quire.engine_core.pulse import Pulse
 from quire.errors import EngineDeadError
 from quire.interfaces.server.life.crash_reports import MOST_REPORTS, CrashReports
@@ -65,7 +66,8 @@ class PlayedEngine:
         self.config = fake_config()
         self.ready = EngineReady(max_model_len=1, max_num_seqs=1, num_blocks=1, block_size=1)
         self.dead_reason: str | None = None
-        self.process: PlayedProcess | None = None
+        self.processes: tuple[PlayedProcess, ...] = ()
+        self.losses: list[Loss] = []
         self.is_running = True
         self.failures: list[str | OSError] = []
         self.log: list[str] = []
@@ -73,6 +75,16 @@ class PlayedEngine:
     def kill(self, reason: str) -> None:
         self.log.append("killed")
         self.dead_reason = reason
+
+    def take_losses(self) -> list[Loss]:
+        losses = self.losses
+        self.losses = []
+        return losses
+
+    async def restart_replica(self, number: int) -> None:
+        self.log.append(f"replica {number}")
+        if self.failures:
+            raise EngineDeadError(str(self.failures.pop(0)))
 
     async def restart(self, reason: str = "") -> EngineReady:
         self.log.append("restart")
@@ -120,7 +132,7 @@ def test_a_dead_engine_is_replaced(play, tmp_path):
     async def test():
         stage = Stage(tmp_path / "reports")
         running = stage.run()
-        stage.engine.process = PlayedProcess()
+        stage.engine.processes = (PlayedProcess(),)
         stage.engine.dead_reason = "signal SIGKILL"
         await stage.is_ready.wait()
         assert stage.engine.log == ["lost", "restart", "ready"]
@@ -176,7 +188,8 @@ def test_a_stalled_engine_says_what_it_does_and_is_killed(play, tmp_path):
     async def test():
         stage = Stage(tmp_path)
         running, watching = stage.run(), asyncio.create_task(stage.supervisor.watch())
-        stage.engine.process = process = PlayedProcess()
+        process = PlayedProcess()
+        stage.engine.processes = (process,)
         await stage.is_ready.wait()
         assert process.was_asked
         assert stage.engine.log[:4] == ["killed", "lost", "restart", "ready"]

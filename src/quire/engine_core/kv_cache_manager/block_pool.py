@@ -12,11 +12,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from quire.engine_core.block_table import Blocks
+from quire.engine_core.kv_cache_manager.cache_changes import BlockKey, CacheChanges
 from quire.engine_core.kv_cache_manager.eviction import NOBODY, EvictionOrder, LeastRecentlyUsed
 from quire.observability.recorder import Recorder
-
-# (group of layers, chain hash): the same tokens have other content in another group
-BlockKey = tuple[int, bytes]
 
 
 class BlockPool:
@@ -30,8 +28,10 @@ class BlockPool:
         keeps_contents: bool = True,
         recorder: Recorder | None = None,
         order: EvictionOrder | None = None,
+        changes: CacheChanges | None = None,
     ) -> None:
-        """`order`: which cached block goes first, the least recently used one if nothing is said."""
+        """`order`: which cached block goes first, the least recently used one if nothing is said. `changes`: who is
+        told of names that come and go."""
         self.num_blocks = num_blocks
         self.keeps_contents = keeps_contents
         self._free = list(reversed(range(num_blocks) if free_order is None else free_order))
@@ -46,6 +46,7 @@ class BlockPool:
         self.num_evictions = 0
         # everybody who stands on this pool reports to the same one
         self.recorder = recorder or Recorder()
+        self.changes = changes or CacheChanges()
 
     @property
     def num_available(self) -> int:
@@ -183,6 +184,7 @@ class BlockPool:
         self._keys[block] = key
         self._block_by_key[key] = block
         self._cached.named(block, owner)
+        self.changes.named(key)
 
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""
@@ -191,6 +193,7 @@ class BlockPool:
             del self._block_by_key[key]
             self._keys[block] = None
             self._cached.unnamed(block)
+            self.changes.unnamed(key)
 
     def discard(self, block: int) -> None:
         """The same of any block: one that nobody holds is free then."""
@@ -206,6 +209,7 @@ class BlockPool:
         self._free.extend(self._cached)
         self._cached.clear()
         self._block_by_key.clear()
+        self.changes.cleared()
         self._keys = [None] * self.num_blocks
 
     def check_invariants(self, holders: Blocks, offers: Blocks | None = None) -> None:

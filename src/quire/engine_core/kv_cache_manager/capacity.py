@@ -33,6 +33,8 @@ class CacheOptions:
     is_cpu: bool
     # None: as much as is useful and harmless
     swap_space_bytes: int | None = None
+    # engines that share what is free on this machine
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
 def _num_host_blocks(measured: WorkerCapacity, options: CacheOptions, num_blocks: int, block_bytes: int) -> int:
     """3.4.5: swap space never exceeds the KV cache, because what is in it was in there."""
     asked = options.swap_space_bytes
-    most = min(num_blocks, measured.host_bytes // block_bytes)
+    most = min(num_blocks, measured.host_bytes // options.num_replicas // block_bytes)
     if asked is None:
         return min(most, _DEFAULT_SWAP_SPACE // block_bytes)
     wanted = min(num_blocks, asked // block_bytes)
@@ -101,7 +103,7 @@ def _num_blocks(measured: WorkerCapacity, options: CacheOptions, block_bytes: in
         return options.num_blocks, "num_gpu_blocks_override"
     if options.memory_bytes is not None:
         return options.memory_bytes // block_bytes, "kv_cache_memory_bytes"
-    free = measured.available_bytes
+    free = measured.available_bytes // options.num_replicas
     need = per_request * options.max_num_seqs * block_bytes
     if not options.is_cpu:
         return min(need, free) // block_bytes, _because(need <= free, measured.explanation)

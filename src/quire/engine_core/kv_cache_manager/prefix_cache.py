@@ -1,36 +1,28 @@
 """The prefix cache: which full blocks are known by content, and the longest prefix that every group can serve.
 
-Names are chain hashes over (parent, tokens, whatever else changes the content), keyed per engine, so that nobody
-outside can make two prompts collide (128 bits). A block is named when its tokens are granted, not when they are
-computed: all layers write before they read, so a sequence that is granted later in the same step may read it. Until
-the step can preempt nobody any more such a name is a *promise*, and only the request that made it may rely on it.
+Names are chain hashes (quire/chain_hashes.py), keyed per engine. A block is named when its tokens are granted, not when
+they are computed: all layers write before they read, so a sequence that is granted later in the same step may read it.
+Until the step can preempt nobody any more such a name is a *promise*, and only the request that made it may rely on it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import os
 import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from quire.chain_hashes import ChainHasher
 from quire.engine_core.block_table import NO_BLOCK, Blocks
 from quire.engine_core.kv_cache_manager.answer_ends import AnswerEnd, AnswerEnds
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Sequence
-from quire.messages import Media, int_array
+from quire.messages import int_array
 
 if TYPE_CHECKING:
     from quire.engine_core.kv_cache_manager.kept import KeptSequence
-
-_DIGEST_SIZE = 16
 
 
 @dataclass
@@ -54,14 +46,8 @@ class ComputedBlocks:
         return int_array([block for table in self.blocks for block in table[first:] if block != NO_BLOCK])
 
 
-class PrefixHasher:
+class PrefixHasher(ChainHasher):
     """Computes and remembers the chain hashes of a sequence's full blocks."""
-
-    def __init__(self, block_size: int, key: bytes | None = None) -> None:
-        self.block_size = block_size
-        # The key comes from the system, not from the engine's seed: it must not be guessed, and it changes no output.
-        key = os.urandom(32) if key is None else key
-        self._keyed = hashlib.blake2b(digest_size=_DIGEST_SIZE, key=key)
 
     def hashes(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Hashes of the first num_blocks full blocks; earlier results are kept on the sequence. Not to be changed."""
@@ -85,45 +71,12 @@ class PrefixHasher:
         parent = known[-1] if known else self.root(request.content_key)
         return self.own(parent, request.scope) if request.scope and len(known) == request.num_public_blocks else parent
 
-    def own(self, parent: bytes, scope: bytes) -> bytes:
-        """What a tenant's own part is chained to, behind `parent`."""
-        return self.digest(parent + scope)
-
-    def root(self, content_key: bytes) -> bytes:
-        """What the first block's hash is chained to."""
-        return self.digest(content_key)
-
     def media_content(self, request: Request, index: int) -> bytes:
-        """What the images say whose placeholders a block touches: which one, and where it begins. Of fixed length for
-        each, behind tokens of fixed length, so no two contents run into each other."""
-        media = request.message.media
-        if not media:
-            return b""
-        first, end = index * self.block_size, (index + 1) * self.block_size
-        touched = [image for image in media if image.start < end and image.end > first]
-        return b"".join(struct.pack("<q", image.start - first) + _name_of(image) for image in touched)
+        return self.of_images(request.message.media, index)
 
     def other_content(self, request: Request, index: int) -> bytes:
         """What a block that is no part of a chain holds besides its tokens, and whose it is."""
         return self.media_content(request, index) + request.scope
-
-    def chain(
-        self, parent: bytes, tokens: Iterable[int] | np.ndarray, contents: Iterable[bytes] | None = None
-    ) -> list[bytes]:
-        """Hashes of the full blocks of these tokens, which follow `parent`; `contents`: what else each block holds."""
-        content = np.asarray(tokens, dtype=np.int32).tobytes()
-        size = self.block_size * 4
-        hashes = []
-        others = itertools.repeat(b"") if contents is None else iter(contents)
-        for start, other in zip(range(0, len(content) - size + 1, size), others, strict=False):
-            parent = self.digest(parent + content[start : start + size] + other)
-            hashes.append(parent)
-        return hashes
-
-    def digest(self, content: bytes) -> bytes:
-        hasher = self._keyed.copy()  # the key is absorbed once
-        hasher.update(content)
-        return hasher.digest()
 
 
 class PrefixCache:
@@ -289,6 +242,7 @@ class PrefixCache:
         owner = sequence.request.owner
         hashes = self.hasher.hashes(sequence, num_full)
         for index in range(sequence.num_named_blocks, num_full):
+            self._pool.changes.describe(sequence, index, hashes)
             for number, _ in enumerate(self._attention):
                 block = sequence.block_tables[number][index]
                 if block == NO_BLOCK or not self._pool.register(block, (number, hashes[index]), owner):
@@ -309,6 +263,7 @@ class PrefixCache:
                 held += hasher.media_content(request, index)
             name = hasher.digest(held)
             sequence.block_hashes.append(name)
+            self._pool.changes.describe(sequence, index, sequence.block_hashes)
             block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), request.owner):
                 fresh.add(block)
@@ -383,9 +338,3 @@ def looks_up(sequence: Sequence) -> bool:
 def common_length(one: list[bytes], other: list[bytes]) -> int:
     """How far two chains agree: where two hashes are equal, so are all before them."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] != other[index])
-
-
-def _name_of(image: Media) -> bytes:
-    """Of one length, whatever was sent; the grid is in it, because a core trusts no client."""
-    what = (image.length, image.grid, image.merge_size, image.content_hash, image.is_whole)
-    return hashlib.sha256(repr(what).encode()).digest()

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from quire.engine_core.block_table import NO_BLOCK
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves
-from quire.engine_core.kv_cache_manager.block_pool import BlockKey, BlockPool
+from quire.engine_core.kv_cache_manager.block_pool import BlockPool
+from quire.engine_core.kv_cache_manager.cache_changes import BlockKey
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.request import Request, Sequence
 

@@ -92,6 +92,12 @@ def with_shared_secret(options: ServerOptions) -> ServerOptions:
 
 
 def check_possible(options: ServerOptions, config: EngineConfig) -> None:
+    if options.api_server_count > 1 and config.data_parallel_size > 1:
+        raise OptionError(
+            f"api_server_count={options.api_server_count}, data_parallel_size={config.data_parallel_size}: several "
+            "processes in front of several engines are not there yet: each would route without knowing of the others. "
+            "Leave one of them out."
+        )
     if options.api_server_count > 1 and config.engine_process is False:
         raise OptionError(
             f"api_server_count={options.api_server_count}: several processes need an engine in a process of its own, "
@@ -165,6 +171,7 @@ class _Server:
             fleet.start(http)
             supervisor = _make_supervisor(self._engine, http, self._options)
             self._begin(supervisor.watch())
+            self._begin(supervisor.tend_replicas())
             if not await self._is_done_before_a_signal(starting):
                 return 0
             if not await self._is_done_before_a_signal(self._begin(fleet.engine_is_ready())):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine_client.engine_process import EngineProcess
+from quire.engine_client.replica_link import Loss
 from quire.engine_client.stall_judge import StallJudge
 from quire.errors import QuireError
 from quire.interfaces.async_llm import AsyncLLM
@@ -73,21 +74,46 @@ class Supervisor:
         self._metrics = metrics
         self._stall_timeout = stall_timeout
         self._clock = clock
-        self._watched: EngineProcess | None = None
-        self._judge = StallJudge(stall_timeout)
-        self._stacks = ""
-        self._has_stalled = False
+        self._judges: dict[EngineProcess, StallJudge] = {}
+        # of those that have stalled, what their threads did
+        self._stacks: dict[EngineProcess, str] = {}
 
     async def watch(self) -> None:
         """For ever: an engine that stalls is killed, also while it loads."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                reason = self._look()
-                if reason is not None:
-                    await self._end_stalled(reason)
+                for process, reason in self._look():
+                    await self._end_stalled(process, reason)
             except Exception:  # whoever watches over others must not fall
                 logger.exception("looking after the engine failed")
+
+    async def tend_replicas(self) -> None:
+        """For ever: another replica in the place of one that died while others go on."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for loss in self._engine.take_losses():
+                try:
+                    await self._replace(loss)
+                except Exception:  # the others must not fall with it
+                    logger.exception("replacing replica %d failed", loss.replica)
+
+    async def _replace(self, loss: Loss) -> None:
+        await self._report(loss.reason, loss.process)
+        while (pause := self._policy.pause(self._clock())) is not None:
+            logger.error("replica %d is started again%s", loss.replica, f" in {pause:g} s" if pause else "")
+            await asyncio.sleep(pause)
+            if self._engine.dead_reason is not None:
+                return  # the last one has died as well, and all of them are started again
+            self._metrics.engine_restarts.add()
+            try:
+                await self._engine.restart_replica(loss.replica)
+            except (QuireError, OSError) as error:
+                logger.error("replica %d could not be started: %s", loss.replica, error)
+                continue
+            logger.info("replica %d serves again", loss.replica)
+            return
+        logger.error("replica %d is given up: more than %s. The others go on.", loss.replica, self._policy)
 
     async def run(self, on_lost: Callable[[], None], on_ready: Callable[[], None]) -> str:
         """Serves as long as there is an engine; returns why there is none any more. `on_lost` and `on_ready` tell the
@@ -96,7 +122,7 @@ class Supervisor:
             cause = await self._until_lost()
             on_lost()
             while True:
-                await self._report(cause)
+                await self._report(cause, next(iter(self._engine.processes), None))
                 pause = self._policy.pause(self._clock())
                 if pause is None:
                     return cause
@@ -125,11 +151,10 @@ class Supervisor:
         logger.info("the engine serves again after %.1f s", self._clock() - began)
         return None
 
-    async def _report(self, cause: str) -> None:
-        kind = "stall" if self._has_stalled else "death"
+    async def _report(self, cause: str, process: EngineProcess | None) -> None:
+        stacks = self._stacks.pop(process, "") if process is not None else ""
+        kind = "stall" if stacks else "death"
         self._metrics.engine_deaths.add(1, kind)
-        process = self._engine.process
-        stacks = self._stacks
         if not stacks and process is not None:
             # may be long, and others are answered meanwhile
             stacks = await asyncio.to_thread(process.stacks)
@@ -137,28 +162,32 @@ class Supervisor:
         if process is not None:
             pulse = process.pulse()._asdict()
             facts |= {"pid": process.pid, "pulse": pulse, "last_steps": process.last_steps()}
-        self._stacks = ""
-        self._has_stalled = False
         file = await asyncio.to_thread(self._reports.write, cause, stacks, self._engine.config, facts)
         if file is not None:
             logger.error("crash report: %s", file)
 
-    def _look(self) -> str | None:
-        process = self._engine.process
-        if process is None or self._engine.dead_reason is not None:
-            return None
-        if process is not self._watched:
-            self._watched, self._judge = process, StallJudge(self._stall_timeout)
-        if self._engine.is_running:
-            self._judge.seconds_per_token = self._engine.ready.seconds_per_token
-        return self._judge.look(self._clock(), process.pulse(), process.num_sent, is_stopped=process.is_stopped)
+    def _look(self) -> list[tuple[EngineProcess, str]]:
+        """Those that stand still, and for how long."""
+        if self._engine.dead_reason is not None:
+            return []
+        processes = self._engine.processes
+        self._judges = {one: self._judges.get(one) or StallJudge(self._stall_timeout) for one in processes}
+        stalled = []
+        for process, judge in self._judges.items():
+            if self._engine.is_running:
+                judge.seconds_per_token = self._engine.ready.seconds_per_token
+            reason = judge.look(self._clock(), process.pulse(), process.num_sent, is_stopped=process.is_stopped)
+            if reason is not None:
+                stalled.append((process, reason))
+        return stalled
 
-    async def _end_stalled(self, reason: str) -> None:
-        process = self._watched
-        assert process is not None
+    async def _end_stalled(self, process: EngineProcess, reason: str) -> None:
         self._metrics.engine_stalls.add()
-        self._has_stalled = True
         logger.error("%s", reason)
-        self._stacks = await asyncio.to_thread(process.ask_for_stacks)
-        logger.error("what its threads did:\n%s", self._stacks)
-        self._engine.kill(reason)
+        self._stacks[process] = await asyncio.to_thread(process.ask_for_stacks) or "no stacks"
+        logger.error("what its threads did:\n%s", self._stacks[process])
+        if len(self._engine.processes) > 1:
+            # its end is seen like any other's, and the other replicas go on
+            process.kill()
+        else:
+            self._engine.kill(reason)

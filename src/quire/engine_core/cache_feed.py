@@ -1,0 +1,64 @@
+"""Tells those outside, after each step, what the prefix cache has gained and lost: the client of the core, where it
+chooses between several, and whoever subscribes to KV events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog, CacheChanges
+from quire.engine_core.kv_event_publisher import KVEventPublisher
+from quire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.messages import CacheChanged
+
+
+class NoCacheFeed:
+    """Nobody wants to know."""
+
+    # what the pool is told
+    changes = CacheChanges()
+
+    def follow(self) -> None: ...
+
+    def watch(self, tell: Callable[[CacheChanged], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CacheFeed(NoCacheFeed):
+    def __init__(self, log: CacheChangeLog, publisher: KVEventPublisher | None, *, tells_client: bool) -> None:
+        self.changes = self._log = log
+        self._publisher = publisher
+        self._tells_client = tells_client
+        self._tell: Callable[[CacheChanged], None] | None = None
+
+    def watch(self, tell: Callable[[CacheChanged], None]) -> None:
+        if self._tells_client:
+            self._tell = tell
+
+    def follow(self) -> None:
+        events = self._log.take()
+        if not events:
+            return
+        if self._publisher is not None:
+            self._publisher.publish(events)
+        if self._tell is not None:
+            self._tell(_as_message(events))
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+
+
+def _as_message(events: list[KVEvent]) -> CacheChanged:
+    stored: list[int] = []
+    removed: list[int] = []
+    is_cleared = False
+    for event in events:
+        match event:
+            case BlockStored():
+                stored += event.block_hashes
+            case BlockRemoved():
+                removed += event.block_hashes
+            case AllBlocksCleared():
+                is_cleared = True
+    return CacheChanged(stored=stored, removed=removed, is_cleared=is_cleared)

@@ -1,0 +1,177 @@
+"""Which contents come into the prefix cache and go from it, for those outside who send prompts where their beginnings
+are (routing/).
+
+A name that comes and goes within a step is not told of. Told of are full blocks of one group of layers: the first whose
+window never passes a block. Bounded by the pool: a block has one name. Called by pool and prefix cache; `take` is
+called when a step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire.chain_hashes import public_name
+from quire.engine_core.kv_cache_manager.groups import KVGroup
+from quire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+
+if TYPE_CHECKING:
+    from quire.engine_core.request import Sequence
+
+# (group of layers, chain hash): the same tokens have other content in another group
+BlockKey = tuple[int, bytes]
+
+
+class CacheChanges:
+    """The one where nobody outside wants to know."""
+
+    def describe(self, sequence: Sequence, index: int, hashes: list[bytes]) -> None:
+        """Block `index` of this sequence is about to get the name hashes[index]."""
+
+    def named(self, key: BlockKey) -> None:
+        """A block is found under this key from now on."""
+
+    def unnamed(self, key: BlockKey) -> None:
+        """No block is."""
+
+    def cleared(self) -> None:
+        """No block is found under any key."""
+
+
+@dataclass(slots=True)
+class _Content:
+    """What a name stands for."""
+
+    parent: bytes | None
+    token_ids: list[int]
+    adapter: int
+    # "" or what tells it from the same tokens of others, without saying what that is
+    other: str
+
+
+@dataclass(slots=True)
+class _State:
+    # a block is found under the name now
+    is_there: bool = False
+    # and outside they believe so
+    is_told: bool = False
+    content: _Content | None = field(default=None)
+
+
+class CacheChangeLog(CacheChanges):
+    """Keeps what has changed since the last time it was taken."""
+
+    def __init__(
+        self,
+        group: int,
+        block_size: int,
+        digest: Callable[[bytes], bytes],
+        name_of_adapter: Callable[[int], str | None] = lambda _: None,
+    ) -> None:
+        """`group`: whose blocks are told of. `digest`: keyed, for what nobody outside may read."""
+        self._group = group
+        self._name_of_adapter = name_of_adapter
+        self._block_size = block_size
+        self._digest = digest
+        self._states: dict[bytes, _State] = {}
+        # in the order in which they changed
+        self._changed: dict[bytes, None] = {}
+        self._is_cleared = False
+
+    @staticmethod
+    def group_of(groups: list[KVGroup]) -> int:
+        """The group that says most about who can serve a prefix."""
+        whole = [number for number, group in enumerate(groups) if not group.sliding_window]
+        return whole[0] if whole else 0
+
+    def describe(self, sequence: Sequence, index: int, hashes: list[bytes]) -> None:
+        name = hashes[index]
+        if name in self._states:
+            return
+        size = self._block_size
+        request = sequence.request
+        media = request.message.media
+        end = (index + 1) * size
+        secrets = [request.message.cache_salt.encode(), request.scope]
+        secrets += [image.content_hash for image in media if image.start < end and image.end > index * size]
+        other = self._digest(b"".join(secrets)).hex() if any(secrets) else ""
+        self._states[name] = _State(
+            content=_Content(
+                parent=hashes[index - 1] if index else None,
+                token_ids=sequence.token_ids(index * size, end).tolist(),
+                adapter=request.message.adapter,
+                other=other,
+            )
+        )
+
+    def named(self, key: BlockKey) -> None:
+        self._change(key, is_there=True)
+
+    def unnamed(self, key: BlockKey) -> None:
+        self._change(key, is_there=False)
+
+    def cleared(self) -> None:
+        self._states.clear()
+        self._changed.clear()
+        self._is_cleared = True
+
+    def _change(self, key: BlockKey, *, is_there: bool) -> None:
+        group, name = key
+        # a checkpoint of a state, and the end of an answer, are no part of a chain
+        if group == self._group and (state := self._states.get(name)) is not None:
+            state.is_there = is_there
+            self._changed[name] = None
+
+    def take(self) -> list[KVEvent]:
+        """What has changed, earliest first; a chain of new blocks is one event."""
+        events: list[KVEvent] = []
+        if self._is_cleared:
+            self._is_cleared = False
+            events.append(AllBlocksCleared())
+        changed = self._changed
+        self._changed = {}
+        last = b""
+        for name in changed:
+            state = self._states[name]
+            if state.is_there and not state.is_told:
+                last = self._tell_stored(events, name, state, last)
+            elif not state.is_there and state.is_told:
+                self._tell_removed(events, name)
+            state.is_told = state.is_there
+            if not state.is_there:
+                del self._states[name]
+        return events
+
+    def _tell_stored(self, events: list[KVEvent], name: bytes, state: _State, last: bytes) -> bytes:
+        content = state.content
+        assert content is not None
+        event = events[-1] if events else None
+        keys = (content.other,) if content.other else None
+        if isinstance(event, BlockStored) and content.parent == last and event.lora_id == (content.adapter or None):
+            event.block_hashes.append(public_name(name))
+            event.token_ids.extend(content.token_ids)
+            event.extra_keys.append(keys)
+        else:
+            events.append(
+                BlockStored(
+                    block_hashes=[public_name(name)],
+                    parent_block_hash=None if content.parent is None else public_name(content.parent),
+                    token_ids=list(content.token_ids),
+                    block_size=self._block_size,
+                    lora_id=content.adapter or None,
+                    lora_name=self._name_of_adapter(content.adapter),
+                    extra_keys=[keys],
+                )
+            )
+        # outside they know it now; here its name is enough
+        state.content = None
+        return name
+
+    @staticmethod
+    def _tell_removed(events: list[KVEvent], name: bytes) -> None:
+        event = events[-1] if events else None
+        if isinstance(event, BlockRemoved):
+            event.block_hashes.append(public_name(name))
+        else:
+            events.append(BlockRemoved(block_hashes=[public_name(name)]))

@@ -1,0 +1,20 @@
+"""ROUTING: which of several copies of an engine gets a request. Pure: numbers in, a number out; no I/O, no clock.
+
+Used by the front of several engine cores (engine_client/replicas.py), by deployments over machines and by simulations.
+"""
+
+from quire.routing.policies import POLICIES, LeastLoaded, LeastTime, Policy, RoundRobin
+from quire.routing.prefixes import HeldPrefixes
+from quire.routing.router import Choice, Replica, Router
+
+__all__ = [
+    "POLICIES",
+    "Choice",
+    "HeldPrefixes",
+    "LeastLoaded",
+    "LeastTime",
+    "Policy",
+    "Replica",
+    "RoundRobin",
+    "Router",
+]

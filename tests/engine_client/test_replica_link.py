@@ -1,0 +1,325 @@
+"""Several engine cores behind one link, played by a test: who gets what, and what a death takes along."""
+
+import dataclasses
+
+import pytest
+
+from quire import SamplingParams
+from quire.chain_hashes import ChainHasher, public_name
+from quire.engine_client.replica_link import ReplicaLink
+from quire.messages import (
+    AbortRequests,
+    CacheChanged,
+    ControlCall,
+    ControlReply,
+    EngineFailed,
+    EngineOutputs,
+    EngineReady,
+    EngineRequest,
+    ExtendRequest,
+    SequenceEnd,
+    SequenceStart,
+    int_array,
+    sequence_id_of,
+)
+from quire.testing.fake_llm import fake_config
+
+READY = EngineReady(max_model_len=256, max_num_seqs=8, num_blocks=64, block_size=16, report=["first"])
+
+
+class PlayedLink:
+    """Keeps what it is sent, and brings what the test puts in."""
+
+    processes = ()
+
+    def __init__(self, config):
+        self.config = config
+        self.sent = []
+        self.coming = [READY]
+        self.is_closed = False
+
+    def send(self, *messages):
+        self.sent += messages
+
+    def receive(self, timeout=None):
+        coming = self.coming
+        self.coming = []
+        return coming
+
+    def descriptors(self):
+        return ()
+
+    def statistics(self):
+        return {"garbage_frames_dropped": 1}
+
+    def close(self):
+        self.is_closed = True
+
+    def of_kind(self, kind):
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def die(self):
+        self.coming.append(EngineFailed(kind="EngineDeadError", error="signal SIGKILL"))
+
+
+class Stage:
+    def __init__(self, size=2, **options):
+        self.links = []
+        self.losses = []
+        config = fake_config(data_parallel_size=size, **options)
+        self.link = ReplicaLink(config, self._open)
+        self.link.watch_losses(self.losses.append)
+        [self.ready] = self.link.receive(0)
+        self._last_id = 0
+
+    def _open(self, config):
+        self.links.append(PlayedLink(config))
+        return self.links[-1]
+
+    def ask(self, prompt=(1, 2, 3), **fields):
+        """The number of a new request, and of the replica that got it."""
+        self._last_id += 1
+        sampling = SamplingParams(max_tokens=4, n=fields.pop("n", 1))
+        self.link.send(
+            EngineRequest(request_id=self._last_id, prompt_token_ids=list(prompt), sampling=sampling, **fields)
+        )
+        return self._last_id, self.holder_of(self._last_id)
+
+    def holder_of(self, request_id):
+        """The last one that it was sent to."""
+        found = [
+            number
+            for number, link in enumerate(self.links)
+            if any(one.request_id == request_id for one in link.of_kind(EngineRequest))
+        ]
+        return found[-1] if found else None
+
+    def brings(self, number, *messages):
+        self.links[number].coming += messages
+        return self.link.receive(0)
+
+
+def token(request_id, index=0):
+    return EngineOutputs(step=1, sequence_ids=int_array([sequence_id_of(request_id, index)]), token_ids=int_array([7]))
+
+
+def end(request_id, index=0):
+    return EngineOutputs(step=1, ends=[SequenceEnd(sequence_id_of(request_id, index), "stop")])
+
+
+def ends_in(messages):
+    return {
+        entry.sequence_id >> 10: (entry.finish_reason, entry.error) for message in messages for entry in message.ends
+    }
+
+
+def test_all_are_ready_before_the_client_hears_of_it():
+    links = []
+    link = ReplicaLink(fake_config(data_parallel_size=2), lambda config: links.append(PlayedLink(config)) or links[-1])
+    links[1].coming = []
+    assert link.receive(0) == []
+    links[1].coming = [EngineReady(max_model_len=128, max_num_seqs=4, num_blocks=10, block_size=16)]
+    [ready] = link.receive(0)
+    assert (ready.max_model_len, ready.max_num_seqs, ready.num_blocks) == (128, 4, 74)
+
+
+def test_copies_share_a_key_and_have_numbers_of_their_own():
+    stage = Stage(3)
+    assert len({link.config.prefix_hash_key for link in stage.links}) == 1
+    assert stage.links[0].config.prefix_hash_key
+    assert [link.config.replica for link in stage.links] == [0, 1, 2]
+
+
+def test_a_copy_that_cannot_be_built_ends_the_start():
+    links = []
+    link = ReplicaLink(fake_config(data_parallel_size=2), lambda config: links.append(PlayedLink(config)) or links[-1])
+    links[0].coming = [EngineFailed(kind="ModelError", error="broken")]
+    assert [type(message) for message in link.receive(0)] == [EngineFailed]
+
+
+def test_requests_are_spread_and_each_hears_of_its_own():
+    stage = Stage()
+    holders = [stage.ask(prompt=[number] * 40)[1] for number in range(8)]
+    assert sorted(holders) == [0] * 4 + [1] * 4
+    stage.link.send(ExtendRequest(request_id=3, token_ids=[9]), AbortRequests(request_ids=[1, 2, 99]))
+    assert stage.links[holders[2]].of_kind(ExtendRequest)[0].request_id == 3
+    assert not stage.links[1 - holders[2]].of_kind(ExtendRequest)
+    aborted = {one: number for number, link in enumerate(stage.links) for a in link.of_kind(AbortRequests)
+               for one in a.request_ids}  # fmt: skip
+    assert aborted == {1: holders[0], 2: holders[1]}
+
+
+def test_a_prompt_goes_where_its_beginning_is():
+    stage = Stage()
+    prompt = list(range(64))
+    request_id, first = stage.ask(prompt)
+    # named as the core names them, whose key is the same
+    config = stage.links[first].config
+    names = ChainHasher(config.block_size, config.prefix_hash_key).of_request(stage.links[first].sent[0])
+    blocks = [public_name(name) for name in names]
+    stage.brings(first, token(request_id), end(request_id), CacheChanged(stored=blocks))
+    # it has had more requests than the other, but holds what this one begins with
+    again, holder = stage.ask([*prompt, 1, 2, 3])
+    assert holder == first
+    stage.brings(first, token(again), end(again), CacheChanged(removed=blocks))
+    assert stage.ask([*prompt, 1, 2, 3])[1] != first
+
+
+def test_what_is_kept_is_gone_on_with_where_it_is():
+    stage = Stage()
+    first_id, first = stage.ask(keep="session")
+    stage.brings(first, token(first_id), end(first_id))
+    for _ in range(4):
+        assert stage.ask(keep="session", continues="session")[1] == first
+    stage.link.send(ControlCall(call_id=1, name="fork_kept", args={"handle": "session", "into": "other"}))
+    assert [call.name for call in stage.links[first].of_kind(ControlCall)] == ["fork_kept"]
+    assert stage.ask(continues="other")[1] == first
+    assert not stage.links[1 - first].of_kind(ControlCall)
+
+
+def test_answers_of_all_are_one():
+    stage = Stage()
+
+    def ask(operation, results, **args):
+        stage.link.send(ControlCall(call_id=5, name=operation, args=args))
+        for link, result in zip(stage.links, results, strict=True):
+            link.coming.append(ControlReply(call_id=link.of_kind(ControlCall)[-1].call_id, result=result))
+        [reply] = stage.link.receive(0)
+        assert reply.call_id == 5
+        return reply.result
+
+    assert ask("statistics", [{"num_blocks": 3}, {"num_blocks": 4}]) == {"num_blocks": 7}
+    slots = [{"block_size": 16, "slots": {"free": 1}}, {"block_size": 16, "slots": {"free": 2}}]
+    assert ask("memory", slots) == {"block_size": 16, "slots": {"free": 3}}
+    assert ask("list_kept", [[1], [2, 3]]) == [1, 2, 3]
+    assert ask("adapter_state", ["ready", "loading"], number=1) == "loading"
+    assert ask("worker.prepare_form", [True, False], form=b"") is False
+    assert ask("load_adapter", [1, 1], name="a", path="b") == 1
+    assert {call.args["number"] for link in stage.links for call in link.of_kind(ControlCall)[-1:]} == {1}
+
+
+def test_an_error_of_one_is_the_answer():
+    stage = Stage()
+    stage.link.send(ControlCall(call_id=5, name="statistics"))
+    for link, error in zip(stage.links, (None, "no"), strict=True):
+        link.coming.append(ControlReply(call_id=link.of_kind(ControlCall)[-1].call_id, result={}, error=error))
+    [reply] = stage.link.receive(0)
+    assert reply.error == "no"
+
+
+def test_one_that_dies_takes_along_only_what_had_begun():
+    stage = Stage()
+    asked = [stage.ask([number] * 40) for number in range(6)]
+    dying = 0
+    of_it = [request_id for request_id, holder in asked if holder == dying]
+    stage.brings(dying, EngineOutputs(step=1, starts=[SequenceStart(sequence_id_of(one, 0), 0) for one in of_it]))
+    stage.brings(dying, token(of_it[0]))
+    stage.links[dying].die()
+    messages = stage.link.receive(0)
+    [(lost, (reason, error))] = ends_in(messages).items()
+    assert (lost, reason) == (of_it[0], "error")
+    assert "replica 0" in error
+    assert "SIGKILL" in error
+    assert all(entry.is_lost for message in messages for entry in message.ends)
+    assert {stage.holder_of(one) for one in of_it[1:]} == {1}
+    assert [loss.replica for loss in stage.losses] == [dying]
+    # it has begun for the client already
+    [again] = stage.brings(1, EngineOutputs(step=1, starts=[SequenceStart(sequence_id_of(of_it[1], 0), 32)]))
+    assert again.starts == []
+    assert stage.link.statistics()["num_requests_retried_total"] == len(of_it) - 1
+    assert stage.ask()[1] == 1
+
+
+def test_extensions_go_along_to_another_one():
+    stage = Stage()
+    request_id, first = stage.ask(is_final=False)
+    stage.link.send(ExtendRequest(request_id=request_id, token_ids=[4], is_final=True))
+    stage.links[first].die()
+    stage.link.receive(0)
+    assert [type(one) for one in stage.links[1 - first].sent] == [EngineRequest, ExtendRequest]
+
+
+def test_what_was_kept_there_cannot_be_gone_on_with():
+    stage = Stage()
+    first_id, first = stage.ask(keep="session")
+    stage.brings(first, token(first_id), end(first_id))
+    turn, _ = stage.ask(continues="session")
+    stage.links[first].die()
+    messages = stage.link.receive(0)
+    assert ends_in(messages)[turn][0] == "error"
+    assert [start.sequence_id for message in messages for start in message.starts] == [sequence_id_of(turn, 0)]
+    late, holder = stage.ask(continues="session")
+    assert holder is None
+    assert "lost with its replica" in ends_in(stage.link.receive(0))[late][1]
+
+
+def test_what_was_aborted_is_not_begun_again():
+    stage = Stage()
+    request_id, first = stage.ask()
+    stage.link.send(AbortRequests(request_ids=[request_id]))
+    stage.links[first].die()
+    assert ends_in(stage.link.receive(0)) == {request_id: ("abort", None)}
+
+
+def test_who_waits_for_all_hears_from_those_that_are_left():
+    stage = Stage()
+    stage.link.send(ControlCall(call_id=5, name="statistics"))
+    stage.brings(0, ControlReply(call_id=stage.links[0].sent[-1].call_id, result={"num_blocks": 3}))
+    stage.links[1].die()
+    [reply] = stage.link.receive(0)
+    assert reply.result == {"num_blocks": 3}
+
+
+def test_the_last_ones_death_is_the_engines():
+    stage = Stage()
+    stage.ask()
+    stage.links[0].die()
+    stage.link.receive(0)
+    stage.links[1].die()
+    assert [type(message) for message in stage.link.receive(0)] == [EngineFailed]
+    assert stage.link.receive(0) == []
+
+
+def test_another_one_takes_its_place_when_it_is_let():
+    stage = Stage()
+    stage.links[0].die()
+    stage.link.receive(0)
+    stage.link.send(ControlCall(call_id=7, name="replicas.start", args={"number": 0}))
+    assert stage.links[0].is_closed
+    [reply] = stage.link.receive(0)
+    assert (reply.call_id, reply.result) == (7, True)
+    assert {stage.ask([n] * 20)[1] for n in range(4)} == {1}
+    stage.link.send(ControlCall(call_id=8, name="replica.0.load_adapter", args={"name": "a"}))
+    [call] = stage.links[2].of_kind(ControlCall)
+    assert (call.name, call.args) == ("load_adapter", {"name": "a"})
+    stage.link.send(ControlCall(call_id=9, name="replicas.serve", args={"number": 0}))
+    assert stage.ask([77] * 20)[1] == 2
+    assert stage.links[2].config == dataclasses.replace(stage.links[0].config)
+
+
+def test_one_that_cannot_be_started_again_is_an_error():
+    stage = Stage()
+    stage.links[0].die()
+    stage.link.receive(0)
+    stage.link.send(ControlCall(call_id=7, name="replicas.start", args={"number": 0}))
+    stage.links[2].coming = [EngineFailed(kind="CapacityError", error="no memory")]
+    [reply] = stage.link.receive(0)
+    assert reply.error == "no memory"
+    assert stage.ask()[1] == 1
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_loaded"])
+def test_the_policy_is_the_one_that_was_asked_for(policy):
+    stage = Stage(routing_policy=policy)
+    prompt = list(range(64))
+    assert [stage.ask(prompt)[1] for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_closing_closes_all():
+    stage = Stage()
+    stage.links[0].die()
+    stage.link.receive(0)
+    stage.link.close()
+    stage.link.close()
+    assert all(link.is_closed for link in stage.links)
+    assert stage.link.descriptors() == ()
