@@ -24,6 +24,7 @@ _OTHER_FILES = {
     "causal_lm",
     "checkpoint_map",
     "registry",
+    "stages",
     "transformers_checkpoint",
     "transformers_fallback",
     "transformers_probe",
