@@ -39,6 +39,7 @@ class PlayedProcess:
     def __init__(self) -> None:
         self.pid = 4711
         self.num_sent = 0
+        self.is_stopped = False
         self.was_asked = False
 
     def pulse(self) -> Pulse:
