@@ -122,7 +122,7 @@ def requests():
         SamplingParams(temperature=0.0, n=2, **plain),
         SamplingParams(temperature=1.0, logit_bias={5: 3.0}, min_tokens=3, **plain),
     ]
-    beams = DecodingSpec(method="beam_search", args={"beam_width": 3})
+    beams = DecodingSpec(method="beam_search", args={"width": 3})
     return [
         EngineRequest(
             request_id=number, prompt_token_ids=prompt, sampling=sampling, seed=7 + number,
@@ -139,6 +139,7 @@ def test_whatever_is_asked_for_comes_out_to_the_bit(tmp_path, family, options):
     path = make_checkpoint(tmp_path, family)
     alone = answers(path, requests(), **options)
     assert {split_sequence_id(number)[0] for number in alone} == {0, 1, 2, 3}
+    assert all(repr(("length", None)) in of_sequence for of_sequence in alone.values()), "something was refused"
     assert answers(path, requests(), pipeline_parallel_size=2, **options) == alone
 
 

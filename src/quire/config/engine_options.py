@@ -238,10 +238,16 @@ class EngineOptions:
         section="execution", least=1, greatest=32,
     )  # fmt: skip
     context_parallel_size: int = option(
-        1, "workers that share the keys and values of each sequence", section="execution", least=1, greatest=64
+        1,
+        "workers that share the keys and values of each sequence; not there yet: more than 1 is refused",
+        section="execution",
+        least=1,
+        greatest=64,
     )
     enable_expert_parallel: bool = option(
-        False, "whole experts on each worker instead of a part of every one", section="execution"
+        False,
+        "whole experts on each worker instead of a part of every one; not there yet: refused",
+        section="execution",
     )
     data_parallel_size: int = option(
         1, "copies of the engine, a process each with its own workers and KV cache, behind one front that gives each "

@@ -269,8 +269,8 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
     for what, is_asked in not_there.items():
         if is_asked:
             raise OptionError(
-                f"{what}: workers can share each layer of a model so far, and nothing else. Leave it out and use "
-                "tensor_parallel_size (docs/distributed.md)."
+                f"{what}: workers cannot share a model in this way yet. Use tensor_parallel_size, "
+                "pipeline_parallel_size or data_parallel_size (docs/distributed.md)."
             )
     size = options.tensor_parallel_size
     if options.rank_invariant and SLICES_OF_A_SUM % size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog, CacheChanges
+from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog
 from quire.engine_core.kv_event_publisher import KVEventPublisher
 from quire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.messages import CacheChanged
@@ -15,7 +15,7 @@ class NoCacheFeed:
     """Nobody wants to know."""
 
     # what the pool is told
-    changes = CacheChanges()
+    changes: CacheChangeLog | None = None
 
     def follow(self) -> None: ...
 

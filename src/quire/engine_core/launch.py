@@ -14,7 +14,7 @@ from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.group import GroupExecutor
 from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
-from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog, CacheChanges
+from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog
 from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan, plan_cache
 from quire.engine_core.kv_cache_manager.eviction import eviction_order
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
@@ -118,7 +118,7 @@ def make_scheduler(
     connector: SchedulerHalf | None = None,
     adapters: Set[int] = frozenset(),
     num_cohorts: int = 1,
-    changes: CacheChanges | None = None,
+    changes: CacheChangeLog | None = None,
 ) -> Scheduler:
     """`num_cohorts`: so many steps may be under way, each with other rows; 1: rows may be in all that are."""
     rows = Rows(config.max_num_seqs, plan.max_model_len)

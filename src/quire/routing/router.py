@@ -33,8 +33,6 @@ class Replica:
     num_waiting_tokens: int = 0
     # requests so far
     num_begun: int = 0
-    num_cached_tokens: int = 0
-    num_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,6 @@ class Router:
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._replicas
-
     def replicas(self) -> list[Replica]:
         """As they stand now; not to be changed."""
         return self._serving
@@ -126,8 +121,6 @@ class Router:
         replica.num_sequences += num_sequences
         replica.num_waiting_tokens += waiting
         replica.num_begun += 1
-        replica.num_cached_tokens += choice.num_cached_tokens
-        replica.num_prompt_tokens += num_tokens
         self._prefixes.comes(choice.replica, blocks)
 
     def first_token(self, name: Hashable) -> None:

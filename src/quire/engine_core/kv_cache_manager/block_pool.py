@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from quire.engine_core.block_table import Blocks
-from quire.engine_core.kv_cache_manager.cache_changes import BlockKey, CacheChanges
+from quire.engine_core.kv_cache_manager.cache_changes import BlockKey, CacheChangeLog
 from quire.engine_core.kv_cache_manager.eviction import NOBODY, EvictionOrder, LeastRecentlyUsed
 from quire.observability.recorder import Recorder
 
@@ -28,7 +28,7 @@ class BlockPool:
         keeps_contents: bool = True,
         recorder: Recorder | None = None,
         order: EvictionOrder | None = None,
-        changes: CacheChanges | None = None,
+        changes: CacheChangeLog | None = None,
     ) -> None:
         """`order`: which cached block goes first, the least recently used one if nothing is said. `changes`: who is
         told of names that come and go."""
@@ -46,7 +46,7 @@ class BlockPool:
         self.num_evictions = 0
         # everybody who stands on this pool reports to the same one
         self.recorder = recorder or Recorder()
-        self.changes = changes or CacheChanges()
+        self.changes = changes
 
     @property
     def num_available(self) -> int:
@@ -184,7 +184,8 @@ class BlockPool:
         self._keys[block] = key
         self._block_by_key[key] = block
         self._cached.named(block, owner)
-        self.changes.named(key)
+        if self.changes is not None:
+            self.changes.named(key)
 
     def forget(self, block: int) -> None:
         """The content of a held block is not to be found any more."""
@@ -193,7 +194,8 @@ class BlockPool:
             del self._block_by_key[key]
             self._keys[block] = None
             self._cached.unnamed(block)
-            self.changes.unnamed(key)
+            if self.changes is not None:
+                self.changes.unnamed(key)
 
     def discard(self, block: int) -> None:
         """The same of any block: one that nobody holds is free then."""
@@ -209,7 +211,8 @@ class BlockPool:
         self._free.extend(self._cached)
         self._cached.clear()
         self._block_by_key.clear()
-        self.changes.cleared()
+        if self.changes is not None:
+            self.changes.cleared()
         self._keys = [None] * self.num_blocks
 
     def check_invariants(self, holders: Blocks, offers: Blocks | None = None) -> None:

@@ -23,22 +23,6 @@ if TYPE_CHECKING:
 BlockKey = tuple[int, bytes]
 
 
-class CacheChanges:
-    """The one where nobody outside wants to know."""
-
-    def describe(self, sequence: Sequence, index: int, hashes: list[bytes]) -> None:
-        """Block `index` of this sequence is about to get the name hashes[index]."""
-
-    def named(self, key: BlockKey) -> None:
-        """A block is found under this key from now on."""
-
-    def unnamed(self, key: BlockKey) -> None:
-        """No block is."""
-
-    def cleared(self) -> None:
-        """No block is found under any key."""
-
-
 @dataclass(slots=True)
 class _Content:
     """What a name stands for."""
@@ -59,7 +43,7 @@ class _State:
     content: _Content | None = field(default=None)
 
 
-class CacheChangeLog(CacheChanges):
+class CacheChangeLog:
     """Keeps what has changed since the last time it was taken."""
 
     def __init__(
@@ -85,9 +69,10 @@ class CacheChangeLog(CacheChanges):
         whole = [number for number, group in enumerate(groups) if not group.sliding_window]
         return whole[0] if whole else 0
 
-    def describe(self, sequence: Sequence, index: int, hashes: list[bytes]) -> None:
+    def stored(self, group: int, sequence: Sequence, index: int, hashes: list[bytes]) -> None:
+        """Block `index` of this sequence has got the name hashes[index]."""
         name = hashes[index]
-        if name in self._states:
+        if group != self._group or name in self._states:
             return
         size = self._block_size
         request = sequence.request
@@ -96,22 +81,27 @@ class CacheChangeLog(CacheChanges):
         secrets = [request.message.cache_salt.encode(), request.scope]
         secrets += [image.content_hash for image in media if image.start < end and image.end > index * size]
         other = self._digest(b"".join(secrets)).hex() if any(secrets) else ""
+        self._changed[name] = None
         self._states[name] = _State(
+            is_there=True,
             content=_Content(
                 parent=hashes[index - 1] if index else None,
                 token_ids=sequence.token_ids(index * size, end).tolist(),
                 adapter=request.message.adapter,
                 other=other,
-            )
+            ),
         )
 
     def named(self, key: BlockKey) -> None:
+        """A block is found under this key from now on. What is not known yet is told with its content: `stored`."""
         self._change(key, is_there=True)
 
     def unnamed(self, key: BlockKey) -> None:
+        """No block is."""
         self._change(key, is_there=False)
 
     def cleared(self) -> None:
+        """No block is found under any key."""
         self._states.clear()
         self._changed.clear()
         self._is_cleared = True

@@ -241,13 +241,15 @@ class PrefixCache:
         num_full = num_computed // self._block_size
         owner = sequence.request.owner
         hashes = self.hasher.hashes(sequence, num_full)
+        changes = self._pool.changes
         for index in range(sequence.num_named_blocks, num_full):
-            self._pool.changes.describe(sequence, index, hashes)
             for number, _ in enumerate(self._attention):
                 block = sequence.block_tables[number][index]
                 if block == NO_BLOCK or not self._pool.register(block, (number, hashes[index]), owner):
                     continue
                 self._fresh[-1].add(block)
+                if changes is not None:
+                    changes.stored(number, sequence, index, hashes)
                 if is_promise:
                     self._promises[block] = sequence.request.request_id
 
@@ -256,6 +258,7 @@ class PrefixCache:
         hasher = self.hasher
         size = self._block_size * 4
         fresh = self._fresh[-1]
+        changes = self._pool.changes
         for start, sequence, index in zip(range(0, len(content), size), sequences, indices, strict=True):
             request = sequence.request
             held = hasher.parent(sequence) + content[start : start + size]
@@ -263,10 +266,11 @@ class PrefixCache:
                 held += hasher.media_content(request, index)
             name = hasher.digest(held)
             sequence.block_hashes.append(name)
-            self._pool.changes.describe(sequence, index, sequence.block_hashes)
             block = sequence.block_tables[0][index]
             if self._pool.register(block, (0, name), request.owner):
                 fresh.add(block)
+                if changes is not None:
+                    changes.stored(0, sequence, index, sequence.block_hashes)
 
     def has_promises(self, request: Request) -> bool:
         return request.request_id in self._promises.values()

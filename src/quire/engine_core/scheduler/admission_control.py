@@ -162,9 +162,10 @@ class AdmissionControl:
 
     def _has_token_to_come(self, request: Request) -> bool:
         """It goes on when it knows it: what gave way in this step, and what a step in flight was decided with."""
+        if not self._has_results_to_come or request.preempted_at == self._step:
+            return self._has_results_to_come
         rows = [sequence.row for sequence in request.sequences.values() if sequence.row >= 0]
-        is_in_flight = bool(self._rows.num_in_flight[rows].any())
-        return self._has_results_to_come and (is_in_flight or request.preempted_at == self._step)
+        return bool(self._rows.num_in_flight[rows].any())
 
     def _rank(self, request: Request) -> tuple[int, int]:
         return self._policy.key(request.priority, 0), request.arrival

@@ -434,7 +434,8 @@ class Scheduler:
 
     def _within_limits(self, rows: IntArray, num_tokens: IntArray) -> IntArray:
         for constraint in self._constraints:
-            num_tokens = constraint.most(self.rows, rows, num_tokens)
+            if constraint.limits(self.rows):
+                num_tokens = constraint.most(self.rows, rows, num_tokens)
         return num_tokens
 
     # ------------------------------------------------------------------------------------------ what can be seen
