@@ -228,7 +228,8 @@ def test_a_question_that_is_none_hurts_nobody(tmp_path):
 
 def test_an_address_that_is_taken_is_an_error():
     context = zmq.Context()
-    port = context.socket(zmq.PUB).bind_to_random_port("tcp://127.0.0.1")
+    other = context.socket(zmq.PUB)  # held: it gives its port back when nobody has it any more
+    port = other.bind_to_random_port("tcp://127.0.0.1")
     try:
         with pytest.raises(OptionError, match="cannot be listened on"):
             KVEventPublisher(KVEventsConfig(endpoint=f"tcp://127.0.0.1:{port}"))

@@ -12,6 +12,8 @@ scheduler, the KV cache manager and Sequence; never sent anywhere.
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,8 +34,8 @@ class Rows:
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
         self.num_known = np.zeros(num_rows, dtype=np.int64)
         self.num_total = np.zeros(num_rows, dtype=np.int64)
-        # steps with this row that were decided and whose results are not there yet
-        self.num_in_flight = np.zeros(num_rows, dtype=np.int64)
+        # by step that was decided and whose results are not there yet, earliest first: its rows
+        self._in_flight: deque[IntArray] = deque()
         self.priority = np.zeros(num_rows, dtype=np.int64)
         self.tenant = np.zeros(num_rows, dtype=np.int64)
         # number of the adapter, 0 for none
@@ -162,14 +164,18 @@ class Rows:
 
     def grant(self, rows: IntArray, num_tokens: IntArray) -> None:
         self.num_computed[rows] += num_tokens
-        self.num_in_flight[rows] += 1
+        self._in_flight.append(rows)
         if self.saved:
             for row in rows.tolist():
                 self.saved.pop(row, None)
 
-    def settle(self, rows: IntArray) -> None:
-        """The results of a step with these rows are there."""
-        self.num_in_flight[rows] -= 1
+    def settle(self) -> None:
+        """The results of the earliest step that was granted are there."""
+        self._in_flight.popleft()
+
+    def are_in_flight(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of these are in a step whose results are not there yet."""
+        return np.isin(rows, np.concatenate(self._in_flight)) if self._in_flight else np.zeros(len(rows), dtype=bool)
 
     def set_back(self, row: int, num_computed: int) -> None:
         """The core decides where the row goes on, whatever steps in flight compute of it."""

@@ -16,7 +16,7 @@ from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.transfers import Transfers
-from quire.messages import IntArray
+from quire.messages import IntArray, int_array
 from quire.observability.recorder import Counts
 
 # steps after which a request that waits for blocks looks again what it finds computed
@@ -164,8 +164,8 @@ class AdmissionControl:
         """It goes on when it knows it: what gave way in this step, and what a step in flight was decided with."""
         if not self._has_results_to_come or request.preempted_at == self._step:
             return self._has_results_to_come
-        rows = [sequence.row for sequence in request.sequences.values() if sequence.row >= 0]
-        return bool(self._rows.num_in_flight[rows].any())
+        rows = int_array([sequence.row for sequence in request.sequences.values()])
+        return bool(self._rows.are_in_flight(rows).any())
 
     def _rank(self, request: Request) -> tuple[int, int]:
         return self._policy.key(request.priority, 0), request.arrival

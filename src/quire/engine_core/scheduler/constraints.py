@@ -92,7 +92,7 @@ class OneStepAtATime(Constraint):
     num_steps: int
 
     def most(self, rows: Rows, row: IntArray, num_tokens: IntArray) -> IntArray:
-        num_tokens = np.where(rows.num_in_flight[row] > 0, 0, num_tokens)
+        num_tokens = np.where(rows.are_in_flight(row), 0, num_tokens)
         num_rows = int((rows.sequence_id >= 0).sum())
         share = -(-num_rows // self.num_steps)
         is_behind_share = np.cumsum(num_tokens > 0) > share

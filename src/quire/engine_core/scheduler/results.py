@@ -70,7 +70,7 @@ class Results:
     def _settle(self, output: StepOutput) -> EngineOutputs:
         decided = self.in_flight.popleft()
         self.in_flight.settled_at = decided.num_changes
-        self._rows.settle(decided.rows)
+        self._rows.settle()
         if output.counts:
             self.counts.update(output.counts)
         self._manager.step_settled()
