@@ -145,6 +145,19 @@ def test_a_folder_of_others_is_not_trusted(checkpoint, folder, caplog):
     assert "written by others" in caplog.text
 
 
+def test_a_program_waits_for_its_file_though_a_daemon_thread_has_loaded_the_model(checkpoint, folder, monkeypatch):
+    writers = []
+    monkeypatch.setattr(packed_store.PackedStore, "_save", lambda *_: writers.append(threading.current_thread()))
+    # as an engine in a thread does
+    loading = threading.Thread(target=load, args=(checkpoint,), daemon=True)
+    loading.start()
+    loading.join()
+    for thread in threading.enumerate():
+        if thread.name == "quire-keep-packed":
+            thread.join()
+    assert [thread.daemon for thread in writers] == [False]
+
+
 def test_pieces_begin_at_multiples_of_their_length(tmp_path):
     size = packed_store._WRITTEN_AT_ONCE
     content = bytearray()
