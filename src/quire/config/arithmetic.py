@@ -5,7 +5,7 @@ Pure functions of a model's config.json and of a machine's two rates. No torch; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.config.latent_shape import LatentShape
@@ -174,6 +174,47 @@ class ModelShape:
             recurrent=recurrent,
         )
 
+    def of_worker(self, tensor: int, pipeline: int) -> ModelShape:
+        """The part of a worker, where `tensor` workers share each layer and the layers are divided over `pipeline`
+        stages; of the stage that has most of it."""
+        return self._of_stage(pipeline)._of_rank(tensor)
+
+    def _of_rank(self, num_ranks: int) -> ModelShape:
+        """Heads, inner features and the vocabulary are shared out. Whole everywhere: a head of keys that there are too
+        few of, latent vectors, routers, recurrent layers."""
+        if num_ranks == 1:
+            return self
+        experts, mixed = self.experts, self.mixed
+        return replace(
+            self,
+            num_heads=_part(self.num_heads, num_ranks),
+            num_kv_heads=_part(self.num_kv_heads, num_ranks),
+            intermediate_size=_part(self.intermediate_size, num_ranks),
+            vocab_size=_part(self.vocab_size, num_ranks),
+            experts=experts
+            and replace(
+                experts,
+                inner_size=_part(experts.inner_size, num_ranks),
+                shared_size=_part(experts.shared_size, num_ranks),
+            ),
+            mixed=mixed and mixed.of_rank(num_ranks),
+        )
+
+    def _of_stage(self, num_stages: int) -> ModelShape:
+        if num_stages == 1:
+            return self
+        num_layers = _part(self.num_layers, num_stages)
+        experts, recurrent = self.experts, self.recurrent
+        return replace(
+            self,
+            num_layers=num_layers,
+            num_windowed_layers=self.num_windowed_layers // num_stages,
+            experts=experts and replace(experts, num_layers=min(experts.num_layers, num_layers)),
+            recurrent=recurrent and replace(recurrent, num_layers=recurrent.num_layers // num_stages),
+            # the first stage has the embedding, the last one the head
+            has_tied_embeddings=True,
+        )
+
     @property
     def num_attention_layers(self) -> int:
         return self.num_layers - (0 if self.recurrent is None else self.recurrent.num_layers)
@@ -275,6 +316,11 @@ class ModelShape:
     def state_bytes(self) -> int:
         """Of a sequence, whatever its length: what recurrent layers keep, without what the cache adds to it."""
         return 0 if self.recurrent is None else sum(self.recurrent.state_bytes)
+
+
+def _part(number: int, num_parts: int) -> int:
+    """The largest of equal parts."""
+    return -(-number // num_parts)
 
 
 @dataclass(frozen=True)

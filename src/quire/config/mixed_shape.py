@@ -6,7 +6,7 @@ Read by `quire plan` and by the model itself, so that both mean the same layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import ModelError
@@ -84,6 +84,18 @@ class MixedShape:
             * min(layer.window or num_tokens, num_tokens)
             for layer in self.layers
         )
+
+    def of_rank(self, num_ranks: int) -> MixedShape:
+        """The part of one of these that share each layer."""
+        layers = tuple(
+            replace(
+                layer,
+                num_kv_heads=-(-layer.num_kv_heads // num_ranks),
+                intermediate_size=-(-layer.intermediate_size // num_ranks),
+            )
+            for layer in self.layers
+        )
+        return replace(self, layers=layers, num_heads=-(-self.num_heads // num_ranks))
 
     @property
     def query_width(self) -> int:

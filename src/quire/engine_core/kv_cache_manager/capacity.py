@@ -107,9 +107,13 @@ def _num_blocks(measured: WorkerCapacity, options: CacheOptions, block_bytes: in
     need = per_request * options.max_num_seqs * block_bytes
     if not options.is_cpu:
         return min(need, free) // block_bytes, _because(need <= free, measured.explanation)
-    # A CPU's memory belongs to others too: half of what is free, and no more than the cap unless one request needs it.
-    limit = min(int(free * _SHARE_OF_FREE_MEMORY), max(_DEFAULT_CPU_CAP, per_request * block_bytes))
+    limit = bytes_on_cpu(free, per_request * block_bytes)
     return min(need, limit) // block_bytes, _because(need <= limit, measured.explanation)
+
+
+def bytes_on_cpu(free_bytes: int, request_bytes: int) -> int:
+    """Its memory belongs to others too: half of what is free, and no more than the cap unless one request needs it."""
+    return min(int(free_bytes * _SHARE_OF_FREE_MEMORY), max(_DEFAULT_CPU_CAP, request_bytes))
 
 
 def _what_they_hold(groups: list[KVGroup], options: CacheOptions, num_blocks: int) -> str:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from quire.config import EMBEDDED, EngineOptions, ModelFacts, parse_bytes
 from quire.config.arithmetic import FLOAT_BYTES, SCALE_BYTES, Machine, ModelShape
+from quire.config.device_sheets import DEVICE_SHEETS, device_sheet
+from quire.config.memory_budget import LargestStep, MemoryBudget
 from quire.config.model_source import locate
 from quire.config.quantization import SCHEMES
 from quire.config.weight_sizes import expert_bytes, looked_up_bytes, weight_bytes
+from quire.engine_core.kv_cache_manager.capacity import bytes_on_cpu
 from quire.errors import OptionError
 from quire.messages import LayerSpec
 from quire.state_layout import STATE_HEADER_BYTES, state_layout
 
 _STATE_ALIGNMENT = 16
 _GIB = 2**30
+# of a CPU, unless something else is said
+_CPU_BANDWIDTH = 35.0
+_CPU_TFLOPS = 0.4
+# of a device on which nothing else runs; Table 3.1 comes out with it
+_MOST_OF_A_DEVICE = 0.94
+_ENGINE_OPTIONS: tuple[tuple[str, int | float, str], ...] = (
+    ("tensor_parallel_size", 1, "workers that share each layer"),
+    ("pipeline_parallel_size", 1, "stages that the layers are divided over"),
+    ("gpu_memory_utilization", EngineOptions.gpu_memory_utilization, "share of the memory that the engine may use"),
+    ("max_num_batched_tokens", EngineOptions.max_num_batched_tokens, "tokens of the largest step"),
+    ("max_num_seqs", EngineOptions.max_num_seqs, "sequences that sample in one step"),
+)
 # exit status, for scripts
 DOES_NOT_FIT = 1
 
@@ -35,24 +50,87 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "bfloat16", "float16", "int8", "fp8"),
         help="type of the cache (default: that of the weights)",
     )
-    parser.add_argument("--memory", default="16GiB", help="memory for weights and KV cache (default: 16GiB)")
+    parser.add_argument("--device", help=f"memory and rates of its data sheet: {', '.join(DEVICE_SHEETS)}")
+    parser.add_argument(
+        "--memory", help="memory that all workers may use together, instead of a device's (default: 16GiB)"
+    )
     parser.add_argument("--context", type=int, default=0, help="tokens a request (default: the model's own length)")
-    parser.add_argument("--bandwidth", type=float, default=35.0, help="memory bandwidth in GB/s (default: 35)")
-    parser.add_argument("--tflops", type=float, default=0.4, help="matrix rate in TFLOP/s (default: 0.4)")
+    parser.add_argument("--bandwidth", type=float, help="memory bandwidth of a worker in GB/s (default: 35)")
+    parser.add_argument("--tflops", type=float, help="matrix rate of a worker in TFLOP/s (default: 0.4)")
+    for name, default, what in _ENGINE_OPTIONS:
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(default), default=default, help=f"{what} (default: {default:g})")
 
 
 def run(arguments: argparse.Namespace) -> int:
     facts = ModelFacts.read(locate(arguments.model))
-    if arguments.bandwidth <= 0 or arguments.tflops <= 0 or arguments.context < 0:
-        raise OptionError("bandwidth and tflops must be above 0, and context at least 0.")
-    machine = Machine(arguments.tflops * 1e12, arguments.bandwidth * 1e9)
-    memory = parse_bytes(arguments.memory, "memory")
+    deployment = Deployment.of(arguments)
     context = arguments.context or facts.max_model_len or 2048
     shape = ModelShape.of(facts.hf_config)
+    if shape.mixed is not None and deployment.num_stages > 1:
+        raise OptionError("pipeline_parallel_size: the layers of this model depend on each other. Leave it out.")
     weights = Weights.of(facts, shape, arguments.dtype, arguments.quantization)
     kv_dtype = arguments.kv_cache_dtype or arguments.dtype
-    print("\n".join(report(shape, weights, kv_dtype, machine, memory, context)))
-    return 0 if memory > weights.num_bytes else DOES_NOT_FIT
+    part = shape.of_worker(deployment.num_ranks, deployment.num_stages)
+    budget = MemoryBudget(
+        total=deployment.memory_of_worker,
+        utilization=deployment.utilization,
+        runtime=deployment.runtime_bytes,
+        # whatever form they are in, they are shared out as their numbers are
+        weights=weights.num_bytes * part.num_parameters // shape.num_parameters,
+        largest_step=deployment.step.num_bytes(part, arguments.dtype),
+    )
+    print("\n".join(report(shape, weights, kv_dtype, deployment, budget, context)))
+    return 0 if budget.left > 0 else DOES_NOT_FIT
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What the model runs on, and the engine's options that bear on it."""
+
+    memory_of_worker: int
+    runtime_bytes: int
+    machine: Machine
+    utilization: float
+    num_ranks: int
+    num_stages: int
+    step: LargestStep
+    device: str | None = None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Deployment:
+        for name, default, _ in _ENGINE_OPTIONS:
+            if getattr(arguments, name) < 1 and isinstance(default, int):
+                raise OptionError(f"{name}={getattr(arguments, name)}: must be at least 1.")
+        if not 0 < arguments.gpu_memory_utilization <= 1:
+            raise OptionError(
+                f"gpu_memory_utilization={arguments.gpu_memory_utilization:g}: must be above 0, at most 1."
+            )
+        sheet = device_sheet(arguments.device) if arguments.device else None
+        bandwidth, tflops = arguments.bandwidth, arguments.tflops
+        if sheet is not None:
+            bandwidth = bandwidth or sheet.bytes_per_second / 1e9
+            tflops = tflops or sheet.flops / 1e12
+        bandwidth = _CPU_BANDWIDTH if bandwidth is None else bandwidth
+        tflops = _CPU_TFLOPS if tflops is None else tflops
+        if bandwidth <= 0 or tflops <= 0 or arguments.context < 0:
+            raise OptionError("bandwidth and tflops must be above 0, and context at least 0.")
+        num_ranks, num_stages = arguments.tensor_parallel_size, arguments.pipeline_parallel_size
+        given = parse_bytes(arguments.memory or "16GiB", "memory") // (num_ranks * num_stages)
+        return cls(
+            memory_of_worker=given if sheet is None or arguments.memory else sheet.memory_bytes,
+            runtime_bytes=sheet.runtime_bytes if sheet is not None else 0,
+            machine=Machine(tflops * 1e12, bandwidth * 1e9),
+            utilization=arguments.gpu_memory_utilization,
+            num_ranks=num_ranks,
+            num_stages=num_stages,
+            step=LargestStep(arguments.max_num_batched_tokens, arguments.max_num_seqs),
+            device=sheet.name if sheet is not None else None,
+        )
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_ranks * self.num_stages
 
 
 def _size(num_bytes: int) -> str:
@@ -147,31 +225,94 @@ def _rounded_up(num_bytes: int) -> int:
 
 
 def report(
-    shape: ModelShape, weights: Weights, kv_dtype: str, machine: Machine, memory: int, context: int
+    shape: ModelShape, weights: Weights, kv_dtype: str, deployment: Deployment, budget: MemoryBudget, context: int
 ) -> list[str]:
     """The plan as lines; every figure is a formula of chapter 2."""
-    per_token, per_request = shape.kv_bytes_per_token(kv_dtype), shape.kv_bytes(context, kv_dtype)
-    state = KeptState.of(shape, kv_dtype)
-    left = memory - weights.num_bytes
+    part = shape.of_worker(deployment.num_ranks, deployment.num_stages)
+    kept = Kept(part.kv_bytes_per_token(kv_dtype), part.kv_bytes(context, kv_dtype), KeptState.of(part, kv_dtype))
     lines = [
         *_lines_of_weights(shape, weights),
-        f"KV cache            {per_token:,} bytes a token as {kv_dtype}; "
-        f"{per_request / _GIB:.3f} GiB for {context:,} tokens",
-        *state.lines(),
+        f"KV cache            {shape.kv_bytes_per_token(kv_dtype):,} bytes a token as {kv_dtype}; "
+        f"{shape.kv_bytes(context, kv_dtype) / _GIB:.3f} GiB for {context:,} tokens",
+        *_lines_of_workers(deployment, kept),
+        *kept.state.lines(),
+        *_lines_of_budget(deployment, budget),
     ]
-    if left <= 0:
-        return [*lines, f"does not fit        {memory / _GIB:.2f} GiB is less than the weights alone need"]
-    floor = machine.weight_floor_seconds(weights.bytes_of_a_token)
-    # a state is read and written in each step
-    cache_seconds = machine.kv_read_seconds(per_request + 2 * shape.state_bytes)
-    # a step of many tokens reads all experts, and multiplies each token with those that it asks
-    bound = machine.compute_bound_batch(weights.num_bytes / shape.num_active_parameters)
-    num_tokens = f"{max(0, left - state.num_bytes) // per_token:,} tokens" if per_token else "any number of tokens"
+    if budget.left <= 0:
+        return [*lines, f"does not fit        {_size(-budget.left)} a worker are missing before there is a KV cache"]
     return [
         *lines,
-        f"fits                {num_tokens} beside the weights in {memory / _GIB:.2f} GiB, "
-        f"which is {left / (per_request + state.num_bytes):.1f} requests of {context:,}",
+        *_lines_of_room(deployment, budget, kept, context),
+        *_lines_of_time(shape, weights, deployment, kept),
+    ]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a worker keeps, in bytes: of a token, of a whole request, and whatever its length is."""
+
+    per_token: int
+    per_request: int
+    state: KeptState
+
+    def num_tokens(self, num_bytes: int) -> int | None:
+        """In whole blocks, beside one state; None: their number is no matter."""
+        if not self.per_token:
+            return None
+        block_size = EngineOptions.block_size
+        return max(0, num_bytes - self.state.num_bytes) // (self.per_token * block_size) * block_size
+
+
+def _lines_of_workers(deployment: Deployment, kept: Kept) -> list[str]:
+    if deployment.num_workers == 1:
+        return []
+    shape = f"{deployment.num_ranks} share each layer, {deployment.num_stages} stages"
+    return [f"workers             {deployment.num_workers} ({shape}), {kept.per_token:,} bytes a token on each"]
+
+
+def _lines_of_budget(deployment: Deployment, budget: MemoryBudget) -> list[str]:
+    """What the engine leaves out of the memory, and which options say so."""
+    a_worker = " a worker" if deployment.num_workers > 1 else ""
+    runtime = f"{_size(budget.runtime)} for the device's runtime, " if budget.runtime else ""
+    step = deployment.step
+    return [
+        f"memory              {_size(budget.total)}{a_worker} x {budget.utilization:g} (gpu_memory_utilization)",
+        f"taken               {runtime}{_size(budget.weights)} for weights, {_size(budget.largest_step)} for the "
+        f"largest step ({step.num_tokens:,} tokens, {step.num_rows:,} sampling)",
+    ]
+
+
+def _lines_of_room(deployment: Deployment, budget: MemoryBudget, kept: Kept, context: int) -> list[str]:
+    num_requests = budget.left / (kept.per_request + kept.state.num_bytes)
+    lines = [
+        f"fits                {_tokens(kept.num_tokens(budget.left))}, "
+        f"which is {num_requests:.1f} requests of {context:,}; {_size(budget.left * deployment.num_workers)} in all"
+    ]
+    if deployment.device is None:
+        on_cpu = bytes_on_cpu(budget.left, kept.per_request)
+        room = _tokens(kept.num_tokens(on_cpu))
+        return [*lines, f"on a CPU            {room} unless kv_cache_memory_bytes says more"]
+    most = replace(budget, utilization=_MOST_OF_A_DEVICE)
+    if most.utilization <= budget.utilization:
+        return lines
+    room = _tokens(kept.num_tokens(most.left))
+    return [*lines, f"at most             {room} with --gpu-memory-utilization {_MOST_OF_A_DEVICE:g}"]
+
+
+def _tokens(num_tokens: int | None) -> str:
+    return "any number of tokens" if num_tokens is None else f"{num_tokens:,} tokens"
+
+
+def _lines_of_time(shape: ModelShape, weights: Weights, deployment: Deployment, kept: Kept) -> list[str]:
+    machine = deployment.machine
+    # one stage computes after the other, those that share a layer at once
+    floor = machine.weight_floor_seconds(weights.bytes_of_a_token) / deployment.num_ranks
+    # a state is read and written in each step
+    num_bytes = deployment.num_stages * (kept.per_request + 2 * kept.state.num_bytes)
+    # a step of many tokens reads all experts, and multiplies each token with those that it asks
+    bound = machine.compute_bound_batch(weights.num_bytes / shape.num_active_parameters)
+    return [
         f"one step            at least {floor * 1e3:.2f} ms to read the weights: {1 / floor:.1f} tokens/s alone",
-        f"reading the cache   {cache_seconds * 1e3:.2f} ms a step for {context:,} tokens",
+        f"reading the cache   {machine.kv_read_seconds(num_bytes) * 1e3:.2f} ms a step for a whole request",
         f"arithmetic bound    from {bound:.0f} tokens a step on ({machine.ridge:.0f} operations a byte)",
     ]
