@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from quire.errors import ModelError
 from quire.worker.checkpoints import Checkpoint
-from quire.worker.layers.embedding import LMHead, VocabEmbedding
+from quire.worker.layers.embedding import Embedding, LMHead
 from quire.worker.layers.linear import ReplicatedLinear
 from quire.worker.layers.parameter import (
     Part,
@@ -110,7 +110,7 @@ class _Holders:
             return None
         kinds: tuple[tuple[type[nn.Module], Role], ...] = (
             (LMHead, "head"),
-            (VocabEmbedding, "embedding"),
+            (Embedding, "embedding"),
             (ReplicatedLinear, "linear"),
         )
         return next((role for kind, role in kinds if isinstance(modules[0], kind)), None)

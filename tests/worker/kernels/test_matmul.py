@@ -154,6 +154,15 @@ def test_ids_are_checked(product_kernels, dtype):
             product_kernels.packed_rows(packed, torch.tensor([0, wrong], dtype=dtype), torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_that_are_elsewhere_are_zeros(product_kernels, dtype):
+    table = torch.randn(40, 8)
+    packed, ids = product_kernels.pack_weight(table), torch.tensor([99, 100, 139, 140, 0], dtype=dtype)
+    expected = torch.stack([torch.zeros(8), table[0], table[39], torch.zeros(8), torch.zeros(8)])
+    assert torch.equal(product_kernels.packed_rows(packed, ids, torch.float32, 8, 100), expected)
+    assert torch.equal(product_kernels.look_up(table, ids, 100), expected)
+
+
 def test_what_is_no_packed_weight_is_refused(product_kernels):
     packed, x = product_kernels.pack_weight(torch.randn(40, 8)), torch.ones(1, 8)
     damaged = packed.clone()

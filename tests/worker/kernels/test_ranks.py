@@ -10,7 +10,7 @@ import torch
 from quire.engine_core.executor.shared_memory import SharedMeeting
 from quire.testing.linear_contracts import DTYPES, REFERENCE, QuantizedCase, inputs
 from quire.worker import kernels
-from quire.worker.kernels import reference
+from quire.worker.kernels import cpu, reference
 from quire.worker.kernels.reference.sums import tree_sum
 
 ROWS, INPUTS = 70, 1024
@@ -97,6 +97,29 @@ def test_slices_that_do_not_fit_are_refused(product_kernels, num_slices):
         )
 
 
+def run_ranks(program, size, home):
+    """The program in a process for each rank, each of which says that it is done."""
+    # places of a few thousand numbers
+    num_bytes = 8192 + 2 * size * 12_288
+    meeting = SharedMeeting(num_bytes)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(size), str(meeting.descriptor), str(num_bytes), home],
+            pass_fds=(meeting.descriptor,),
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]
+    try:
+        assert [child.communicate(timeout=120)[0] for child in children] == ["done\n"] * size
+    finally:
+        for child in children:
+            child.kill()
+        meeting.close_descriptor()
+
+
 SUMS = """
 import sys
 import torch
@@ -121,27 +144,42 @@ print("done")
 """
 
 
+GATHERED = """
+import sys
+import torch
+from quire.engine_core.executor.shared_memory import SharedMeeting
+from quire.worker import kernels
+from quire.worker.kernels import reference
+
+rank, size, descriptor, num_bytes, home = *map(int, sys.argv[1:5]), sys.argv[5]
+memory = torch.frombuffer(SharedMeeting(num_bytes, descriptor).memory, dtype=torch.uint8)
+all_gather = reference.all_gather if home == "reference" else kernels.all_gather
+# odd numbers of columns, none for some ranks, rows that a place has no room for
+for turn, total in enumerate([7, 1, 300, 3001, 40_001, 9000] * 4):
+    dtype = (torch.float32, torch.bfloat16)[turn % 2]
+    whole = torch.randn(1 + turn % 5, total, generator=torch.Generator().manual_seed(turn)).to(dtype)
+    own = whole[:, total * rank // size : total * (rank + 1) // size].contiguous()
+    assert torch.equal(all_gather(own, memory, rank, size, total), whole), (turn, total)
+print("done")
+"""
+
+
 @pytest.mark.parametrize(("size", "home"), [(2, "kernels"), (3, "kernels"), (2, "reference")])
 def test_ranks_in_processes_have_the_sum_of_all(size, home):
-    # places of a few thousand numbers
-    num_bytes = 8192 + 2 * size * 12_288
-    meeting = SharedMeeting(num_bytes)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", SUMS, str(rank), str(size), str(meeting.descriptor), str(num_bytes), home],
-            pass_fds=(meeting.descriptor,),
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]
-    try:
-        assert [child.communicate(timeout=120)[0] for child in children] == ["done\n"] * size
-    finally:
-        for child in children:
-            child.kill()
-        meeting.close_descriptor()
+    run_ranks(SUMS, size, home)
+
+
+@pytest.mark.parametrize(("size", "home"), [(2, "kernels"), (3, "kernels"), (2, "reference")])
+def test_ranks_in_processes_have_what_all_bring(size, home):
+    run_ranks(GATHERED, size, home)
+
+
+def test_a_rank_that_brings_other_columns_is_refused():
+    memory = torch.zeros(kernels.meeting_bytes(2), dtype=torch.uint8)
+    if not cpu.load():
+        pytest.skip("no kernels in C++ here")
+    with pytest.raises(RuntimeError, match="rank 0 of 2 brings 5 columns of 9"):
+        kernels.all_gather(torch.zeros(1, 5), memory, 0, 2, 9)
 
 
 def test_nobody_waits_any_more_once_it_is_aborted(product_kernels):

@@ -1,5 +1,7 @@
 """Each rank of a group holds its share; together they compute what one rank computes."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,6 +146,35 @@ def test_a_tied_head_hands_its_packed_weight_to_the_embedding(dtype):
     assert torch.equal(embedding(ids), rows)
     torch.testing.assert_close(head(hidden), logits)
     assert not [name for name, _ in head.named_modules() if name], "the embedding is no part of the head"
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_share_a_vocabulary_that_they_cannot_divide_evenly(size, is_packed):
+    weight, hidden = tensors((41, IN), (5, IN))
+    ids = torch.tensor([40, 0, 13, 14, 27, 28, 20])
+    rows, logits = [], []
+    for rank in range(size):
+
+        def gather(own, total):
+            logits.append(own)
+            return torch.cat(logits, dim=-1)
+
+        def reduce(part):
+            rows.append(part)
+            return sum(rows)
+
+        with tensor_parallel(TensorParallelGroup(rank, size, reduce, gather)):
+            embedding = VocabEmbedding(41, IN)
+            head = LMHead(41, IN, tied_to=embedding)
+        load_weight(embedding.weight, weight)
+        if is_packed:
+            head.pack_weights()
+        last_rows, last_logits = embedding(ids), head(hidden)
+    assert torch.equal(last_rows, weight[ids])
+    torch.testing.assert_close(last_logits, F.linear(hidden, weight))
+    with pytest.raises(ShapeMismatchError, match=re.escape("[42, 12] in the checkpoint")):
+        load_weight(VocabEmbedding(41, IN).weight, torch.zeros(42, IN))
 
 
 def test_a_packed_layer_can_be_compiled():

@@ -602,17 +602,18 @@ void store_row(const float* from, int64_t n, DType dtype, void* to) {
   }
 }
 
+// `first` as in look_up.
 class RowsStep final : public TokenStep {
  public:
-  RowsStep(const PackedView& weight, const Tensor& ids, const Tensor& out)
-      : weight_(weight), ids_(ids.const_data_ptr()), is_long_(ids.scalar_type() == ScalarType::Long),
+  RowsStep(const PackedView& weight, const Tensor& ids, std::optional<int64_t> first, const Tensor& out)
+      : weight_(weight), is_part_(first.has_value()), first_(first.value_or(0)), ids_(ids.const_data_ptr()), is_long_(ids.scalar_type() == ScalarType::Long),
         id_stride_(ids.stride(0)), out_(static_cast<char*>(out.mutable_data_ptr())), dtype_(dtype_of(out)),
         row_bytes_(weight.columns * static_cast<int64_t>(out.element_size())) {}
 
   int64_t work(const Extent& extent) const override { return 4 * extent.tokens * weight_.columns; }
 
   void check(const Extent& extent) const override {
-    for (int64_t t = 0; t < extent.tokens; ++t) {
+    for (int64_t t = 0; t < extent.tokens && !is_part_; ++t) {
       STD_TORCH_CHECK(id(t) >= 0 && id(t) < weight_.rows, "id ", id(t), " is beyond the ", weight_.rows,
                       " rows of the packed weight");
     }
@@ -621,18 +622,26 @@ class RowsStep final : public TokenStep {
   void run_tokens(int64_t begin, int64_t end) const override {
     float* row = static_cast<float*>(thread_scratch(weight_.columns * 4));
     for (int64_t t = begin; t < end; ++t) {
+      char* to = out_ + t * row_bytes_;
+      if (id(t) < 0 || id(t) >= weight_.rows) {
+        std::memset(to, 0, row_bytes_);
+        continue;
+      }
       unpack_row(weight_, id(t), row);
-      store_row(row, weight_.columns, dtype_, out_ + t * row_bytes_);
+      store_row(row, weight_.columns, dtype_, to);
     }
   }
 
  private:
   int64_t id(int64_t t) const {
-    return is_long_ ? static_cast<const int64_t*>(ids_)[t * id_stride_]
-                    : static_cast<const int32_t*>(ids_)[t * id_stride_];
+    const int64_t whole = is_long_ ? static_cast<const int64_t*>(ids_)[t * id_stride_]
+                                   : static_cast<const int32_t*>(ids_)[t * id_stride_];
+    return whole - first_;
   }
 
   PackedView weight_;
+  bool is_part_;
+  int64_t first_;
   const void* ids_;
   bool is_long_;
   int64_t id_stride_;
@@ -641,14 +650,15 @@ class RowsStep final : public TokenStep {
   int64_t row_bytes_;
 };
 
-Tensor packed_rows_op(const Tensor& packed, const Tensor& ids, ScalarType dtype, int64_t num_columns) {
+Tensor packed_rows_op(const Tensor& packed, const Tensor& ids, ScalarType dtype, int64_t num_columns,
+                      std::optional<int64_t> first) {
   const PackedView view = view_of(packed);
   STD_TORCH_CHECK(ids.is_cpu() && ids.dim() == 1 &&
                       (ids.scalar_type() == ScalarType::Long || ids.scalar_type() == ScalarType::Int),
                   "ids must be a vector of int32 or int64 on the CPU");
   STD_TORCH_CHECK(num_columns == view.columns, "the weight has ", view.columns, " columns, not ", num_columns);
   Tensor out = empty({ids.size(0), view.columns}, dtype);
-  perform(std::make_unique<RowsStep>(view, ids, out), {ids.size(0), 0});
+  perform(std::make_unique<RowsStep>(view, ids, first, out), {ids.size(0), 0});
   return out;
 }
 

@@ -1,12 +1,13 @@
-// Sums over the ranks of a machine, by memory that they share.
+// Sums over the ranks of a machine, and what they bring side by side, by memory that they share.
 //
 //   [aborted]  [arrived, sleepers] x 64        a cache line each
 //   [rank 0][rank 1]...  [rank 0][rank 1]...   places for what each rank brings, twice
 //
 // A rank writes what it brings to its place, says that it has arrived, and waits until all have. A place is written again
-// two sums later: whoever does so has seen that all ranks arrived at the sum between, so nobody reads it any more. Every
+// two turns later: whoever does so has seen that all ranks arrived at the turn between, so nobody reads it any more. Every
 // rank adds the same numbers in the same order.
 
+#include <algorithm>
 #include <cstring>
 
 #include "meeting.h"
@@ -25,9 +26,11 @@ class Meeting {
   int size() const { return size_; }
   int64_t capacity() const { return capacity_; }
   uint32_t own_count() const { return arrival(rank_).count.load(std::memory_order_relaxed); }
+  int rank() const { return rank_; }
   float* own_place(uint32_t count) const { return place(count, rank_); }
-  float* place(uint32_t count, int rank) const {
-    return reinterpret_cast<float*>(memory_ + HEAD_BYTES + ((count & 1) * size_ + rank) * capacity_);
+  float* place(uint32_t count, int rank) const { return reinterpret_cast<float*>(bytes(count, rank)); }
+  char* bytes(uint32_t count, int rank) const {
+    return memory_ + HEAD_BYTES + ((count & 1) * size_ + rank) * capacity_;
   }
 
   void arrive(uint32_t count) const { arrival(rank_).arrive(count); }
@@ -134,15 +137,86 @@ class AllReduceStep final : public Step {
   std::vector<float> bias_;
 };
 
+// Columns of all ranks side by side: rank r brings those from total * r / size to total * (r + 1) / size. What has no room
+// in a place goes in pieces of some rows, or of some columns of one row.
+class AllGatherStep final : public Step {
+ public:
+  AllGatherStep(const Meeting& meeting, const Tensor& x, const Tensor& out, int64_t total)
+      : meeting_(meeting), x_(static_cast<const char*>(x.const_data_ptr())),
+        out_(static_cast<char*>(out.mutable_data_ptr())), row_bytes_(total * static_cast<int64_t>(out.element_size())) {
+    for (int64_t rank = 0; rank <= meeting.size(); ++rank) {
+      begins_.push_back(total * rank / meeting.size() * static_cast<int64_t>(out.element_size()));
+      if (rank > 0) widest_ = std::max(widest_, begins_[rank] - begins_[rank - 1]);
+    }
+  }
+
+  int64_t work(const Extent& extent) const override { return extent.tokens * row_bytes_; }
+
+  void run(const Extent& extent, Crew& crew) const override {
+    if (widest_ == 0) return;
+    const int64_t columns = min64(widest_, meeting_.capacity()), rows = meeting_.capacity() / columns;
+    uint32_t turn = meeting_.own_count();
+    for (int64_t row = 0; row < extent.tokens; row += rows) {
+      const int64_t last = min64(row + rows, extent.tokens);
+      for (int64_t column = 0; column < widest_; column += columns, ++turn) {
+        const Piece piece{row, last, column, column + columns, columns};
+        const int own = meeting_.rank();
+        each_row(piece, own, crew, [&](int64_t t, int64_t from, int64_t n) {
+          std::memcpy(meeting_.bytes(turn, own) + (t - row) * columns + from - column, x_ + t * width(own) + from, n);
+        });
+        crew.barrier();
+        if (crew.rank == 0) meeting_.arrive(turn + 1);
+        meeting_.wait_for_all(turn + 1);
+        for (int rank = 0; rank < meeting_.size(); ++rank) {
+          each_row(piece, rank, crew, [&](int64_t t, int64_t from, int64_t n) {
+            std::memcpy(out_ + t * row_bytes_ + begins_[rank] + from,
+                        meeting_.bytes(turn, rank) + (t - row) * columns + from - column, n);
+          });
+        }
+      }
+    }
+    crew.barrier();
+  }
+
+ private:
+  // Rows [row, last) of bytes [column, end) of each rank's columns.
+  struct Piece {
+    int64_t row, last, column, end, columns;
+  };
+
+  int64_t width(int rank) const { return begins_[rank + 1] - begins_[rank]; }
+
+  // f(row, first byte of the rank's columns, number of bytes), for the columns of the piece that this member copies.
+  template <class F> void each_row(const Piece& piece, int rank, const Crew& crew, F f) const {
+    const int64_t n = min64(piece.end, width(rank)) - piece.column;
+    if (n <= 0) return;
+    const auto cut = [&](int64_t member) { return member == crew.size ? n : n * member / crew.size / LINE * LINE; };
+    const int64_t first = cut(crew.rank), last = cut(crew.rank + 1);
+    if (first == last) return;
+    for (int64_t t = piece.row; t < piece.last; ++t) f(t, piece.column + first, last - first);
+  }
+
+  Meeting meeting_;
+  const char* x_;
+  char* out_;
+  int64_t row_bytes_, widest_ = 0;
+  std::vector<int64_t> begins_;
+};
+
+Meeting meeting_of(const Tensor& memory, int64_t rank, int64_t size) {
+  STD_TORCH_CHECK(0 <= rank && rank < size && size <= MOST_RANKS, "rank ", rank, " of ", size, ": must be one of up to ",
+                  MOST_RANKS);
+  STD_TORCH_CHECK(memory.is_cpu() && memory.dim() == 1 && memory.is_contiguous() &&
+                      memory.scalar_type() == ScalarType::Byte && memory.size(0) >= HEAD_BYTES + 2 * size * LINE,
+                  "the meeting must be a vector of bytes that all ranks share, with a place for each");
+  return Meeting(static_cast<char*>(memory.mutable_data_ptr()), memory.size(0), static_cast<int>(rank),
+                 static_cast<int>(size));
+}
+
 Tensor all_reduce_op(const Tensor& x, std::optional<Tensor> bias, const Tensor& meeting, int64_t rank, int64_t size,
                      ScalarType dtype) {
   STD_TORCH_CHECK(x.is_cpu() && x.dim() >= 1 && x.is_contiguous(), "x must be contiguous on the CPU");
-  STD_TORCH_CHECK(0 <= rank && rank < size && size <= MOST_RANKS, "rank ", rank, " of ", size, ": must be one of up to ",
-                  MOST_RANKS);
-  STD_TORCH_CHECK(meeting.is_cpu() && meeting.dim() == 1 && meeting.is_contiguous() &&
-                      meeting.scalar_type() == ScalarType::Byte &&
-                      meeting.size(0) >= HEAD_BYTES + 2 * size * LINE,
-                  "the meeting must be a vector of bytes that all ranks share, with a place for each");
+  const Meeting place = meeting_of(meeting, rank, size);
   STD_TORCH_CHECK(!bias.has_value() || (bias->is_cpu() && bias->dim() == 1 && bias->is_contiguous() &&
                                         bias->size(0) == x.size(x.dim() - 1)),
                   "bias must be a contiguous vector on the CPU, a value for each column of x");
@@ -150,9 +224,17 @@ Tensor all_reduce_op(const Tensor& x, std::optional<Tensor> bias, const Tensor& 
   const int64_t tokens = x.dim() == 1 ? 1 : x.size(0);
   const int64_t elements = x.numel();
   if (elements == 0 && !is_recording()) return out;
-  const Meeting place(static_cast<char*>(meeting.mutable_data_ptr()), meeting.size(0), static_cast<int>(rank),
-                      static_cast<int>(size));
   perform(std::make_unique<AllReduceStep>(place, x, bias, out, tokens > 0 ? elements / tokens : 0), {tokens, 0});
+  return out;
+}
+
+Tensor all_gather_op(const Tensor& x, const Tensor& meeting, int64_t rank, int64_t size, int64_t total) {
+  STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous(), "x must be contiguous rows on the CPU");
+  const Meeting place = meeting_of(meeting, rank, size);
+  STD_TORCH_CHECK(x.size(1) == total * (rank + 1) / size - total * rank / size, "rank ", rank, " of ", size, " brings ",
+                  x.size(1), " columns of ", total);
+  Tensor out = empty({x.size(0), total}, x);
+  perform(std::make_unique<AllGatherStep>(place, x, out, total), {x.size(0), 0});
   return out;
 }
 
@@ -161,6 +243,7 @@ Tensor all_reduce_op(const Tensor& x, std::optional<Tensor> bias, const Tensor& 
 STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   if (kernels() == nullptr) return;  // a processor without AVX2 keeps the reference
   library.impl("all_reduce", TORCH_BOX(&all_reduce_op));
+  library.impl("all_gather", TORCH_BOX(&all_gather_op));
 }
 
 }  // namespace quire

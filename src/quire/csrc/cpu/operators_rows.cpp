@@ -286,11 +286,14 @@ Tensor join_op(const std::vector<Tensor>& tensors) {
   return out;
 }
 
-// Rows of a table by their numbers: embeddings.
+// Rows of a table by their numbers: embeddings. Where the table is a part of one, which begins with row `first`, rows that
+// are elsewhere come as zeros.
 class LookUpStep final : public TokenStep {
  public:
-  LookUpStep(const Tensor& ids, const Tensor& table, const Tensor& out)
+  LookUpStep(const Tensor& ids, const Tensor& table, std::optional<int64_t> first, const Tensor& out)
       : ids_(ids, "ids"),
+        is_part_(first.has_value()),
+        first_(first.value_or(0)),
         num_rows_(table.size(0)),
         row_bytes_(table.size(1) * static_cast<int64_t>(table.element_size())),
         stride_bytes_(table.stride(0) * static_cast<int64_t>(table.element_size())),
@@ -300,7 +303,7 @@ class LookUpStep final : public TokenStep {
   int64_t work(const Extent& extent) const override { return extent.tokens * row_bytes_; }
 
   void check(const Extent& extent) const override {
-    for (int64_t t = 0; t < extent.tokens; ++t) {
+    for (int64_t t = 0; t < extent.tokens && !is_part_; ++t) {
       STD_TORCH_CHECK(ids_.data()[t] >= 0 && ids_.data()[t] < num_rows_, "id ", ids_.data()[t],
                       " is beyond the table of ", num_rows_);
     }
@@ -308,21 +311,25 @@ class LookUpStep final : public TokenStep {
 
   void run_tokens(int64_t begin, int64_t end) const override {
     for (int64_t t = begin; t < end; ++t) {
-      std::memcpy(out_ + t * row_bytes_, table_ + ids_.data()[t] * stride_bytes_, row_bytes_);
+      const int64_t row = ids_.data()[t] - first_;
+      char* to = out_ + t * row_bytes_;
+      if (row < 0 || row >= num_rows_) std::memset(to, 0, row_bytes_);
+      else std::memcpy(to, table_ + row * stride_bytes_, row_bytes_);
     }
   }
 
  private:
   Integers ids_;
-  int64_t num_rows_, row_bytes_, stride_bytes_;
+  bool is_part_;
+  int64_t first_, num_rows_, row_bytes_, stride_bytes_;
   const char* table_;
   char* out_;
 };
 
-Tensor look_up_op(const Tensor& table, const Tensor& ids) {
+Tensor look_up_op(const Tensor& table, const Tensor& ids, std::optional<int64_t> first) {
   check_rows(table, 2, "table");
   Tensor out = empty({ids.size(0), table.size(1)}, table);
-  perform(std::make_unique<LookUpStep>(ids, table, out), {ids.size(0), 0});
+  perform(std::make_unique<LookUpStep>(ids, table, first, out), {ids.size(0), 0});
   return out;
 }
 

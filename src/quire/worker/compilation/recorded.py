@@ -109,7 +109,7 @@ def _join(tensors: list[Tensor], dim: int = 0) -> Tensor:
 
 
 def _embedding(weight: Tensor, ids: Tensor, *_: Any, **__: Any) -> Tensor:
-    return operators.look_up(weight, ids)
+    return operators.look_up(weight, ids, None)
 
 
 def _new_empty(like: Tensor, size: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:

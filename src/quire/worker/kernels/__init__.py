@@ -42,7 +42,7 @@ from quire.worker.kernels.linear import (
     sliced_linear,
     unpack_weight,
 )
-from quire.worker.kernels.ranks import all_reduce, link_bytes, meeting_bytes, receive, send
+from quire.worker.kernels.ranks import all_gather, all_reduce, link_bytes, meeting_bytes, receive, send
 from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
 from quire.worker.kernels.sampling import (
     apply_bitmask,
@@ -59,6 +59,7 @@ __all__ = [
     "add",
     "add_adapters",
     "add_rms_norm",
+    "all_gather",
     "all_reduce",
     "apply_bitmask",
     "best_tokens",

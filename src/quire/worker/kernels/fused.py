@@ -64,9 +64,10 @@ def scale(x: Tensor, factor: float, is_division: bool = False) -> Tensor:
     return operators.scale(x, factor, is_division)
 
 
-def look_up(table: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows of a table by their numbers."""
-    return operators.look_up(table, ids_T)
+def look_up(table: Tensor, ids_T: Tensor, first: int | None = None) -> Tensor:
+    """Rows of a table by their numbers. `first`: that of the table's first row among more rows, of which those that are
+    elsewhere come as zeros."""
+    return operators.look_up(table, ids_T, first)
 
 
 def multiply(x: Tensor, y: Tensor) -> Tensor:

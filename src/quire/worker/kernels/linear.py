@@ -56,8 +56,10 @@ def sliced_linear(
     return operators.sliced_linear(x, packed, bias, num_rows, num_slices, dtype)
 
 
-def packed_rows(packed: Tensor, ids_T: Tensor, dtype: torch.dtype, num_columns: int | None = None) -> Tensor:
-    """Rows of the weight [T, K], dequantised: what an embedding tied to a packed head reads."""
+def packed_rows(
+    packed: Tensor, ids_T: Tensor, dtype: torch.dtype, num_columns: int | None = None, first: int | None = None
+) -> Tensor:
+    """Rows of the weight [T, K], dequantised: what an embedding tied to a packed head reads. `first`: see `look_up`."""
     if num_columns is None:
         num_columns = read_header(packed).num_columns
-    return operators.packed_rows(packed, ids_T, dtype, num_columns)
+    return operators.packed_rows(packed, ids_T, dtype, num_columns, first)

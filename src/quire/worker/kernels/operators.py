@@ -37,7 +37,7 @@ _SCHEMAS = {
     "scale": "(Tensor x, float factor, bool is_division) -> Tensor",
     "activate": "(Tensor x, int kind) -> Tensor",
     "layer_norm": "(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
-    "look_up": "(Tensor table, Tensor ids) -> Tensor",
+    "look_up": "(Tensor table, Tensor ids, int? first) -> Tensor",
     "new_rows": "(Tensor like, int[] sizes) -> Tensor",
     "pack_weight": "(Tensor weight) -> Tensor",
     "pack_quantized": "(Tensor values, Tensor scales, Tensor? offsets, int bits, bool weight_only) -> Tensor",
@@ -46,9 +46,10 @@ _SCHEMAS = {
     "sliced_linear": "(Tensor x, Tensor packed, Tensor? bias, SymInt num_rows, int num_slices, ScalarType dtype) "
     "-> Tensor",
     "all_reduce": "(Tensor x, Tensor? bias, Tensor(a!) meeting, int rank, int size, ScalarType dtype) -> Tensor",
+    "all_gather": "(Tensor x, Tensor(a!) meeting, int rank, int size, SymInt total) -> Tensor",
     "send": "(Tensor x, Tensor(a!) meeting, int link, int num_links) -> ()",
     "receive": "(Tensor(a!) out, Tensor(b!) meeting, int link, int num_links) -> ()",
-    "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns) -> Tensor",
+    "packed_rows": "(Tensor packed, Tensor ids, ScalarType dtype, SymInt num_columns, int? first) -> Tensor",
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
     "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
@@ -115,7 +116,8 @@ _SHAPES: dict[str, Callable[..., Any]] = {
         (*x.shape[:-1], num_rows), dtype=dtype
     ),
     "all_reduce": lambda x, bias, meeting, rank, size, dtype: torch.empty_like(x, dtype=dtype),
-    "packed_rows": lambda packed, ids, dtype, num_columns: ids.new_empty((ids.shape[0], num_columns), dtype=dtype),
+    "all_gather": lambda x, meeting, rank, size, total: x.new_empty((*x.shape[:-1], total)),
+    "packed_rows": lambda packed, ids, dtype, num_columns, first: ids.new_empty((len(ids), num_columns), dtype=dtype),
     "route_tokens": lambda logits, bias, top_k, *_: (
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
@@ -125,7 +127,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     ),
     "join": lambda tensors: tensors[0].new_empty((*tensors[0].shape[:-1], sum(x.shape[-1] for x in tensors))),
     "weigh_experts": lambda x, weights: x.new_empty((x.shape[0], x.shape[2])),
-    "look_up": lambda table, ids: table.new_empty((ids.shape[0], table.shape[1])),
+    "look_up": lambda table, ids, first: table.new_empty((ids.shape[0], table.shape[1])),
     "new_rows": lambda like, sizes: like.new_empty(sizes),
     "best_tokens": _tokens,
     "choose_tokens": _tokens,
@@ -181,6 +183,7 @@ unpack_weight = torch.ops.quire.unpack_weight.default
 packed_linear = torch.ops.quire.packed_linear.default
 sliced_linear = torch.ops.quire.sliced_linear.default
 all_reduce = torch.ops.quire.all_reduce.default
+all_gather = torch.ops.quire.all_gather.default
 send = torch.ops.quire.send.default
 receive = torch.ops.quire.receive.default
 packed_rows = torch.ops.quire.packed_rows.default

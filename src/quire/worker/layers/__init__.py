@@ -1,7 +1,7 @@
 """Layers that models are written with."""
 
 from quire.worker.layers.activation import ClampedSwiGLU, GatedActivation, activation
-from quire.worker.layers.embedding import LMHead, VocabEmbedding
+from quire.worker.layers.embedding import Embedding, LMHead, VocabEmbedding
 from quire.worker.layers.experts import Experts, Routing
 from quire.worker.layers.latent import LatentProjection, latent_parts
 from quire.worker.layers.linear import (
@@ -22,6 +22,7 @@ __all__ = [
     "CausalConv",
     "ClampedSwiGLU",
     "ColumnParallelLinear",
+    "Embedding",
     "Experts",
     "GatedActivation",
     "GatedDeltaRule",

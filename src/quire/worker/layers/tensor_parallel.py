@@ -14,11 +14,21 @@ from torch import Tensor
 from quire.config.engine_config import SLICES_OF_A_SUM
 from quire.errors import ModelError
 from quire.worker import kernels
+from quire.worker.kernels.reference.all_reduce import share_of
 
 
 class AllReduce(Protocol):
     def __call__(self, x: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The sum over the ranks in float32, plus `bias`, rounded to `dtype` or that of x."""
+
+
+class AllGather(Protocol):
+    def __call__(self, x: Tensor, total: int) -> Tensor:
+        """[N, total]: what the ranks bring side by side, each the columns that are its `range_of` them."""
+
+
+def _nothing_to_gather(x: Tensor, total: int) -> Tensor:
+    return x
 
 
 def _nothing_to_reduce(x: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -27,11 +37,12 @@ def _nothing_to_reduce(x: Tensor, bias: Tensor | None = None, dtype: torch.dtype
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """This worker's rank among `size`; `all_reduce` returns the sum over the ranks."""
+    """This worker's rank among `size`; `all_reduce` returns the sum over the ranks, `all_gather` what all have."""
 
     rank: int = 0
     size: int = 1
     all_reduce: AllReduce = _nothing_to_reduce
+    all_gather: AllGather = _nothing_to_gather
     # of a weight whose products are summed over the ranks: in so many slices each rank adds up its own
     num_slices: int = 1
 
@@ -48,7 +59,10 @@ class TensorParallelGroup:
         def all_reduce(x: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
             return kernels.all_reduce(x, bias, shared, rank, size, dtype or x.dtype)
 
-        return cls(rank, size, all_reduce, num_slices)
+        def all_gather(x: Tensor, total: int) -> Tensor:
+            return kernels.all_gather(x, shared, rank, size, total)
+
+        return cls(rank, size, all_reduce, all_gather, num_slices)
 
     def agree(self, number: float) -> float:
         """Rank 0's: what only time tells is decided once. All ranks call it at the same place."""
@@ -68,6 +82,10 @@ class TensorParallelGroup:
                 f"Choose a number of workers that divides {total}."
             )
         return total // self.size
+
+    def range_of(self, total: int) -> range:
+        """Those of `total` that this rank owns, where they need not be shared evenly."""
+        return share_of(total, self.rank, self.size)
 
     def slice_of(self, tensor: Tensor, dim: int, rank: int | None = None, size: int | None = None) -> Tensor:
         """This rank's piece of a whole tensor."""

@@ -10,6 +10,7 @@ from quire.errors import ModelError
 from quire.worker.attention import Attention
 from quire.worker.layers import (
     ColumnParallelLinear,
+    Embedding,
     LayerNorm,
     QKVParallelLinear,
     RowParallelLinear,
@@ -66,7 +67,7 @@ class GPT2Model(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.wte = VocabEmbedding(config.vocab_size, config.n_embd)
-        self.wpe = VocabEmbedding(config.n_positions, config.n_embd)
+        self.wpe = Embedding(config.n_positions, config.n_embd)
         self.h = nn.ModuleList(GPT2Block(config, index) for index in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon)
 

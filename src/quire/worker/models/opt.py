@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from quire.worker.attention import Attention
 from quire.worker.layers import (
     ColumnParallelLinear,
+    Embedding,
     LayerNorm,
     LMHead,
     QKVParallelLinear,
@@ -68,7 +69,7 @@ class OPTDecoder(nn.Module):
         super().__init__()
         size, embedding_size = config.hidden_size, config.word_embed_proj_dim
         self.embed_tokens = VocabEmbedding(config.vocab_size, embedding_size)
-        self.embed_positions = VocabEmbedding(config.max_position_embeddings + POSITION_OFFSET, size)
+        self.embed_positions = Embedding(config.max_position_embeddings + POSITION_OFFSET, size)
         is_projected = embedding_size != size
         self.project_in = ReplicatedLinear(embedding_size, size, bias=False) if is_projected else None
         self.project_out = ReplicatedLinear(size, embedding_size, bias=False) if is_projected else None

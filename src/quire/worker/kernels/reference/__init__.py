@@ -7,7 +7,7 @@ from quire.worker.kernels.reference.activate import activate
 from quire.worker.kernels.reference.add import add
 from quire.worker.kernels.reference.add_adapters import add_adapters
 from quire.worker.kernels.reference.add_rms_norm import add_rms_norm
-from quire.worker.kernels.reference.all_reduce import all_reduce
+from quire.worker.kernels.reference.all_reduce import all_gather, all_reduce
 from quire.worker.kernels.reference.apply_bitmask import apply_bitmask
 from quire.worker.kernels.reference.best_tokens import best_tokens
 from quire.worker.kernels.reference.causal_conv import causal_conv
@@ -49,6 +49,7 @@ __all__ = [
     "add",
     "add_adapters",
     "add_rms_norm",
+    "all_gather",
     "all_reduce",
     "apply_bitmask",
     "best_tokens",
