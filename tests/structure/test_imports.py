@@ -28,6 +28,7 @@ ROOMS = {
     "interfaces": ("quire.interfaces",),
     "renderer": ("quire.renderer",),
     "engine_client": ("quire.engine_client",),
+    "simulation": ("quire.simulation",),
     "request": (
         "quire.engine_core.request",
         "quire.engine_core.rows",
@@ -84,7 +85,7 @@ FLOORS = (
     ("gateway",),
     ("server",),
     ("interfaces",),
-    ("renderer", "engine_client"),
+    ("renderer", "engine_client", "simulation"),
     ("engine_core",),
     ("scheduler", "executor"),
     ("decoding",),  # the scheduler hands each sampled token to the method that decodes the request

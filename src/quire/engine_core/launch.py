@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from quire.chain_hashes import ChainHasher
 from quire.config import EngineConfig, WorkerConfig
@@ -119,6 +119,7 @@ def make_scheduler(
     adapters: Set[int] = frozenset(),
     num_cohorts: int = 1,
     changes: CacheChangeLog | None = None,
+    make_manager: Callable[..., KVCacheManager] = KVCacheManager,
 ) -> Scheduler:
     """`num_cohorts`: so many steps may be under way, each with other rows; 1: rows may be in all that are."""
     rows = Rows(config.max_num_seqs, plan.max_model_len)
@@ -131,7 +132,7 @@ def make_scheduler(
         changes=changes,
     )
     hasher = PrefixHasher(config.block_size, config.prefix_hash_key or None)
-    manager = KVCacheManager(
+    manager = make_manager(
         pool,
         plan.groups,
         config.block_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,7 @@ class CoreUnderTest:
         tenant_cache_share: float | None = None,
         checkpoint_interval: int = 8,
         checkpoint_share: float = 0.5,
+        make_manager: Callable[..., KVCacheManager] = KVCacheManager,
     ) -> None:
         """At most `num_drafts` for a sequence and step, and always as many unless `speculation` has another opinion;
         `drafts` says how good they are. Cores with the same `store` have the memory connector and share it."""
@@ -129,7 +130,7 @@ class CoreUnderTest:
             num_blocks, free_order, keeps_contents=prefix_caching, recorder=self.recorder, order=order
         )
         hasher = PrefixHasher(block_size, key=b"a key for tests")
-        self.manager = KVCacheManager(
+        self.manager = make_manager(
             self.pool,
             list(groups),
             block_size,

@@ -98,6 +98,14 @@ class BlockPool:
         self.recorder.allocated(blocks, num_evicted)
         return blocks
 
+    def take(self, blocks: Blocks) -> None:
+        """The same for blocks that the caller has chosen, all of which are free."""
+        chosen = set(blocks.tolist())
+        self._free = [block for block in self._free if block not in chosen]
+        self.counts[blocks] = 1
+        self._num_out_of_reach += len(chosen)
+        self.recorder.allocated(blocks.tolist(), 0)
+
     def hold(self, blocks: Blocks) -> None:
         """One more holder for each of these, which are distinct; a cached block is revived."""
         counts = self.counts[blocks]
