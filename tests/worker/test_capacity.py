@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from quire.config import SpeculationConfig
+from quire.config import EngineOptions, SpeculationConfig, resolve
+from quire.config.image_sizes import ImageSizes
 from quire.testing.fake_model import FakeModel
+from quire.testing.image_checkpoints import make_image_checkpoint
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker import capacity as capacity_module
-from quire.worker.capacity import StepCost, capacity, measure_largest_step, with_draft
+from quire.worker.capacity import StepCost, capacity, measure_largest_step, with_draft, with_encoder
 from quire.worker.live_tensors import LiveTensors
+from quire.worker.model_loader import load_model
 from quire.worker.platforms import MemoryReport, PeakMemory, current_platform
 from quire.worker.sampler.choose import DrawSettings, choose_tokens, rows_in_slice
 from quire.worker.sampler.logprobs import SampledLogprobs
@@ -243,3 +246,31 @@ def test_a_real_model_before_it_has_a_cache(tmp_path):
     assert 0 < found.seconds_per_token < 1
     memory = current_platform("cpu").memory()
     assert memory.free_bytes / 8 < found.host_bytes < memory.total_bytes / 4
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "gemma3", "qwen2_5_vl", "qwen2_vl"])
+def test_the_largest_image_has_its_memory_and_so_has_what_is_kept_of_images(tmp_path, model_type):
+    path = make_image_checkpoint(tmp_path / model_type, model_type)
+    config = resolve(EngineOptions(model=str(path), encoder_cache_bytes=GIB // 2))[0].worker
+    largest = config.largest_image
+    model = load_model(config)
+    cost = with_encoder(StepCost(1000, "as run"), model, current_platform("cpu"), config)
+
+    grid = [1, largest.rows * largest.merge_size, largest.columns * largest.merge_size]
+    with torch.inference_mode(), LiveTensors() as live:
+        model.encode_image(torch.zeros(grid[1] * grid[2], largest.patch_values), grid)
+    assert live.peak_bytes <= cost.num_bytes - GIB // 2 <= 1.3 * live.peak_bytes
+    assert f"an image of {largest.rows * largest.columns} tokens" in cost.description
+    assert cost.description.endswith("and 0.50 GiB for what was encoded")
+
+
+def test_a_model_without_images_needs_nothing_for_them():
+    step = StepCost(1000, "as run")
+    assert with_encoder(step, FakeModel.random(8), current_platform("cpu"), worker_config("none")) is step
+
+
+@pytest.mark.parametrize(("max_pixels", "max_tokens", "expected"), [(28 * 28 * 50, 100, 7 * 8), (28 * 28 * 50, 9, 9)])
+def test_the_largest_image_has_room_in_a_prompt(max_pixels, max_tokens, expected):
+    largest = ImageSizes(max_pixels=max_pixels).largest(max_tokens)
+    assert largest.rows * largest.columns == expected
+    assert (largest.merge_size, largest.patch_values) == (2, 3 * 2 * 14 * 14)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.config.image_sizes import LargestImage
 from quire.config.images import ImageConfig
 from quire.config.kv_events import KVEventsConfig
 from quire.config.model_facts import ModelFacts
@@ -67,6 +68,8 @@ class WorkerConfig:
     max_lora_rank: int = 0
     # memory for what an encoder made of images
     encoder_cache_bytes: int = 256 * 2**20
+    # the image that costs the encoder most; None: the model takes none
+    largest_image: LargestImage | None = None
 
     def of_rank(self, rank: int) -> WorkerConfig:
         """The same for another rank, on processors of its own."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.image_sizes import ImageSizes
 from quire.config.images import resolve_images
 from quire.config.kv_events import resolve_kv_events
 from quire.config.lora import resolve_lora_modules, resolve_max_cpu_loras
@@ -62,6 +63,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     connector = _kv_connector(options)
     lora_modules = resolve_lora_modules(options)
     max_cpu_loras, decided["max_cpu_loras"] = resolve_max_cpu_loras(options)
+    sizes = ImageSizes.read(facts.path, facts.hf_config)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
     _check_ranks(options, grid, device, speculation)
     _check_replicas(options, device)
@@ -100,6 +102,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         max_loras=options.max_loras if options.enable_lora else 0,
         max_lora_rank=options.max_lora_rank if options.enable_lora else 0,
         encoder_cache_bytes=options.encoder_cache_bytes,
+        largest_image=sizes.largest(length) if sizes else None,
     )
     config = EngineConfig(
         facts=facts,

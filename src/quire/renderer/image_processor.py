@@ -1,13 +1,12 @@
 """From decoded images to what the engine gets: patches for the encoder, and placeholders among the tokens.
 
-Owns the numbers of preprocessor_config.json. One class for each way in which models cut images; Qwen's families share
+One class for each way in which models cut images; Qwen's families share
 this one. Called by the renderer.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
+from quire.config.image_sizes import ImageSizes, is_pooled, not_valid, read_preprocessor
 from quire.config.images import MOST_IMAGES
 from quire.errors import ModelError, RequestError
 from quire.messages import Media
@@ -26,9 +26,7 @@ from quire.renderer.image_decoder import ImageDecoder, OpenedImage, Pixels
 if TYPE_CHECKING:
     from quire.renderer.tokenizer import Tokenizer
 
-# What is resized to whole cells, and what is brought to one size.
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-_POOLED = "gemma3"
+_FILE = "preprocessor_config.json"
 _MOST_RATIO = 200
 # Pillow's number
 _BICUBIC = 3
@@ -41,11 +39,11 @@ class ImageProcessor:
     """Qwen's: an image is resized to whole cells of merge_size x merge_size patches; each cell is one token."""
 
     image_token_id: int
-    patch_size: int = 14
-    merge_size: int = 2
-    temporal_patch_size: int = 2
-    min_pixels: int = 56 * 56
-    max_pixels: int = 28 * 28 * 1280
+    patch_size: int = ImageSizes.patch_size
+    merge_size: int = ImageSizes.merge_size
+    temporal_patch_size: int = ImageSizes.temporal_patch_size
+    min_pixels: int = ImageSizes.min_pixels
+    max_pixels: int = ImageSizes.max_pixels
     mean: Sequence[float] = _MEAN
     std: Sequence[float] = _STD
     max_images: int = MOST_IMAGES
@@ -58,33 +56,26 @@ class ImageProcessor:
     @classmethod
     def find(cls, folder: Path, hf_config: Mapping[str, Any], max_images: int = MOST_IMAGES) -> ImageProcessor | None:
         """That of a checkpoint; None where the model takes no images."""
-        is_pooled = hf_config.get("model_type") == _POOLED and "vision_config" in hf_config
-        is_known = hf_config.get("model_type") in MODEL_TYPES and "image_token_id" in hf_config
-        if not is_known and not is_pooled:
+        sizes = ImageSizes.read(folder, hf_config)
+        if sizes is None:
             return None
-        file = folder / "preprocessor_config.json"
+        given = read_preprocessor(folder)
         try:
-            given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-            if is_pooled:
+            if is_pooled(hf_config):
                 from quire.renderer.pooled_images import PooledImageProcessor
 
-                return PooledImageProcessor.read(file, given, hf_config, max_images)
-            size = given.get("size") or {}
+                return PooledImageProcessor.read(folder / _FILE, given, hf_config, sizes, max_images)
             return cls(
                 image_token_id=int(hf_config["image_token_id"]),
-                patch_size=int(given.get("patch_size", cls.patch_size)),
-                merge_size=int(given.get("merge_size", cls.merge_size)),
-                temporal_patch_size=int(given.get("temporal_patch_size", cls.temporal_patch_size)),
-                min_pixels=int(given.get("min_pixels") or size.get("shortest_edge") or cls.min_pixels),
-                max_pixels=int(given.get("max_pixels") or size.get("longest_edge") or cls.max_pixels),
                 mean=tuple(given.get("image_mean") or _MEAN),
                 std=tuple(given.get("image_std") or _STD),
                 max_images=max_images,
+                **vars(sizes),
             )
         except ModelError:
             raise
         except (ValueError, TypeError, AttributeError) as error:
-            raise ModelError(f"{file}: not a valid image processor's configuration.") from error
+            raise not_valid(folder / _FILE) from error
 
     def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
         """A text whose marks of images stand as the model has learned them."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.config.image_sizes import ImageSizes
 from quire.errors import ModelError
 from quire.messages import Media
 from quire.renderer.image_processor import ImageProcessor
@@ -26,10 +27,8 @@ _BILINEAR = 2
 class PooledImageProcessor(ImageProcessor):
     """Squares of merge_size x merge_size patches become one token each; those of an image see each other."""
 
-    image_size: int
     opening_id: int
     closing_id: int
-    temporal_patch_size: int = 1
     mean: Sequence[float] = _HALVES
     std: Sequence[float] = _HALVES
     resample: int = _BILINEAR
@@ -37,24 +36,19 @@ class PooledImageProcessor(ImageProcessor):
 
     @classmethod
     def read(
-        cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any], max_images: int
+        cls, file: Path, given: Mapping[str, Any], hf_config: Mapping[str, Any], sizes: ImageSizes, max_images: int
     ) -> PooledImageProcessor:
         if given.get("do_pan_and_scan"):
             raise ModelError(f"{file}: do_pan_and_scan=true: pieces of an image are not built. Set it to false.")
-        vision = hf_config.get("vision_config") or {}
-        image_size, patch_size = int(vision.get("image_size", 224)), int(vision.get("patch_size", 16))
-        tokens_of_side = math.isqrt(int(hf_config.get("mm_tokens_per_image") or 256))
         return cls(
             image_token_id=int(hf_config.get("image_token_index", 262_144)),
             opening_id=int(hf_config.get("boi_token_index", 255_999)),
             closing_id=int(hf_config.get("eoi_token_index", 256_000)),
-            image_size=image_size,
-            patch_size=patch_size,
-            merge_size=max(1, image_size // patch_size // max(1, tokens_of_side)),
             mean=tuple(given.get("image_mean") or _HALVES),
             std=tuple(given.get("image_std") or _HALVES),
             max_images=max_images,
             resample=int(given.get("resample") or _BILINEAR),
+            **vars(sizes),
         )
 
     def set_apart(self, pieces: list[str], tokenizer: Tokenizer) -> list[str]:
@@ -76,4 +70,5 @@ class PooledImageProcessor(ImageProcessor):
         return super().expand(opened, sources, max_tokens)
 
     def _resized(self, width: int, height: int, where: str) -> tuple[int, int]:
-        return self.image_size, self.image_size
+        side = math.isqrt(self.max_pixels)
+        return side, side

@@ -11,6 +11,7 @@ The same step tells what computing a token costs, for the choice between computi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,8 +20,14 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from quire.config import WorkerConfig
+from quire.config.image_sizes import LargestImage
 from quire.messages import LayerSpec, WorkerCapacity
 from quire.worker.attention import attention_layers
 from quire.worker.forward_context import forward_context, profiling_context
@@ -57,6 +64,10 @@ class MeasuredModel(Protocol):
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
 
 
+class EncodingModel(Protocol):
+    def encode_image(self, pixels: Tensor, grid: list[int]) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class StepCost:
     """Bytes at the worst moment of the largest step, what was run to find out, and the time that a token takes."""
@@ -80,6 +91,47 @@ def with_draft(target: StepCost, draft: StepCost | None) -> StepCost:
     seconds = target.seconds_per_token + draft.seconds_per_token
     description = f"{target.description}; the draft included"
     return replace(target, num_bytes=num_bytes, description=description, seconds_per_token=seconds)
+
+
+@torch.inference_mode()
+def with_encoder(step: StepCost, model: EncodingModel, platform: Platform, config: WorkerConfig) -> StepCost:
+    """A step before which the largest image is encoded: by turns, but what was made of images is kept beside it."""
+    largest = config.largest_image
+    if largest is None:
+        return step
+    size, num_bytes = _encoder_peak(model, largest, platform)
+    of_all = largest.rows * largest.columns
+    scaled = "" if size == of_all else f", measured with {size}"
+    return replace(
+        step,
+        num_bytes=max(step.num_bytes, num_bytes) + config.encoder_cache_bytes,
+        description=f"{step.description}; an image of {of_all} tokens{scaled}, and {_gib(config.encoder_cache_bytes)} "
+        "for what was encoded",
+    )
+
+
+def _encoder_peak(model: EncodingModel, largest: LargestImage, platform: Platform) -> tuple[int, int]:
+    """(tokens of the image that was encoded, bytes that the largest needs). A CPU need not encode it: sizes of tensors
+    follow from each other. Where they depend on numbers, a smaller image is encoded."""
+
+    def encode(rows: int, columns: int) -> None:
+        grid = [1, rows * largest.merge_size, columns * largest.merge_size]
+        model.encode_image(torch.zeros(grid[1] * grid[2], largest.patch_values, device=platform.device), grid)
+
+    num_tokens = largest.rows * largest.columns
+    if not _runs_in_full(platform):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True), LiveTensors() as live:
+                encode(largest.rows, largest.columns)
+            return num_tokens, int(live.peak_bytes * _INSIDE_KERNELS)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            pass
+    side = math.isqrt(_SIZE_ON_CPU)
+
+    def run(size: int) -> None:
+        encode(*((largest.rows, largest.columns) if size == num_tokens else (side, side)))
+
+    return _peak(run, num_tokens, platform, num_tokens if largest.is_only_size else side**2)
 
 
 def bytes_of_state_copies(states: list[LayerSpec], config: WorkerConfig) -> int:

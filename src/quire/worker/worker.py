@@ -23,7 +23,7 @@ from quire.structured_output.grammars import Grammars
 from quire.worker.adapter_slots import AdapterMember, Adapters, attach
 from quire.worker.attention import Attention, attention_layers
 from quire.worker.attention.cpu import CpuBackend
-from quire.worker.capacity import bytes_of_state_copies, capacity, measure_largest_step, with_draft
+from quire.worker.capacity import bytes_of_state_copies, capacity, measure_largest_step, with_draft, with_encoder
 from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
 from quire.worker.image_rows import ImageRows, TokenInputs
@@ -106,6 +106,7 @@ class Worker:
             measure_largest_step(model, self._platform, self._config, self._ranks.agree),
             self._proposer.largest_step(self._platform, self._config),
         )
+        step = with_encoder(step, model, self._platform, self._config)
         states = [layer.spec for layer in recurrent_layers(model).values()]
         step = replace(step, state_bytes=bytes_of_state_copies(states, self._config))
         memory = self._platform.memory()

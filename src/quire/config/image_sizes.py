@@ -1,0 +1,95 @@
+"""How the images of a checkpoint are cut: numbers of preprocessor_config.json and config.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ModelError
+
+# What is resized to whole cells, and what is brought to one size.
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_POOLED = "gemma3"
+_COLOURS = 3
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Squares of merge_size x merge_size patches become a token each; a patch has patch_size x patch_size pixels."""
+
+    patch_size: int = 14
+    merge_size: int = 2
+    # how often the encoder gets each pixel: it was made for videos
+    temporal_patch_size: int = 2
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 1280
+
+    @classmethod
+    def read(cls, folder: Path, hf_config: Mapping[str, Any]) -> ImageSizes | None:
+        """Those of a checkpoint; None where the model takes no images."""
+        file = folder / "preprocessor_config.json"
+        try:
+            if is_pooled(hf_config):
+                return cls._one_size(hf_config)
+            if hf_config.get("model_type") not in MODEL_TYPES or "image_token_id" not in hf_config:
+                return None
+            given = read_preprocessor(folder)
+            size = given.get("size") or {}
+            return cls(
+                patch_size=int(given.get("patch_size", cls.patch_size)),
+                merge_size=int(given.get("merge_size", cls.merge_size)),
+                temporal_patch_size=int(given.get("temporal_patch_size", cls.temporal_patch_size)),
+                min_pixels=int(given.get("min_pixels") or size.get("shortest_edge") or cls.min_pixels),
+                max_pixels=int(given.get("max_pixels") or size.get("longest_edge") or cls.max_pixels),
+            )
+        except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise not_valid(file) from error
+
+    @classmethod
+    def _one_size(cls, hf_config: Mapping[str, Any]) -> ImageSizes:
+        vision = hf_config.get("vision_config") or {}
+        image_size, patch_size = int(vision.get("image_size", 224)), int(vision.get("patch_size", 16))
+        tokens_of_side = math.isqrt(int(hf_config.get("mm_tokens_per_image") or 256))
+        merge_size = max(1, image_size // patch_size // max(1, tokens_of_side))
+        return cls(patch_size, merge_size, 1, image_size**2, image_size**2)
+
+    def largest(self, max_tokens: int) -> LargestImage:
+        """The image that costs the encoder most, of those that a prompt of `max_tokens` has room for."""
+        cells = max(1, min(self.max_pixels // (self.patch_size * self.merge_size) ** 2, max_tokens))
+        rows = math.isqrt(cells)
+        values = _COLOURS * self.temporal_patch_size * self.patch_size**2
+        return LargestImage(rows, -(-cells // rows), self.merge_size, values, self.min_pixels == self.max_pixels)
+
+
+@dataclass(frozen=True)
+class LargestImage:
+    """Rows and columns of tokens, how many patches a side a token has, and how many numbers a patch."""
+
+    rows: int
+    columns: int
+    merge_size: int
+    patch_values: int
+    # the encoder takes no other
+    is_only_size: bool
+
+
+def is_pooled(hf_config: Mapping[str, Any]) -> bool:
+    """Whether images are brought to one size."""
+    return hf_config.get("model_type") == _POOLED and "vision_config" in hf_config
+
+
+def read_preprocessor(folder: Path) -> Any:
+    """What preprocessor_config.json holds; nothing, if there is none."""
+    file = folder / "preprocessor_config.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise not_valid(file) from error
+
+
+def not_valid(file: Path) -> ModelError:
+    return ModelError(f"{file}: not a valid image processor's configuration.")
