@@ -106,7 +106,8 @@ class Worker:
             measure_largest_step(model, self._platform, self._config, self._ranks.agree),
             self._proposer.largest_step(self._platform, self._config),
         )
-        step = with_encoder(step, model, self._platform, self._config)
+        if _takes_images(model):
+            step = with_encoder(step, model, self._platform, self._config)
         states = [layer.spec for layer in recurrent_layers(model).values()]
         step = replace(step, state_bytes=bytes_of_state_copies(states, self._config))
         memory = self._platform.memory()
