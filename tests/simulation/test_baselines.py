@@ -10,7 +10,7 @@ from quire.simulation.baselines.reservations import longest, oracle, power_of_tw
 from quire.simulation.baselines.run_to_end import RunToEnd
 from quire.testing.core import CoreUnderTest
 
-RESERVATIONS = {"max": longest(128), "pow2": power_of_two_output, "oracle": oracle}
+RESERVATIONS = {"max": longest(128), "pow2": power_of_two_output(128), "oracle": oracle}
 
 
 def buddy_core(reservation, **changes) -> CoreUnderTest:
@@ -45,11 +45,14 @@ def test_a_request_takes_a_piece_and_keeps_it(name, num_blocks, num_at_once):
 
 
 def test_pow2_reserves_for_the_output_what_it_rounds_up():
-    core = buddy_core(power_of_two_output, max_model_len=256)
+    core = buddy_core(power_of_two_output(128), num_blocks=64)
     core.add(1, [1] * 4, max_tokens=25)
     core.step()
     (pieces,) = core.manager.pieces().values()
     assert (pieces.num_tokens, pieces.size) == (4 + 32, 16)
+    core.add(2, [2] * 4, max_tokens=65)
+    core.step()
+    assert core.manager.pieces()[2].num_tokens == 128  # as much as the model allows
 
 
 @pytest.mark.parametrize("name", RESERVATIONS)

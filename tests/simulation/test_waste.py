@@ -25,7 +25,7 @@ def use_after_two_steps(**changes) -> MemoryUse:
         # 160 slots in all. A piece of 32: rounding takes 11 of it, 128 are free
         (oracle, (13, 8, 0, 139)),
         # 16 positions for the answer of 9
-        (power_of_two_output, (13, 8, 7, 132)),
+        (power_of_two_output(128), (13, 8, 7, 132)),
         (longest(128), (13, 8, 107, 32)),
     ],
 )

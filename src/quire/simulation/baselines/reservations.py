@@ -16,9 +16,14 @@ def oracle(request: Request) -> int:
     return request.max_total
 
 
-def power_of_two_output(request: Request) -> int:
-    """At most twice what the output will have: 32 positions for 25."""
-    return request.num_prompt_tokens + power_of_two(request.max_total - request.num_prompt_tokens)
+def power_of_two_output(max_model_len: int) -> Reservation:
+    """At most twice what the output will have, 32 positions for 25, and no more than the model allows."""
+
+    def num_tokens(request: Request) -> int:
+        num_output = power_of_two(request.max_total - request.num_prompt_tokens)
+        return min(max_model_len, request.num_prompt_tokens + num_output)
+
+    return num_tokens
 
 
 def longest(max_model_len: int) -> Reservation:
