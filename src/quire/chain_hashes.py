@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -63,17 +63,19 @@ class ChainHasher:
         touched = [image for image in media if image.start < end and image.end > first]
         return b"".join(struct.pack("<q", image.start - first) + _name_of(image) for image in touched)
 
-    def of_request(self, request: EngineRequest) -> list[bytes]:
-        """Of a prompt's full blocks, as the core will name them if none of them belongs to a pinned prefix that
-        several tenants share."""
-        root = self.root(user_key(request))
+    def names_of(self, request: EngineRequest) -> Iterator[bytes]:
+        """Of a prompt's full blocks, one after the other, as the core will name them if none of them belongs to a
+        pinned prefix that several tenants share. No part of it is work for the whole prompt."""
+        name = self.root(user_key(request))
         if request.tenant is not None and request.tenant.cache_scope:
-            root = self.own(root, request.tenant.cache_scope.encode())
-        contents: Iterable[bytes] | None = None
-        if request.media:
-            num_blocks = len(request.prompt_token_ids) // self.block_size
-            contents = [self.of_images(request.media, index) for index in range(num_blocks)]
-        return self.chain(root, request.prompt_token_ids, contents)
+            name = self.own(name, request.tenant.cache_scope.encode())
+        tokens = request.prompt_token_ids
+        size = self.block_size
+        as_bytes = struct.Struct(f"={size}i").pack
+        for index in range(len(tokens) // size):
+            content = as_bytes(*tokens[index * size : (index + 1) * size])
+            name = self.digest(name + content + self.of_images(request.media, index))
+            yield name
 
 
 def public_name(name: bytes) -> int:

@@ -1,11 +1,14 @@
 """Several engine cores behind one link, played by a test: who gets what, and what a death takes along."""
 
+import asyncio
 import dataclasses
 
 import pytest
 
 from quire import SamplingParams
 from quire.chain_hashes import ChainHasher, public_name
+from quire.engine_client import AsyncEngineClient
+from quire.engine_client.block_namer import TOKENS_A_TURN
 from quire.engine_client.replica_link import ReplicaLink
 from quire.messages import (
     AbortRequests,
@@ -155,7 +158,7 @@ def test_a_prompt_goes_where_its_beginning_is():
     request_id, first = stage.ask(prompt)
     # named as the core names them, whose key is the same
     config = stage.links[first].config
-    names = ChainHasher(config.block_size, config.prefix_hash_key).of_request(stage.links[first].sent[0])
+    names = ChainHasher(config.block_size, config.prefix_hash_key).names_of(stage.links[first].sent[0])
     blocks = [public_name(name) for name in names]
     stage.brings(first, token(request_id), end(request_id), CacheChanged(stored=blocks))
     # it has had more requests than the other, but holds what this one begins with
@@ -163,6 +166,61 @@ def test_a_prompt_goes_where_its_beginning_is():
     assert holder == first
     stage.brings(first, token(again), end(again), CacheChanged(removed=blocks))
     assert stage.ask([*prompt, 1, 2, 3])[1] != first
+
+
+def test_a_prompt_of_the_longest_length_does_not_hold_the_loop(monkeypatch):
+    digest = ChainHasher.digest
+    counted = [0]
+
+    def counting(hasher, content):
+        counted[0] += 1
+        return digest(hasher, content)
+
+    monkeypatch.setattr(ChainHasher, "digest", counting)
+    links = []
+
+    async def scenario():
+        link = ReplicaLink(
+            fake_config(data_parallel_size=2), lambda config: links.append(PlayedLink(config)) or links[-1]
+        )
+        client = AsyncEngineClient(link)
+        await client.wait_ready()
+        sampling = SamplingParams(max_tokens=4)
+        prompt = [n % 1000 for n in range(1 << 20)]
+        most = 0
+        boxes = []
+        for number, tokens in enumerate(([1] * 40, prompt, [2] * 40)):
+            boxes.append(client.open(EngineRequest(request_id=number, prompt_token_ids=tokens, sampling=sampling)))
+        client.abort(1)
+        while len([one for link in links for one in link.of_kind(EngineRequest)]) < 3:
+            before = counted[0]
+            await asyncio.sleep(0)
+            most = max(most, counted[0] - before)
+        for box in boxes:
+            await box.aclose()
+        client.close()
+        return most
+
+    most = asyncio.run(scenario())
+    # the client may look twice in a turn; a prompt's root is a digest as well
+    assert most <= 2 * (TOKENS_A_TURN // 16) + 3
+    assert counted[0] == (1 << 16) + 2 * 2 + 3
+    # what was sent behind it has come behind it
+    [holder] = [link for link in links if any(one.request_id == 1 for one in link.of_kind(EngineRequest))]
+    kinds = [type(one) for one in holder.sent if getattr(one, "request_id", 1) == 1]
+    assert kinds[:2] == [EngineRequest, AbortRequests]
+
+
+def test_a_caller_that_waits_gets_a_long_prompt_sent_on():
+    stage = Stage()
+    long, holder = stage.ask(list(range(10 * TOKENS_A_TURN)))
+    assert holder is None
+    assert stage.link.receive(0.0) == []
+    stage.link.send(ControlCall(call_id=1, name="replica.0.statistics"))
+    assert not stage.links[0].of_kind(ControlCall)
+    while stage.holder_of(long) is None:
+        assert stage.link.receive(0) == []
+    assert stage.links[0].of_kind(ControlCall)
 
 
 def test_what_is_kept_is_gone_on_with_where_it_is():

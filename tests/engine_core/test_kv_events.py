@@ -57,7 +57,7 @@ def test_a_chain_is_one_event_with_the_names_that_a_router_computes():
     core.run()
     events = log.take()
     stored = [event for event in events if isinstance(event, BlockStored)]
-    names = ChainHasher(4, KEY).of_request(
+    names = ChainHasher(4, KEY).names_of(
         EngineRequest(request_id=1, prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=3))
     )
     assert stored[0].block_hashes[:3] == [public_name(name) for name in names]

@@ -168,3 +168,19 @@ def test_halving_finds_what_walking_finds():
             if members >> replica & 1
         }
         assert found == {replica: length for replica, length in lengths.items() if length}
+
+
+def test_what_a_request_costs_does_not_grow_with_its_prompt():
+    held = HeldPrefixes()
+    blocks = list(range(1 << 16))
+    held.comes(0, blocks)
+    assert len(held._coming) < 1000
+    held.came(0, blocks)
+    assert not held._coming
+    # what is held is found to a 64th
+    for length in (128, 129, 1000, 40_000):
+        held.stored(1, blocks[:length])
+        [(found, members)] = held.lengths(blocks, 0b11)
+        assert members == 0b10
+        assert length * 63 / 64 <= found <= length
+        held.cleared(1)

@@ -18,11 +18,12 @@ import logging
 import os
 import selectors
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from quire.chain_hashes import ChainHasher, public_name
+from quire.engine_client.block_namer import BlockNamer
 from quire.engine_client.replica_calls import OF_A_HANDLE, OF_THE_FIRST, ONE, FannedCall
 from quire.messages import (
     AbortRequests,
@@ -82,6 +83,8 @@ class _Flight:
     replica: int
     # what another core would have to be sent; None once something has come
     messages: list[ToCore] | None
+    # names of its prompt's blocks
+    blocks: list[int]
     open_outputs: set[int]
     is_started: set[int] = field(default_factory=set)
     can_move: bool = True
@@ -94,9 +97,14 @@ class ReplicaLink:
         self._config = config
         self._open_copy = open_copy
         self._hash_key = os.urandom(32)
-        self._hasher = ChainHasher(config.block_size, self._hash_key)
+        self._namer = BlockNamer(config.block_size, self._hash_key)
         self._router = Router(config.routing_policy, config.block_size)
         self._selector = selectors.DefaultSelector()
+        # What was sent, until the blocks of the prompts before it have names. Meanwhile the selector has a file that is
+        # always readable, so that whoever waits for it comes back in the next turn.
+        self._inbox: deque[ToCore] = deque()
+        self._bell = _readable_file()
+        self._is_ringing = False
         self._copies: dict[int, _Copy] = {}
         self._flights: dict[int, _Flight] = {}
         # which core keeps what
@@ -147,16 +155,8 @@ class ReplicaLink:
     def send(self, *messages: ToCore) -> None:
         if self._is_over:
             return
-        for message in messages:
-            match message:
-                case EngineRequest():
-                    self._send_request(message)
-                case ExtendRequest():
-                    self._extend(message)
-                case AbortRequests():
-                    self._abort(message)
-                case ControlCall():
-                    self._control(message)
+        self._inbox.extend(messages)
+        self._send_on()
 
     def receive(self, timeout: float | None = None) -> list[ToClient]:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -178,6 +178,7 @@ class ReplicaLink:
         for link in (*(copy.link for copy in self._copies.values()), *self._remains.values()):
             link.close()
         self._selector.close()
+        os.close(self._bell)
 
     def statistics(self) -> dict[str, float]:
         total = {
@@ -197,13 +198,46 @@ class ReplicaLink:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _send_request(self, request: EngineRequest) -> None:
+    def _send_on(self) -> None:
+        """What has come in, in its order, as far as this turn's share of names goes."""
+        while self._inbox:
+            match message := self._inbox[0]:
+                case EngineRequest():
+                    blocks = self._names_of(message)
+                    if blocks is None:
+                        break
+                    self._send_request(message, blocks)
+                case ExtendRequest():
+                    self._extend(message)
+                case AbortRequests():
+                    self._abort(message)
+                case ControlCall():
+                    self._control(message)
+            self._inbox.popleft()
+        self._ring(bool(self._inbox))
+
+    def _ring(self, is_ringing: bool) -> None:
+        if is_ringing == self._is_ringing:
+            return
+        self._is_ringing = is_ringing
+        if is_ringing:
+            self._selector.register(self._bell, selectors.EVENT_READ)
+        else:
+            self._selector.unregister(self._bell)
+
+    def _names_of(self, request: EngineRequest) -> list[int] | None:
+        # what goes on from kept tokens begins with tokens that are not here
+        if request.continues is not None or not self._config.enable_prefix_caching:
+            return []
+        return self._namer.names_of(request)
+
+    def _send_request(self, request: EngineRequest, blocks: list[int]) -> None:
         outputs = set(range(request.sampling.n))
         number = self._handles.get(request.continues) if request.continues is not None else None
+        flight = _Flight(-1, [request], blocks, outputs, can_move=request.continues is None)
         if request.continues is not None and number is None:
-            self._fail(request.request_id, _Flight(-1, None, outputs), "what it goes on from was lost with its replica")
+            self._fail(request.request_id, flight, "what it goes on from was lost with its replica")
             return
-        flight = _Flight(-1, [request], outputs, can_move=request.continues is None)
         self._flights[request.request_id] = flight
         self._place(request.request_id, flight, number)
 
@@ -213,14 +247,10 @@ class ReplicaLink:
         request = flight.messages[0]
         assert isinstance(request, EngineRequest)
         num_tokens = len(request.prompt_token_ids)
-        # what goes on from kept tokens begins with tokens that are not here
-        has_names = self._config.enable_prefix_caching and request.continues is None
-        names = self._hasher.of_request(request) if has_names else []
-        blocks = [public_name(name) for name in names]
-        choice = self._router.choose(blocks, num_tokens, request.sampling.n)
+        choice = self._router.choose(flight.blocks, num_tokens, request.sampling.n)
         if number is not None and number != choice.replica:
             choice = Choice(number, 0)
-        self._router.begin(request_id, choice, blocks, num_tokens, request.sampling.n)
+        self._router.begin(request_id, choice, flight.blocks, num_tokens, request.sampling.n)
         flight.replica = choice.replica
         if request.keep is not None:
             self._handles[request.keep] = choice.replica
@@ -318,6 +348,8 @@ class ReplicaLink:
     # ------------------------------------------------------------------------------------------ what comes
 
     def _received(self) -> list[ToClient]:
+        self._namer.begin_turn()
+        self._send_on()
         messages = self._answers
         self._answers = []
         for copy in list(self._copies.values()):
@@ -455,6 +487,13 @@ def _ended(request_id: int, flight: _Flight, finish_reason: str, error: str | No
             for index in sorted(flight.open_outputs)
         ],
     )
+
+
+def _readable_file() -> int:
+    """A pipe that nobody will write to: reading it would not wait."""
+    bell, other_end = os.pipe()
+    os.close(other_end)
+    return bell
 
 
 def _as_one(ready: Iterable[EngineReady]) -> EngineReady:

@@ -1,12 +1,17 @@
 """Who holds how much of a prompt: by the name of each block a set of replicas, as the bits of one number.
 
 A replica that holds a block mostly holds those before it, because caches give the deepest block of a chain up first. So
-the ends of what replicas hold are found by halving the prompt, not by walking along it.
+the ends of what replicas hold are found by halving the prompt, not by walking along it. Looked at are its *marks*:
+every length up to 128 blocks, every second one up to 256, every fourth one up to 512, and so on. That is exact to a
+64th, and what a request costs here does not grow with its prompt: a million tokens have 700 marks.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+
+_EXACT = 128
 
 
 class HeldPrefixes:
@@ -40,13 +45,15 @@ class HeldPrefixes:
     def comes(self, replica: int, blocks: Sequence[int]) -> None:
         """A request with these blocks was sent there."""
         bit = 1 << replica
-        for block in blocks:
+        for mark in _marks(len(blocks)):
+            block = blocks[mark - 1]
             self._num_coming[block, replica] = self._num_coming.get((block, replica), 0) + 1
             self._coming[block] = self._coming.get(block, 0) | bit
 
     def came(self, replica: int, blocks: Sequence[int]) -> None:
         """It is over: what has become of them the replica has told."""
-        for block in blocks:
+        for mark in _marks(len(blocks)):
+            block = blocks[mark - 1]
             left = self._num_coming.pop((block, replica)) - 1
             if left:
                 self._num_coming[block, replica] = left
@@ -57,13 +64,14 @@ class HeldPrefixes:
         """(number of blocks, replicas that hold so many from the first on), of these replicas; those that hold none are
         left out."""
         told, coming = self._told, self._coming
-        # (held by all of these, and no more than so many, these)
-        open_parts = [(0, len(blocks), replicas)]
+        marks = _marks(len(blocks))
+        # (marks that all of these hold, and the most that any may, these)
+        open_parts = [(0, len(marks), replicas)]
         while open_parts:
             least, most, members = open_parts.pop()
             while least < most and members:
                 middle = (least + most + 1) // 2
-                block = blocks[middle - 1]
+                block = blocks[marks[middle - 1] - 1]
                 have = (told.get(block, 0) | coming.get(block, 0)) & members
                 if have != members and have:
                     open_parts.append((least, middle - 1, members & ~have))
@@ -73,7 +81,20 @@ class HeldPrefixes:
                 else:
                     most = middle - 1
             if least and members:
-                yield least, members
+                yield marks[least - 1], members
+
+
+_known_marks = list(range(1, _EXACT + 1))
+
+
+def _marks(length: int) -> list[int]:
+    """Those of a prompt of so many blocks."""
+    while _known_marks[-1] < length:
+        last = _known_marks[-1]
+        # as many again in what is twice as long
+        step = 2 * last // _EXACT
+        _known_marks.extend(range(last + step, 2 * last + 1, step))
+    return _known_marks[: bisect_right(_known_marks, length)]
 
 
 def _clear(holders: dict[int, int], block: int, bit: int) -> None:
