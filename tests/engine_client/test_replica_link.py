@@ -235,6 +235,52 @@ def test_what_is_kept_is_gone_on_with_where_it_is():
     assert not stage.links[1 - first].of_kind(ControlCall)
 
 
+def ended(request_id, finish_reason, error=None):
+    return EngineOutputs(step=1, ends=[SequenceEnd(sequence_id_of(request_id, 0), finish_reason, error=error)])
+
+
+def num_handles(stage):
+    return stage.link.statistics()["num_kept_handles"]
+
+
+def test_where_nothing_is_kept_nothing_is_remembered():
+    stage = Stage()
+    for name, ends in (("refused", ("error", "too long")), ("aborted", ("abort",))):
+        request_id, holder = stage.ask(keep=name)
+        if name == "aborted":
+            stage.link.send(AbortRequests(request_ids=[request_id]))
+        stage.brings(holder, ended(request_id, *ends))
+        assert num_handles(stage) == 0
+    # its reader has met a stop string: the core keeps what there is
+    request_id, holder = stage.ask(keep="session")
+    stage.link.send(AbortRequests(sequence_ids=[sequence_id_of(request_id, 0)]))
+    stage.brings(holder, ended(request_id, "abort"))
+    assert num_handles(stage) == 1
+    # what was kept before a turn that fails is kept after it
+    turn, _ = stage.ask(keep="session", continues="session")
+    stage.brings(holder, ended(turn, "error", "failed"))
+    assert stage.ask(continues="session")[1] == holder
+
+
+def test_a_fork_that_is_refused_is_not_remembered():
+    stage = Stage()
+    request_id, holder = stage.ask(keep="session")
+    stage.brings(holder, end(request_id))
+
+    def fork(into, error):
+        stage.link.send(ControlCall(call_id=1, name="fork_kept", args={"handle": "session", "into": into}))
+        call = stage.links[holder].of_kind(ControlCall)[-1]
+        stage.brings(holder, ControlReply(call_id=call.call_id, error=error))
+
+    fork("other", "no such handle")
+    assert num_handles(stage) == 1
+    fork("other", None)
+    assert num_handles(stage) == 2
+    # it is in use, and stays so
+    fork("other", "in use")
+    assert stage.ask(continues="other")[1] == holder
+
+
 def test_answers_of_all_are_one():
     stage = Stage()
 

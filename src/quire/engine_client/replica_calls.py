@@ -26,6 +26,8 @@ class FannedCall:
     call_id: int
     name: str
     awaited: set[int]
+    # under which something is kept if it succeeds
+    new_handle: str | None = None
     results: dict[int, Any] = field(default_factory=dict)
     error: str | None = None
 

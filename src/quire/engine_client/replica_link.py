@@ -87,6 +87,8 @@ class _Flight:
     blocks: list[int]
     open_outputs: set[int]
     is_started: set[int] = field(default_factory=set)
+    # the handle under which it is to be kept, if nothing is there yet
+    new_handle: str | None = None
     can_move: bool = True
     is_aborted: bool = False
 
@@ -186,6 +188,7 @@ class ReplicaLink:
             "num_replicas_serving": float(len(self._router)),
             "num_replicas_lost_total": float(self._num_lost),
             "num_requests_retried_total": float(self._num_retried),
+            "num_kept_handles": float(len(self._handles)),
         }
         for copy in self._copies.values():
             for name, value in copy.link.statistics().items():
@@ -253,6 +256,8 @@ class ReplicaLink:
         self._router.begin(request_id, choice, flight.blocks, num_tokens, request.sampling.n)
         flight.replica = choice.replica
         if request.keep is not None:
+            if request.keep not in self._handles:
+                flight.new_handle = request.keep
             self._handles[request.keep] = choice.replica
         self._copies[choice.replica].link.send(*flight.messages)
 
@@ -294,7 +299,13 @@ class ReplicaLink:
                 # the same number everywhere, also where a core has come later
                 self._last_adapter += 1
                 args = {**args, "number": self._last_adapter}
-            self._call(call.call_id, name, args, self._whom(name, args))
+            numbers = self._whom(name, args)
+            into = args.get("into") if name == "fork_kept" else None
+            new_handle = into if into not in self._handles else None
+            if new_handle is not None:
+                # from now on: who no longer waits for the answer may release it
+                self._handles[new_handle] = numbers[0]
+            self._call(call.call_id, name, args, numbers, new_handle)
 
     def _whom(self, name: str, args: dict[str, Any]) -> list[int]:
         serving = [copy.number for copy in self._copies.values() if copy.is_serving] or [min(self._copies)]
@@ -303,14 +314,14 @@ class ReplicaLink:
         handle = args.get(OF_A_HANDLE[name], "")
         # of a handle that nobody keeps the first one says so
         number = self._handles.get(handle, serving[0])
-        if name == "fork_kept":
-            self._handles[args.get("into", "")] = number
-        elif name == "release_kept":
+        if name == "release_kept":
             self._handles.pop(handle, None)
         return [number]
 
-    def _call(self, call_id: int, name: str, args: dict[str, Any], numbers: list[int]) -> None:
-        fanned = FannedCall(call_id, name, set(numbers))
+    def _call(
+        self, call_id: int, name: str, args: dict[str, Any], numbers: list[int], new_handle: str | None = None
+    ) -> None:
+        fanned = FannedCall(call_id, name, set(numbers), new_handle)
         for number in numbers:
             copy = self._copies.get(number)
             if copy is None:
@@ -375,6 +386,8 @@ class ReplicaLink:
             case ControlReply():
                 number, fanned = self._calls.pop(message.call_id)
                 fanned.take(number, message)
+                if message.error is not None and fanned.new_handle is not None:
+                    self._handles.pop(fanned.new_handle, None)
                 self._answer(fanned)
             case EngineReady():
                 self._is_ready(copy, message, messages)
@@ -406,6 +419,8 @@ class ReplicaLink:
             if flight is not None:
                 flight.messages = None
                 flight.open_outputs.discard(index)
+                if flight.new_handle is not None and not _is_kept(flight, end):
+                    self._handles.pop(flight.new_handle, None)
                 if not flight.open_outputs:
                     self._forget(request_id)
 
@@ -474,6 +489,12 @@ class ReplicaLink:
 
     def _fail(self, request_id: int, flight: _Flight, reason: str) -> None:
         self._answers.append(_ended(request_id, flight, "error", reason))
+
+
+def _is_kept(flight: _Flight, end: SequenceEnd) -> bool:
+    """Whether the core keeps the tokens of a sequence that has ended so. A line that its reader broke off is kept; a
+    request that was aborted, or that failed, is not."""
+    return end.finish_reason != "error" and not (end.finish_reason == "abort" and flight.is_aborted)
 
 
 def _ended(request_id: int, flight: _Flight, finish_reason: str, error: str | None = None) -> EngineOutputs:
