@@ -77,3 +77,35 @@ def test_one_that_a_signal_has_stopped_is_stalled_also_without_work():
 def test_one_that_goes_on_after_a_moment_is_not():
     judge = StallJudge(30.0)
     assert not any(judge.look(0.25 * n, Pulse(is_serving=True), 0, is_stopped=n % 4 > 0) for n in range(40))
+
+
+def standing(judge: StallJudge, seconds: float, pulse: Pulse, share: float) -> list[bool]:
+    """Whether it stands still, in looks of a quarter of a second, where its process has that share of a processor."""
+    seen = []
+    for number in range(int(seconds / 0.25) + 1):
+        assert judge.look(0.25 * number, pulse, 0, processor_seconds=7.0 + share * 0.25 * number) is None
+        seen.append(judge.is_standing)
+    return seen
+
+
+def test_who_has_work_and_computes_nothing_stands_still_before_it_is_given_up():
+    judge = StallJudge(30.0, seconds_per_token=0.01)
+    assert standing(judge, 2.0, SERVING, 0.0) == [False] * 6 + [True] * 3
+    # any progress ends it
+    judge.look(2.25, SERVING._replace(num_done=1), 0, processor_seconds=7.0)
+    assert not judge.is_standing
+
+
+def test_a_slow_step_does_not_stand_still():
+    assert not any(standing(StallJudge(30.0), 20.0, SERVING, 0.5))
+    # other processes compute its tokens, and it waits for them
+    waiting = SERVING._replace(num_tokens=100)
+    assert standing(StallJudge(30.0, seconds_per_token=0.01), 8.0, waiting, 0.0).index(True) == 22
+
+
+def test_nobody_stands_still_who_loads_or_rests_or_whose_processor_time_is_unknown():
+    assert not any(standing(StallJudge(30.0), 20.0, Pulse(is_busy=True), 0.0))
+    assert not any(standing(StallJudge(30.0), 20.0, SERVING._replace(is_busy=False), 0.0))
+    judge = StallJudge(30.0)
+    assert not verdicts(judge, 20.0, SERVING)
+    assert not judge.is_standing

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.processes.process_state import is_stopped, state_of
+from quire.processes.process_state import is_stopped, processor_seconds, state_of
 
 if TYPE_CHECKING:
     from quire.engine_core.pulse import Pulse, PulsePage
@@ -31,6 +31,10 @@ class EngineProcess(Protocol):
     @property
     def is_stopped(self) -> bool:
         """By a signal, as the system says."""
+
+    @property
+    def processor_seconds(self) -> float | None:
+        """What it has had so far, where the system says so."""
 
     def pulse(self) -> Pulse: ...
 
@@ -58,6 +62,10 @@ class WatchedProcess:
     @property
     def is_stopped(self) -> bool:
         return is_stopped(self.pid)
+
+    @property
+    def processor_seconds(self) -> float | None:
+        return processor_seconds(self.pid)
 
     def pulse(self) -> Pulse:
         return self._page.read()

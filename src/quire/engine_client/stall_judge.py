@@ -18,6 +18,9 @@ _MOST_SECONDS_A_LOOK = 1.0
 _PATIENCE_WITH_TOKENS = 4.0
 # A process that a signal has stopped gets on when another one says so, and mostly never.
 LONGEST_STOP = 1.0
+# One that has work, gets nothing done for so long and has less than this share of a processor stands still.
+_LONGEST_IDLE = 1.5
+_IDLE_SHARE = 0.1
 # Reading gigabytes may hold the interpreter for a while.
 _PATIENCE_WITH_LOADING = 4.0
 
@@ -32,8 +35,20 @@ class StallJudge:
         self._still = 0.0
         self._stopped = 0.0
         self._last: float | None = None
+        # of the processor, at the last progress; None: nobody says
+        self._seconds_at_progress: float | None = None
+        # Long without progress, and nothing is computed either. It may yet go on, so nobody is ended for it.
+        self.is_standing = False
 
-    def look(self, now: float, pulse: Pulse, num_sent: int, *, is_stopped: bool = False) -> str | None:
+    def look(
+        self,
+        now: float,
+        pulse: Pulse,
+        num_sent: int,
+        *,
+        is_stopped: bool = False,
+        processor_seconds: float | None = None,
+    ) -> str | None:
         """Why the engine is taken for stalled, or None. To be called several times a second."""
         passed = 0.0 if self._last is None else min(now - self._last, _MOST_SECONDS_A_LOOK)
         self._last = now
@@ -45,16 +60,29 @@ class StallJudge:
         if progress != self._progress or not has_work:
             self._progress = progress
             self._still = 0.0
+            self._seconds_at_progress = processor_seconds
+            self.is_standing = False
             return None
         self._still += passed
+        self.is_standing = self._is_idle(pulse, processor_seconds)
         if self._still < self._allowed(pulse):
             return None
         return self._reason(pulse, num_sent)
 
+    def _is_idle(self, pulse: Pulse, processor_seconds: float | None) -> bool:
+        if processor_seconds is None or self._seconds_at_progress is None or not pulse.is_serving:
+            return False
+        used = processor_seconds - self._seconds_at_progress
+        return self._still >= _LONGEST_IDLE + self._patience(pulse) and used < _IDLE_SHARE * self._still
+
     def _allowed(self, pulse: Pulse) -> float:
         if not pulse.is_serving:
             return self._timeout * _PATIENCE_WITH_LOADING
-        return self._timeout + _PATIENCE_WITH_TOKENS * pulse.num_tokens * self.seconds_per_token
+        return self._timeout + self._patience(pulse)
+
+    def _patience(self, pulse: Pulse) -> float:
+        """With the step that was begun last."""
+        return _PATIENCE_WITH_TOKENS * pulse.num_tokens * self.seconds_per_token
 
     def _reason(self, pulse: Pulse, num_sent: int) -> str:
         still = f"no progress for {self._still:.1f} s"

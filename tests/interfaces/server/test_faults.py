@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.support.completion_clients import Answer, CompletionClients, children_of
@@ -16,12 +18,14 @@ FAULTS = {
     303: "before_sample:oom:when=303",
     304: "in_forward:oom:when=304",
 }
+STANDS_STILL = 305
+POINTS = [*FAULTS.values(), f"in_forward:slow:when={STANDS_STILL}:count=1:seconds=4"]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QUIRE_FAIL", ",".join(FAULTS.values()))
+        patch.setenv("QUIRE_FAIL", ",".join(POINTS))
         process = ServerProcess(["-m", "quire.interfaces.cli", "serve", "--port", "0", "--device", "cpu"])
     with process:
         process.wait_ready()
@@ -73,6 +77,25 @@ def test_several_at_once(server: ServerProcess, clients: CompletionClients, expe
     assert_these_fail_alone(server, clients, expected, {7 * k + 1: token for k, token in enumerate(FAULTS)})
     assert clients.metric("nan_logits_total") == nans + 1
     assert clients.metric("divided_steps_total") > 0
+
+
+def test_an_engine_that_stands_still_is_not_ready_until_it_goes_on(
+    server: ServerProcess, clients: CompletionClients
+) -> None:
+    restarts = clients.metric("engine_restarts_total")
+    body = {"prompt": [STANDS_STILL], "max_tokens": 4}
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(clients.call, "POST", "/v1/completions", body)
+        while (answer := clients.call("GET", "/health/ready"))[0] == 200:
+            assert not asked.done(), "the probe has seen nothing"
+            time.sleep(0.02)
+        assert answer[0] == 503
+        assert "has work and does nothing" in str(answer[1])
+        assert clients.call("GET", "/health/live")[0] == 200
+        assert asked.result()[0] == 200
+    while clients.call("GET", "/health/ready")[0] != 200:
+        time.sleep(0.02)
+    assert clients.metric("engine_restarts_total") == restarts
 
 
 @pytest.mark.nightly

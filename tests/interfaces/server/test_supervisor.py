@@ -40,10 +40,12 @@ class PlayedProcess:
         self.pid = 4711
         self.num_sent = 0
         self.is_stopped = False
+        self.processor_seconds = 1.0
+        self.num_done = 0
         self.was_asked = False
 
     def pulse(self) -> Pulse:
-        return Pulse(is_serving=True, is_busy=True)
+        return Pulse(is_serving=True, is_busy=True, num_done=self.num_done)
 
     def last_steps(self) -> list[dict[str, int]]:
         return [{"step": 17, "num_tokens": 4}]
@@ -106,8 +108,12 @@ class Stage:
             CrashReports(folder),
             self.metrics,
             stall_timeout=stall_timeout,
+            on_standing=self.on_standing,
         )
         self.is_ready = asyncio.Event()
+
+    def on_standing(self, is_standing: bool) -> None:
+        self.engine.log.append("stands" if is_standing else "goes on")
 
     def on_lost(self) -> None:
         self.engine.log.append("lost")
@@ -204,6 +210,26 @@ def test_a_stalled_engine_says_what_it_does_and_is_killed(play, tmp_path):
     assert report["kind"] == "stall"
     assert "no progress for" in report["cause"]
     assert report["stacks"] == ["stacks that were asked for"]
+
+
+def test_an_engine_that_stands_still_and_goes_on_is_told_of_and_not_ended(play):
+    async def test():
+        stage = Stage(None, stall_timeout=60.0)
+        watching = asyncio.create_task(stage.supervisor.watch())
+        process, other = PlayedProcess(), PlayedProcess()
+        stage.engine.processes = (process, other)
+        while process.num_done < 40:  # the other one stands still meanwhile
+            process.num_done += 1
+            await asyncio.sleep(0.05)
+        assert stage.engine.log == []
+        while stage.engine.log != ["stands"]:
+            await asyncio.sleep(0.05)
+        other.num_done += 1
+        while stage.engine.log != ["stands", "goes on"]:
+            await asyncio.sleep(0.05)
+        watching.cancel()
+
+    play(test())
 
 
 def test_reports_are_private_and_few(tmp_path):

@@ -120,6 +120,8 @@ class NoFleet(Alone):
 
     def engine_is_lost(self, cause: str) -> None: ...
 
+    def engine_stands(self, is_standing: bool) -> None: ...
+
     def drain(self) -> None: ...
 
     def hurry(self) -> None: ...
@@ -169,7 +171,7 @@ class _Server:
                 # a mistake in it ends the start; the default is opened when something is stored
                 await http.app.state.services.storage.open()
             fleet.start(http)
-            supervisor = _make_supervisor(self._engine, http, self._options)
+            supervisor = _make_supervisor(self._engine, http, fleet, self._options)
             self._begin(supervisor.watch())
             self._begin(supervisor.tend_replicas())
             if not await self._is_done_before_a_signal(starting):
@@ -288,19 +290,25 @@ def _make_fleet(options: ServerOptions, engine: AsyncLLM, listener: socket.socke
     return open_fleet(options, engine.config, listener, engine)
 
 
-def _make_supervisor(engine: AsyncLLM, http: HttpServer, options: ServerOptions) -> Supervisor:
+def _make_supervisor(engine: AsyncLLM, http: HttpServer, fleet: Fleet | NoFleet, options: ServerOptions) -> Supervisor:
     from quire.interfaces.server.life.crash_reports import CrashReports, folder_of
     from quire.interfaces.server.life.supervisor import RestartPolicy, Supervisor
 
     timeout = options.stall_timeout
     if timeout is None:
         timeout = _STALL_SECONDS_ON_CPU if engine.config.worker.device == "cpu" else _STALL_SECONDS
+
+    def stands(is_standing: bool) -> None:
+        http.stand(is_standing)
+        fleet.engine_stands(is_standing)
+
     return Supervisor(
         engine,
         RestartPolicy(options.max_engine_restarts, options.engine_restart_window),
         CrashReports(folder_of(options.crash_reports)),
         http.metrics,
         stall_timeout=timeout,
+        on_standing=stands,
     )
 
 

@@ -147,6 +147,10 @@ class HttpServer:
         if self._serving.readiness is not Readiness.STOPPING:
             self._serving.readiness = Readiness.RESTARTING
 
+    def stand(self, is_standing: bool) -> None:
+        """The engine has work and does nothing, or it goes on."""
+        self._serving.is_standing = is_standing
+
     def die(self) -> None:
         """The engine is gone: nothing is served any more."""
         self._serving.readiness = Readiness.DEAD

@@ -26,6 +26,8 @@ class Serving:
         self.readiness = Readiness.STARTING
         # it was ready once
         self.has_started = False
+        # The engine has work and does nothing. Requests are taken: it may go on, and is ended if it does not.
+        self.is_standing = False
         self.listeners: list[Callable[[AsyncLLM], None]] = []
         self._engine: AsyncLLM | None = None
 
@@ -42,6 +44,7 @@ class Serving:
             hear(engine)
         self.readiness = Readiness.READY
         self.has_started = True
+        self.is_standing = False
 
     def check_ready(self) -> None:
         """Raises 503 unless requests are answered. A dead engine is noticed here, before anything polls it."""
@@ -50,3 +53,9 @@ class Serving:
         if self.readiness is not Readiness.READY:
             is_ending = self.readiness is Readiness.STOPPING
             raise unavailable(f"Not ready: {self.readiness.value}.", {**RETRY_SOON, **(CLOSE if is_ending else {})})
+
+    def check_progress(self) -> None:
+        """The same, for whoever can send requests elsewhere: raises 503 also while the engine stands still."""
+        self.check_ready()
+        if self.is_standing:
+            raise unavailable("Not ready: the engine has work and does nothing.", RETRY_SOON)

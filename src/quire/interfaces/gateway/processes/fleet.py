@@ -165,6 +165,11 @@ class Fleet:
             process.is_attached = False
             process.channel.tell("lost", cause=cause)
 
+    def engine_stands(self, is_standing: bool) -> None:
+        """It has work and does nothing, or it goes on."""
+        for process in self._processes.values():
+            process.channel.tell("stand", is_standing=is_standing)
+
     # ------------------------------------------------------------------------------------------ asking
 
     async def ask(self, name: str, **arguments: Any) -> list[Any]:

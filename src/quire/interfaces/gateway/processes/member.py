@@ -85,7 +85,7 @@ class Member:
         self._engine = AsyncLLM.from_config(document.config, renderer=renderer)
         self._engine._held.connect = self._connect
         answers = answers_of(self._http.app) | {
-            name: getattr(self, name) for name in ("attach", "serve", "lost", "dead", "drain", "hurry")
+            name: getattr(self, name) for name in ("attach", "serve", "lost", "stand", "dead", "drain", "hurry")
         }
         answers["is_alive"] = lambda: True
         channel = self._siblings.channel = await Channel.over(socket.socket(fileno=document.channel), answers)
@@ -127,6 +127,10 @@ class Member:
         """The engine is gone. What is in flight hears of it now."""
         self._http.pause()
         self._engine.kill(cause)
+
+    def stand(self, is_standing: bool) -> None:
+        """The engine has work and does nothing, or it goes on."""
+        self._http.stand(is_standing)
 
     def dead(self, cause: str) -> None:
         """It does not come back."""

@@ -66,6 +66,7 @@ class Supervisor:
         metrics: ServerMetrics,
         *,
         stall_timeout: float,
+        on_standing: Callable[[bool], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -73,6 +74,9 @@ class Supervisor:
         self._reports = reports
         self._metrics = metrics
         self._stall_timeout = stall_timeout
+        # hears whether all engines stand still
+        self._on_standing = on_standing
+        self._is_standing = False
         self._clock = clock
         self._judges: dict[EngineProcess, StallJudge] = {}
         # of those that have stalled, what their threads did
@@ -176,10 +180,24 @@ class Supervisor:
         for process, judge in self._judges.items():
             if self._engine.is_running:
                 judge.seconds_per_token = self._engine.ready.seconds_per_token
-            reason = judge.look(self._clock(), process.pulse(), process.num_sent, is_stopped=process.is_stopped)
+            reason = judge.look(
+                self._clock(),
+                process.pulse(),
+                process.num_sent,
+                is_stopped=process.is_stopped,
+                processor_seconds=process.processor_seconds,
+            )
             if reason is not None:
                 stalled.append((process, reason))
+        self._tell_of_standing()
         return stalled
+
+    def _tell_of_standing(self) -> None:
+        is_standing = bool(self._judges) and all(judge.is_standing for judge in self._judges.values())
+        if is_standing != self._is_standing:
+            self._is_standing = is_standing
+            logger.warning("the engine %s", "has work and does nothing" if is_standing else "goes on")
+            self._on_standing(is_standing)
 
     async def _end_stalled(self, process: EngineProcess, reason: str) -> None:
         self._metrics.engine_stalls.add()

@@ -32,8 +32,9 @@ class Version(msgspec.Struct):
 @router.get("/health", name="health", openapi_extra=described(answer=Health))
 @router.get("/health/ready", openapi_extra=described(answer=Health))
 async def ready(request: Request) -> Response:
-    """200 if requests are answered; 503 while the engine loads or is started again, and while the server stops."""
-    request.app.state.serving.check_ready()
+    """200 if requests are answered; 503 while the engine loads, stands still or is started again, and
+    while the server stops."""
+    request.app.state.serving.check_progress()
     return json_answer(Health(Readiness.READY.value))
 
 
