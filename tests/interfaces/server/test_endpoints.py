@@ -269,7 +269,8 @@ def test_who_is_refused_at_the_door_stands_in_the_log_with_where_it_wanted_to_go
             assert counted.value("/v1/completions", "503") == counted.value("none", "401") == 1
 
     run(main())
-    said = [" ".join(record.getMessage().split()[:3]) for record in caplog.records]
+    lines = [record for record in caplog.records if record.name == "quire.server.access"]
+    said = [" ".join(record.getMessage().split()[:3]) for record in lines]
     assert said == ["GET /v1/models/{model_id:path} 401", "GET none 401", "POST /v1/completions 503"]
 
 
