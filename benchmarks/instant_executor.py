@@ -52,5 +52,10 @@ class InstantExecutor:
     def control(self, name: str, args: dict[str, Any]) -> Any:
         raise UserError(f"control {name!r}: this executor has no worker.")
 
+    def loss_descriptors(self) -> tuple[int, ...]:
+        return ()
+
+    def check_workers(self) -> None: ...
+
     def shutdown(self) -> None:
         """There is nothing to give back."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from quire.config import EngineConfig
 from quire.errors import UserError
 from quire.messages import (
     AbortRequests,
+    CacheChanged,
     EngineOutputs,
     EngineReady,
     EngineRequest,
     ExtendRequest,
     IntArray,
+    SchedulerOutput,
     SequenceEnd,
     SequenceLogprobs,
     SequenceStart,
@@ -146,6 +149,15 @@ class NullCore:
         for end in outputs.ends if self._num_best else ():
             self._num_best.pop(end.sequence_id, None)
         return outputs
+
+    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None: ...
+
+    def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None: ...
+
+    def loss_descriptors(self) -> tuple[int, ...]:
+        return ()
+
+    def check_workers(self) -> None: ...
 
     def shutdown(self) -> None:
         self._rows = self._rows[:, :0]

@@ -16,6 +16,7 @@ from quire.errors import EngineDeadError, QuireError
 from quire.failpoints import failpoint
 from quire.messages import (
     AbortRequests,
+    CacheChanged,
     ControlCall,
     ControlReply,
     EngineFailed,
@@ -51,6 +52,18 @@ class Core(Protocol):
     def step(self) -> EngineOutputs: ...
     def shutdown(self) -> None: ...
 
+    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
+        """Has `on_step` called before each step, with what was decided."""
+
+    def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
+        """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
+
+    def loss_descriptors(self) -> tuple[int, ...]:
+        """Files that become readable when a worker is lost."""
+
+    def check_workers(self) -> None:
+        """Raises if one is."""
+
 
 class CoreDriver:
     """One core and its unsent answers. After a failure it has no work and takes no more messages."""
@@ -59,11 +72,8 @@ class CoreDriver:
         self._core = core
         self._outbox: list[ToClient] = [core.ready]
         self._num_steps = 0
-        self._check_workers: Callable[[], None] = lambda: None
         self.is_dead = False
-        watch_cache = getattr(core, "watch_cache", None)
-        if watch_cache is not None:
-            watch_cache(lambda message: self._outbox.append(message))
+        core.watch_cache(lambda message: self._outbox.append(message))
         # what control calls may ask besides the core's own operations
         self.operations: dict[str, Callable[..., Any]] = {"set_log_level": _set_log_level}
 
@@ -82,16 +92,12 @@ class CoreDriver:
         return not self.is_dead and self._core.has_work
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
-        """Has `on_step` called with each decision before its step begins, by a core that can tell."""
-        watch = getattr(self._core, "watch_steps", None)
-        if watch is not None:
-            watch(on_step)
+        """Has `on_step` called with each decision before its step begins."""
+        self._core.watch_steps(on_step)
 
-    def watch_workers(self, watch: Callable[[int], None]) -> None:
-        """Has `watch` called with what wakes a sleeping core whose worker is lost, by a core that can tell."""
-        begin = getattr(self._core, "watch_workers", None)
-        if begin is not None:
-            self._check_workers = begin(watch)
+    def loss_descriptors(self) -> tuple[int, ...]:
+        """What wakes a sleeping core whose worker is lost: `step` then looks."""
+        return self._core.loss_descriptors()
 
     def handle(self, message: ToCore) -> None:
         if self.is_dead:
@@ -120,7 +126,7 @@ class CoreDriver:
         if self.is_dead:
             return
         try:
-            self._check_workers()
+            self._core.check_workers()
         except Exception as error:
             self._die(error, "while it had no work")
 

@@ -145,11 +145,11 @@ class EngineCore:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
         self._feed.watch(tell)
 
-    def watch_workers(self, watch: Callable[[int], None]) -> Callable[[], None]:
-        """Has `watch` called with the descriptor at which the loss of a worker shows; what is returned raises then."""
-        begin: Callable[[Callable[[int], None]], Callable[[], None]] | None
-        begin = getattr(self.executor, "watch_workers", None)
-        return begin(watch) if begin is not None else lambda: None
+    def loss_descriptors(self) -> tuple[int, ...]:
+        return self.executor.loss_descriptors()
+
+    def check_workers(self) -> None:
+        self.executor.check_workers()
 
     def statistics(self) -> dict[str, float]:
         return self.scheduler.statistics()

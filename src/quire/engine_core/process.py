@@ -139,7 +139,8 @@ class CoreSocket:
 def serve(driver: CoreDriver, link: CoreSocket, signals: Signals, pulse: PulseWriter) -> None:
     """The loop: messages in, a step, messages out. Sleeps when there is no work."""
     driver.watch_steps(pulse.begins)
-    driver.watch_workers(link.watch)
+    for descriptor in driver.loss_descriptors():
+        link.watch(descriptor)
     link.further.serve(driver)
     pulse.serves()
     while not signals.is_end_asked and not driver.is_dead:

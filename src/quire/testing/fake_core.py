@@ -22,10 +22,12 @@ from quire.config import EngineConfig
 from quire.errors import ModelError, UserError
 from quire.messages import (
     AbortRequests,
+    CacheChanged,
     EngineOutputs,
     EngineReady,
     EngineRequest,
     ExtendRequest,
+    SchedulerOutput,
     SequenceEnd,
     SequenceLogprobs,
     SequenceStart,
@@ -258,6 +260,15 @@ class FakeCore:
             "sequences_running": len(self._sequences) + len(self._beams),
             "sequences_aborted": self._num_aborted,
         }
+
+    def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None: ...
+
+    def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None: ...
+
+    def loss_descriptors(self) -> tuple[int, ...]:
+        return ()
+
+    def check_workers(self) -> None: ...
 
     def shutdown(self) -> None:
         self.is_shut_down = True

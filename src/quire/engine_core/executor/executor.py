@@ -29,4 +29,10 @@ class Executor(Protocol):
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """A management operation, passed to every worker."""
 
+    def loss_descriptors(self) -> tuple[int, ...]:
+        """Files that become readable when a worker is lost."""
+
+    def check_workers(self) -> None:
+        """Raises if one is."""
+
     def shutdown(self) -> None: ...

@@ -298,7 +298,7 @@ class GroupExecutor:
         self._everywhere("initialize_cache", list(arguments), lambda: self._own.initialize_cache(*arguments))
 
     def execute(self, output: SchedulerOutput) -> PendingStep:
-        self._check()
+        self.check_workers()
         answers = self._answers
         self._answers = []
         message = encode_step(output, answers)
@@ -310,12 +310,10 @@ class GroupExecutor:
         """What rank 0 says."""
         return self._everywhere("control", [name, args], lambda: self._own.control(name, args))[0]
 
-    def watch_workers(self, watch: Callable[[int], None]) -> Callable[[], None]:
-        """Has `watch` called with a descriptor that can be read once a rank is lost; what is returned raises then."""
-        watch(self._watch.loss_descriptor)
-        return self._check
+    def loss_descriptors(self) -> tuple[int, ...]:
+        return (self._watch.loss_descriptor,)
 
-    def _check(self) -> None:
+    def check_workers(self) -> None:
         if self._watch.lost is not None:
             raise EngineError(f"{self._watch.lost}.")
 
@@ -383,7 +381,7 @@ class GroupExecutor:
             raise EngineError(f"{self._watch.lost}.")
         if isinstance(message, Failed):
             self._meetings.abort()
-            self._check()
+            self.check_workers()
             error_class = getattr(errors, message.kind, EngineError)
             raise error_class(message.text if message.kind else f"rank {rank.number} failed: {message.text}")
         assert isinstance(message, kind)

@@ -58,6 +58,12 @@ class InProcessExecutor:
     def control(self, name: str, args: dict[str, Any]) -> Any:
         return self._run(self.worker.control, name, args)
 
+    def loss_descriptors(self) -> tuple[int, ...]:
+        # it is lost with this process
+        return ()
+
+    def check_workers(self) -> None: ...
+
     def shutdown(self) -> None:
         self._run(self.worker.shutdown)
         if self._thread is not None:

@@ -126,6 +126,11 @@ class SimulatedExecutor:
             return self.costs.seconds_per_swapped_block
         raise UserError(f"control {name!r}: a simulated worker has no such operation.")
 
+    def loss_descriptors(self) -> tuple[int, ...]:
+        return ()
+
+    def check_workers(self) -> None: ...
+
     def shutdown(self) -> None:
         """There is nothing to give back."""
 
