@@ -47,13 +47,14 @@ from quire.observability.recorder import DecisionRecorder, Recorder
 _SHORT_STEP = 0.004
 
 
-def build_engine_core(config: EngineConfig) -> EngineCore:
-    """The whole core in this process. A user's mistake raises a UserError."""
+def build_engine_core(config: EngineConfig, executor: Executor | None = None) -> EngineCore:
+    """The whole core in this process, with workers of its own or with those that are given. A user's mistake raises a
+    UserError."""
     phases = PhaseTimer()
     policy = _policy(config)  # a wrong name is found before anything is loaded
     failpoint("start_load")
     with phases.measure("load model"):
-        executor = _executor(config.worker)
+        executor = executor or _executor(config.worker)
     failpoint("start_measure")
     with phases.measure("measure memory"):
         measured = executor.measure_capacity()

@@ -26,6 +26,9 @@ class Executor(Protocol):
     def execute(self, output: SchedulerOutput) -> PendingStep:
         """One step."""
 
+    def run_ahead(self) -> None:
+        """From now on `execute` returns at once."""
+
     def control(self, name: str, args: dict[str, Any]) -> Any:
         """A management operation, passed to every worker."""
 

@@ -1,0 +1,446 @@
+"""An executor without a model, on a virtual clock: it answers at once and keeps the time that a worker would take.
+
+What the core decides it decides for real: who runs, who forks, who gives way and how, what the prefix cache has. Only
+what a worker computes is made up: a token is a number that follows from the sequence and the place, and a draft is
+right as often as is said. Contents of blocks are not kept; the checking executor of the tests does that
+(testing/simulator). What a step takes is said by a cost model (simulation/costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.engine_core.executor.executor import PendingStep
+from quire.errors import UserError
+from quire.messages import (
+    NUM_DRAFTS,
+    Candidates,
+    IntArray,
+    LayerSpec,
+    SchedulerOutput,
+    StepOutput,
+    WorkerCapacity,
+)
+
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+# of one step, or of several that differ in nothing else
+Amount: TypeAlias = float | Floats
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_PARTS = 1 << 16
+
+
+class VirtualClock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def wait_until(self, time: float) -> None:
+        """Time never goes back."""
+        self._now = max(self._now, time)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step does, in amounts that cost time. All of them are of the whole model, whoever shares it."""
+
+    num_rows: int = 0
+    # computed, and those of them whose logits are looked at
+    num_tokens: int = 0
+    num_sampled: int = 0
+    # tokens of context that attention reads, once a row, in a layer that sees all of them
+    context_tokens: Amount = 0.0
+    # the same in bytes, over all layers; windows are counted row by row
+    context_bytes: Amount = 0.0
+    # pairs of a query and a key, over all layers
+    attention_pairs: Amount = 0.0
+    # blocks: copied on the device, and moved to the host or back
+    num_copied_blocks: int = 0
+    num_swapped_blocks: int = 0
+    # passes of a proposer, and the drafts that come of them
+    num_draft_passes: int = 0
+    num_drafts: int = 0
+
+
+class CostModel(Protocol):
+    """How long a step takes. Of amounts that are columns the answer is a column; each number is made by the same
+    operations in the same order, so that it does not matter whether steps are priced one by one."""
+
+    def seconds(self, work: StepWork) -> Amount: ...
+
+
+@dataclass(frozen=True)
+class DraftQuality:
+    """Of a proposer that is not run: the share of its tokens that are right."""
+
+    acceptance: float = 0.7
+
+
+class ModelledStep:
+    """What a step brings, known at once; whoever waits for it lets the time pass that it takes."""
+
+    def __init__(self, output: StepOutput, clock: VirtualClock, done_at: float) -> None:
+        self._output = output
+        self._clock = clock
+        self.done_at = done_at
+
+    def result(self) -> StepOutput:
+        self._clock.wait_until(self.done_at)
+        return self._output
+
+
+class ModelledExecutor:
+    """Keeps of each row the two numbers and how it samples; everything else is the core's."""
+
+    def __init__(
+        self,
+        capacity: WorkerCapacity,
+        costs: CostModel,
+        *,
+        clock: VirtualClock | None = None,
+        num_stages: int = 1,
+        vocab_size: int = 32_000,
+        drafts: DraftQuality | None = None,
+        control: dict[str, Any] | None = None,
+    ) -> None:
+        """`capacity`: what a worker would have measured. `num_stages`: of a pipeline, which begins a step while others
+        are under way. `control`: answers to management operations, such as measure_swap."""
+        self.capacity = capacity
+        self.costs = costs
+        self.clock = clock or VirtualClock()
+        # called with what was decided, what it comes to and when it is done
+        self.on_step: Callable[[SchedulerOutput, StepWork, float], None] | None = None
+        self.num_steps = 0
+        self.busy_seconds = 0.0
+        self._num_stages = num_stages
+        self._vocab_size = vocab_size
+        self._drafts = drafts or DraftQuality()
+        self._control = control or {}
+        self._attention = _kinds_of(capacity.layers)
+        # when the first stage is free again, and when the last step that was handed in is done
+        self._free_at = 0.0
+        self._last_done_at = 0.0
+        self._rows = _Rows()
+
+    # ------------------------------------------------------------------------------------------ as any executor
+
+    def measure_capacity(self) -> WorkerCapacity:
+        return self.capacity
+
+    def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
+        """There is none."""
+
+    def run_ahead(self) -> None:
+        """It always does: a step is under way until somebody waits for it."""
+
+    def execute(self, output: SchedulerOutput) -> PendingStep:
+        rows = self._rows
+        rows.apply(output)
+        granted, num_tokens = rows.computable(output.rows, output.num_tokens)
+        starts = rows.num_computed[granted]
+        ends = starts + num_tokens
+        rows.num_computed[granted] = ends
+        answer, num_sampled, num_drafts, num_passes = self._answer(output, granted)
+        reads, num_bytes, pairs = self._attention.reads(starts, ends)
+        work = StepWork(
+            num_rows=len(granted),
+            num_tokens=int(num_tokens.sum()),
+            num_sampled=num_sampled,
+            context_tokens=reads,
+            context_bytes=num_bytes,
+            attention_pairs=pairs,
+            num_copied_blocks=int(output.block_copies.shape[1]),
+            num_swapped_blocks=int(output.swapped_out.shape[1] + output.swapped_in.shape[1]),
+            num_draft_passes=num_passes,
+            num_drafts=num_drafts,
+        )
+        done_at = self._done_at(float(self.costs.seconds(work)))
+        if self.on_step is not None:
+            self.on_step(output, work, done_at)
+        return ModelledStep(answer, self.clock, done_at)
+
+    def control(self, name: str, args: dict[str, Any]) -> Any:
+        if name not in self._control:
+            raise UserError(f"control {name!r}: a modelled worker has no such operation.")
+        return self._control[name]
+
+    def loss_descriptors(self) -> tuple[int, ...]:
+        return ()
+
+    def check_workers(self) -> None:
+        """None can be lost."""
+
+    def shutdown(self) -> None:
+        """There is nothing to give back."""
+
+    # ------------------------------------------------------------------------------------------ one step
+
+    def _done_at(self, seconds: float) -> float:
+        """Each stage takes its part of a step, and is free for the next one then."""
+        begins = max(self._free_at, self.clock.now())
+        self.num_steps += 1
+        self.busy_seconds += seconds
+        self._free_at = begins + seconds / self._num_stages
+        self._last_done_at = max(self._last_done_at, begins + seconds)
+        return self._last_done_at
+
+    def _answer(self, output: SchedulerOutput, rows: IntArray) -> tuple[StepOutput, int, int, int]:
+        """A token, or candidates, or a vector of each row that has computed all it has; and how many were sampled, how
+        many drafts came of how many passes."""
+        state = self._rows
+        asked = output.step_data.get(NUM_DRAFTS)
+        if asked is not None or state.has_drafts(rows):
+            return self._answer_with_drafts(output, rows, asked)
+        is_done = (state.num_computed[rows] == state.num_total[rows]) & state.is_final[rows]
+        answer = StepOutput(step=output.step)
+        sampled = self._special(rows[is_done], answer)
+        if len(sampled):
+            answer.rows = sampled
+            answer.token_ids = state.sample(sampled, self._vocab_size)
+        return answer, int(np.count_nonzero(is_done)), 0, 0
+
+    def _special(self, done: IntArray, answer: StepOutput) -> IntArray:
+        """Answers for rows that pool or whose next token the core chooses; returns the others."""
+        state = self._rows
+        if not state.num_special:
+            return done
+        is_pooled = state.is_pooled[done]
+        answer.vectors = dict.fromkeys(done[is_pooled].tolist(), b"\0\0\0\0")
+        done = done[~is_pooled]
+        is_watched = state.num_candidates[done] > 0
+        answer.candidates = {row: state.candidates(row, self._vocab_size) for row in done[is_watched].tolist()}
+        return done[~is_watched]
+
+    def _answer_with_drafts(
+        self, output: SchedulerOutput, rows: IntArray, asked: IntArray | None
+    ) -> tuple[StepOutput, int, int, int]:
+        """The same where rows have drafts, or are to have some: what the step has computed of them is verified, wrong
+        ones are cut off, and new ones are proposed behind the token that is sampled."""
+        state = self._rows
+        answer = StepOutput(step=output.step)
+        may_sample = state.is_final[rows] & ~state.is_pooled[rows] & (state.num_candidates[rows] == 0)
+        is_done = state.num_computed[rows] == state.num_total[rows]
+        special = rows[is_done & state.is_final[rows] & ~may_sample]
+        self._special(special, answer)
+
+        pending = state.num_drafts[rows]
+        firsts = state.num_total[rows] - pending
+        # the token before a draft says what the draft should have been
+        num_verified = np.clip(state.num_computed[rows] - firsts + 1, 0, pending) * may_sample
+        num_accepted = state.num_right(rows, firsts, num_verified, self._drafts.acceptance)
+        samples = ((num_accepted < num_verified) | is_done) & may_sample
+        state.num_drafts[rows] = np.where(samples, 0, pending - num_accepted)
+        lengths = firsts + num_accepted
+        own = rows[samples]
+        state.num_total[own] = lengths[samples] + 1
+        state.num_computed[own] = lengths[samples]
+        emitted = num_accepted + samples
+        answer.rows = rows.repeat(emitted)
+        answer.token_ids = state.tokens_from(rows, firsts, emitted, self._vocab_size)
+
+        wanted = np.zeros(len(rows), dtype=np.int64)
+        if asked is not None:
+            by_row = dict(zip(output.rows.tolist(), asked.tolist(), strict=True))
+            wanted = np.array([by_row[row] for row in rows.tolist()], dtype=np.int64) * samples
+        state.num_drafts[rows] += wanted
+        state.num_total[rows] += wanted
+        is_told = (pending > 0) | (wanted > 0)
+        told = rows[is_told]
+        answer.speculated = np.array(
+            [told, state.num_computed[told], state.num_total[told], num_verified[is_told], num_accepted[is_told]]
+        )
+        num_sampled = int((num_verified + samples).sum()) + len(special)
+        return answer, num_sampled, int(wanted.sum()), int(wanted.max(initial=0))
+
+
+# ---------------------------------------------------------------------------------------------- attention
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Layers that see the same tokens."""
+
+    num_layers: int
+    bytes_per_token: int
+    window: int
+    is_chunked: bool
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What attention reads and multiplies, in all layers."""
+
+    kinds: tuple[_Kind, ...]
+
+    def reads(self, starts: IntArray, ends: IntArray) -> tuple[float, float, float]:
+        """(tokens of context, bytes, pairs of query and key) of rows that compute from `starts` to `ends`."""
+        tokens = float(ends.sum())
+        num_bytes = 0.0
+        pairs = 0.0
+        for kind in self.kinds:
+            if not kind.window:
+                read = tokens
+                seen = float(((starts + ends + 1) * (ends - starts)).sum() // 2)
+            else:
+                read, seen = _within_window(kind, starts, ends)
+            num_bytes += read * kind.bytes_per_token
+            pairs += seen * kind.num_layers
+        return tokens, num_bytes, pairs
+
+
+def _within_window(kind: _Kind, starts: IntArray, ends: IntArray) -> tuple[float, float]:
+    """What lies within the windows of these queries, once a row; and their pairs."""
+    window = kind.window
+    firsts = starts - starts % window if kind.is_chunked else np.maximum(starts + 1 - window, 0)
+    pairs = _pairs_before(kind, ends) - _pairs_before(kind, starts)
+    return float((ends - firsts).sum()), float(pairs.sum())
+
+
+def _pairs_before(kind: _Kind, places: IntArray) -> IntArray:
+    """Of all queries before these places: each sees what is before it, itself included, and no more than its window."""
+    window = kind.window
+    whole, rest = np.divmod(places, window)
+    if not kind.is_chunked:
+        whole = np.maximum(places - window, 0)
+        rest = places - whole
+    pairs: IntArray = rest * (rest + 1) // 2 + whole * (window * (window + 1) // 2 if kind.is_chunked else window)
+    return pairs
+
+
+def _kinds_of(layers: list[LayerSpec]) -> _Attention:
+    by_window: dict[tuple[int, bool], list[LayerSpec]] = {}
+    for layer in layers:
+        if not layer.state_bytes and not layer.is_draft:
+            by_window.setdefault((layer.sliding_window, layer.is_chunked), []).append(layer)
+    return _Attention(
+        tuple(
+            _Kind(len(members), sum(one.bytes_per_token for one in members), *window)
+            for window, members in by_window.items()
+        )
+    )
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+class _Rows:
+    """What a worker knows of its rows, as far as decisions show it."""
+
+    def __init__(self) -> None:
+        self.num_computed = np.zeros(64, dtype=np.int64)
+        self.num_total = np.zeros(64, dtype=np.int64)
+        # of the tokens that count: proposed, and not verified yet
+        self.num_drafts = np.zeros(64, dtype=np.int64)
+        self.num_candidates = np.zeros(64, dtype=np.int64)
+        self.seeds = np.zeros(64, dtype=np.uint64)
+        self.is_final = np.zeros(64, dtype=np.bool_)
+        self.is_pooled = np.zeros(64, dtype=np.bool_)
+        # rows that pool or have candidates
+        self.num_special = 0
+
+    def apply(self, output: SchedulerOutput) -> None:
+        for fork in output.forked:
+            self._reserve(fork.row)
+            self._count_special(fork.row, -1)
+            for column in (self.num_candidates, self.is_final, self.is_pooled):
+                column[fork.row] = column[fork.parent_row]
+            self._count_special(fork.row, 1)
+            self._begin(fork.row, fork.num_computed_tokens, fork.num_total_tokens, fork.seed, fork.sequence_id)
+        for row in output.released:
+            self._count_special(row, -1)
+            self.num_candidates[row] = 0
+            self.is_pooled[row] = False
+            self.num_drafts[row] = 0
+        for admitted in output.admitted:
+            row = admitted.row
+            self._reserve(row)
+            self._count_special(row, -1)
+            self.num_candidates[row] = admitted.num_candidates
+            self.is_final[row] = admitted.is_final
+            self.is_pooled[row] = bool(admitted.pooling)
+            self._count_special(row, 1)
+            num_total = len(admitted.token_ids)
+            self._begin(row, admitted.num_computed_tokens, num_total, admitted.seed, admitted.sequence_id)
+        for row, num_computed in output.progress:
+            self.num_computed[row] = num_computed
+        for appended in output.appended:
+            self.num_total[appended.row] += len(appended.token_ids)
+            self.is_final[appended.row] = appended.is_final
+
+    def _begin(self, row: int, num_computed: int, num_total: int, seed: int, sequence_id: int) -> None:
+        self.num_computed[row] = num_computed
+        self.num_total[row] = num_total
+        self.num_drafts[row] = 0
+        self.seeds[row] = (seed * 0x632BE59BD9B4E019 + sequence_id) & 0xFFFFFFFFFFFFFFFF
+
+    def _count_special(self, row: int, change: int) -> None:
+        self.num_special += change * bool(self.num_candidates[row] or self.is_pooled[row])
+
+    def _reserve(self, row: int) -> None:
+        there = len(self.num_total)
+        if row < there:
+            return
+        for name in ("num_computed", "num_total", "num_drafts", "num_candidates", "seeds", "is_final", "is_pooled"):
+            setattr(self, name, np.pad(getattr(self, name), (0, max(row + 1 - there, there))))
+
+    def computable(self, rows: IntArray, granted: IntArray) -> tuple[IntArray, IntArray]:
+        """Rows and how many tokens each computes: fewer than granted where drafts were fewer than promised."""
+        there = self.num_total[rows] - self.num_computed[rows]
+        if (granted <= there).all():
+            return rows, granted
+        granted = np.minimum(granted, there)
+        return rows[granted > 0], granted[granted > 0]
+
+    def has_drafts(self, rows: IntArray) -> bool:
+        return bool(self.num_drafts[rows].any())
+
+    def sample(self, rows: IntArray, vocab_size: int) -> IntArray:
+        """A token for each, at its end."""
+        totals = self.num_total[rows]
+        token_ids = self._tokens_at(rows, totals, vocab_size)
+        self.num_total[rows] = totals + 1
+        return token_ids
+
+    def tokens_from(self, rows: IntArray, firsts: IntArray, counts: IntArray, vocab_size: int) -> IntArray:
+        """So many of each, from that place on, one row after the other."""
+        which = rows.repeat(counts)
+        ends = counts.cumsum()
+        places = np.arange(int(counts.sum())) - (ends - counts).repeat(counts) + firsts.repeat(counts)
+        return self._tokens_at(which, places, vocab_size)
+
+    def num_right(self, rows: IntArray, firsts: IntArray, counts: IntArray, acceptance: float) -> IntArray:
+        """How many of the first so many drafts are right, before the first wrong one."""
+        most = int(counts.max(initial=0))
+        places = firsts[:, None] + np.arange(most)
+        luck = (self._hashes(rows[:, None], places) >> np.uint64(40)) % np.uint64(_PARTS)
+        is_right = (luck < acceptance * _PARTS) & (np.arange(most) < counts[:, None])
+        num_right: IntArray = np.cumprod(is_right, axis=1, dtype=np.int64).sum(axis=1)
+        return num_right
+
+    def candidates(self, row: int, vocab_size: int) -> Candidates:
+        """Tokens that differ, each less likely than the one before by a share that follows from the place."""
+        count = min(int(self.num_candidates[row]), vocab_size)
+        index = np.array([row])
+        first = int(self._tokens_at(index, self.num_total[index], vocab_size)[0])
+        spread = 0.3 + (first % 997) / 997
+        logprobs = [-0.4 - spread * place for place in range(count)]
+        return Candidates([(first + place) % vocab_size for place in range(count)], logprobs)
+
+    def _tokens_at(self, rows: IntArray, places: IntArray, vocab_size: int) -> IntArray:
+        token_ids: IntArray = (self._hashes(rows, places) % np.uint64(vocab_size)).astype(np.int64)
+        return token_ids
+
+    def _hashes(self, rows: IntArray, places: IntArray) -> npt.NDArray[np.uint64]:
+        mixed = (self.seeds[rows] + places.astype(np.uint64)) * _MIX
+        hashes: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(29))
+        return hashes

@@ -1,0 +1,136 @@
+"""`quire simulate`: a trace of requests through the engine's own core, on a virtual clock and a modelled device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quire.config.device_sheets import DEVICE_SHEETS, device_sheet
+from quire.errors import OptionError
+from quire.interfaces.cli.bench_flags import whole_number
+from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_of
+from quire.simulation.arrivals import Arrival
+from quire.simulation.deployment import Deployment, deploy
+from quire.simulation.run import Outcome, Progress, simulate
+from quire.simulation.shapes import shape_names
+from quire.simulation.slo import Slo
+from quire.simulation.traces.formats import open_trace
+from quire.simulation.traces.table import ReadTrace
+
+# what has no meaning without a worker, or is said in another way here
+_NOT_HERE = ("model", "device", "seed", "load_format", "kv_events_config", "data_parallel_size", "routing_policy")
+_BAR = 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is simulated")
+    group.add_argument("--model", required=True, help=f"a folder with a config.json, or {', '.join(shape_names())}")
+    group.add_argument("--device", required=True, help=", ".join(DEVICE_SHEETS))
+    group.add_argument("--trace", required=True, metavar="FILE", help="arrivals: Azure's form (CSV)")
+    group.add_argument("--num-requests", metavar="N", help="the first so many of the trace")
+    group.add_argument("--slo", default="", metavar="TERMS", help="what is promised, as ttft_p90<1s,tpot_p90<50ms")
+    group.add_argument("--seed", default="0", metavar="N", help="of all that is drawn; the same one, the same bytes")
+    group.add_argument("--json", metavar="FILE", help="write all numbers there; - prints them and no table")
+    add_engine_flags(parser, leave_out=_NOT_HERE)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    trace = open_trace(arguments.trace)
+    slo = Slo.parse(arguments.slo)
+    seed = whole_number("--seed", arguments.seed, 0)
+    deployment = _deployment(arguments, trace)
+    num_requests = len(trace.table)
+    if arguments.num_requests is not None:
+        num_requests = min(num_requests, whole_number("--num-requests", arguments.num_requests, 1))
+    arrivals: Iterator[Arrival] = islice(trace.arrivals(), num_requests)
+    outcome = simulate(deployment, arrivals, slo=slo, seed=seed, progress=_progress(num_requests))
+    asked = {
+        "model": arguments.model,
+        "device": deployment.device.name,
+        "devices": deployment.num_devices,
+        "trace": trace.name,
+        "arrived": num_requests,
+        "seed": seed,
+    }
+    _print(asked, outcome, arguments.json)
+    return 0
+
+
+def _deployment(arguments: argparse.Namespace, trace: ReadTrace) -> Deployment:
+    typed = {name: value for name, value in vars(arguments).items() if name not in _NOT_HERE}
+    options = engine_options_of(argparse.Namespace(**typed))
+    if not trace.has_contents:
+        # nothing could be found in it, and keeping the names of blocks takes time
+        options.setdefault("enable_prefix_caching", False)
+    return deploy(arguments.model, device_sheet(arguments.device), options)
+
+
+def _progress(num_requests: int) -> Progress | None:
+    """A bar on stderr, where somebody looks at it."""
+    if not sys.stderr.isatty():
+        return None
+    drawn = [-1]
+
+    def tell(num_arrived: int, time: float) -> None:
+        filled = _BAR * num_arrived // num_requests
+        if filled != drawn[0] or num_arrived == num_requests:
+            drawn[0] = filled
+            end = "\n" if num_arrived == num_requests else ""
+            bar = "#" * filled + "." * (_BAR - filled)
+            print(f"\r[{bar}] {num_arrived:,} requests, {time:,.0f} s", end=end, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _print(asked: dict[str, Any], outcome: Outcome, json_file: str | None) -> None:
+    document = {**asked, **outcome.summary}
+    if json_file == "-":
+        print(json.dumps(document))
+        return
+    if json_file:
+        try:
+            Path(json_file).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"--json {json_file}: cannot be written ({error.strerror}).") from error
+    print(as_table(document))
+
+
+def as_table(document: dict[str, Any]) -> str:
+    """The numbers that most people ask for."""
+    requests, tokens = document["requests"], document["tokens"]
+    engine = document["engines"][0]
+    lines = [
+        f"{document['model']} on {document['devices']} x {document['device']}, {document['trace']}",
+        f"requests            {requests['completed']:,} in {document['seconds']:,.1f} s "
+        f"({requests['per_second']:.2f} a second), {requests['failed']:,} failed",
+        f"output              {tokens['output_per_second']:,.0f} tokens a second",
+        *(_line_of(name, document[key]) for name, key in _LATENCIES),
+        f"prefix cache        {document['cache_hit_rate']:.1%} of prompt tokens",
+        f"preemptions         {document['preemptions']['recomputed']:,.0f} computed again, "
+        f"{document['preemptions']['swapped']:,.0f} swapped",
+        f"engine              busy {engine['busy']:.1%}, {engine['sequences_at_once']:.1f} sequences at once, "
+        f"{engine['kv_blocks_held']:.1%} of KV blocks held",
+    ]
+    if "slo" in document:
+        slo = document["slo"]
+        terms = ", ".join(f"{term} {'holds' if holds else 'FAILS'}" for term, holds in slo["terms"].items())
+        lines.append(f"goodput             {slo['goodput_per_second']:.2f} requests a second ({terms})")
+    return "\n".join(lines + [f"error               {n:,} x {text}" for text, n in requests["errors"].items()])
+
+
+_LATENCIES = (
+    ("first token", "ttft_s"),
+    ("between tokens", "inter_token_s"),
+    ("a token", "normalized_latency_s"),
+    ("whole request", "latency_s"),
+)
+
+
+def _line_of(name: str, numbers: dict[str, float]) -> str:
+    shown = ", ".join(f"{key} {numbers[key] * 1e3:,.1f}" for key in ("mean", "p50", "p90", "p99", "max"))
+    return f"{name:<20}{shown} ms"

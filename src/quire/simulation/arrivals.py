@@ -1,0 +1,73 @@
+"""What arrives: when, how long prompt and answer are, and what prompts have in common. Files are read by traces/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.messages import DecodingSpec, EngineRequest
+from quire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request. Its prompt begins with `pieces`, each (name of a content, tokens); the rest is its own."""
+
+    # seconds
+    at: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    pieces: tuple[tuple[int, int], ...] = ()
+    # sampled in parallel, or beams
+    num_sequences: int = 1
+    is_beam_search: bool = False
+    priority: int = 0
+
+
+class Trace(Protocol):
+    """Arrivals in the order of their times; may be read again."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_contents(self) -> bool:
+        """Whether it says which prompts begin alike; else none do."""
+
+    def arrivals(self) -> Iterator[Arrival]: ...
+
+
+def request_of(arrival: Arrival, number: int, vocab_size: int, *, seed: int = 0) -> EngineRequest:
+    """As a client sends it. The answer has the length that the trace says: nothing else ends it."""
+    n = arrival.num_sequences
+    sampling = SamplingParams(n=n, max_tokens=arrival.num_output_tokens, ignore_eos=True)
+    decoding = DecodingSpec(method="beam_search", args={"width": n}) if arrival.is_beam_search else None
+    return EngineRequest(
+        request_id=number,
+        prompt_token_ids=prompt_of(arrival, number, vocab_size).tolist(),
+        sampling=sampling,
+        seed=seed + number,
+        decoding=decoding,
+        priority=arrival.priority,
+    )
+
+
+def prompt_of(arrival: Arrival, number: int, vocab_size: int) -> npt.NDArray[np.int32]:
+    """Tokens that are equal where contents are, and differ in every block where they do not."""
+    tokens = np.empty(arrival.num_prompt_tokens, dtype=np.int32)
+    place = 0
+    for name, length in arrival.pieces:
+        _fill(tokens[place : place + length], (name % vocab_size, name // vocab_size % vocab_size))
+        place += length
+    # three numbers by turns, and not two: no piece looks like it
+    _fill(tokens[place:], (number % vocab_size, number // vocab_size % vocab_size, vocab_size - 1))
+    return tokens
+
+
+def _fill(tokens: npt.NDArray[np.int32], numbers: tuple[int, ...]) -> None:
+    for turn, number in enumerate(numbers):
+        tokens[turn :: len(numbers)] = number

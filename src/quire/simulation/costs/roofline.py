@@ -1,0 +1,135 @@
+"""A step as operators on a device (2.1.1): each takes as long as its arithmetic or its bytes, whichever is longer.
+
+    matrices of the layers   2 x weights x tokens                  weights, once a step
+    experts                  2 x weights of those asked x tokens   all that some token of the step asks
+    attention                4 x heads x dimension x pairs         keys and values of every row's context
+    head                     2 x vocabulary x hidden x rows        its weights
+    collectives              two sums a layer where several workers share it, a hand-over between stages
+    launches                 so much a layer and a step
+
+Data sheets say peaks; `Efficiency` says which share of them kernels reach. Everything is of the worker that has most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.config.arithmetic import FLOAT_BYTES, ModelShape
+from quire.config.device_sheets import DeviceSheet
+from quire.engine_core.executor.modelled import Amount, StepWork
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the data sheet, and what no sheet says. The same for all models and devices."""
+
+    compute: float = 0.65
+    attention_compute: float = 0.5
+    memory: float = 0.8
+    link: float = 0.7
+    # launches, and the gaps between kernels
+    seconds_per_layer: float = 12e-6
+    # input, sampling, results
+    seconds_per_step: float = 0.6e-3
+    # of a sum over workers, before the first byte
+    seconds_per_collective: float = 10e-6
+    # between host and device, for swapping
+    host_bytes_per_second: float = 20e9
+
+
+# Of a processor whose rates were measured with its own kernels.
+MEASURED = Efficiency(
+    compute=1.0, attention_compute=0.5, memory=1.0, link=1.0, seconds_per_layer=20e-6, seconds_per_step=0.4e-3,
+    host_bytes_per_second=5e9,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """What one worker of several computes: a share of every layer, of all stages together."""
+
+    shape: ModelShape
+    dtype: str
+    # of all matrices but the looked-up embedding, in the form in which they lie in memory; experts apart
+    dense_bytes: float
+    expert_bytes: float
+    head_bytes: float
+    block_bytes: float
+    num_ranks: int = 1
+    num_stages: int = 1
+
+
+@dataclass(frozen=True)
+class RooflineCosts:
+    """Of one model on one device."""
+
+    device: DeviceSheet
+    part: ModelPart
+    efficiency: Efficiency = field(default_factory=Efficiency)
+
+    def seconds(self, work: StepWork) -> Amount:
+        fixed = self._matrices(work) + self._collectives(work) + self._moves(work) + self._launches(work)
+        return fixed + self._attention(work)
+
+    def swap_seconds(self) -> float:
+        """Of a block."""
+        return self.part.block_bytes / self.efficiency.host_bytes_per_second
+
+    # ------------------------------------------------------------------------------------------ operators
+
+    def _longer(self, flops: float, num_bytes: float) -> float:
+        arithmetic = flops / (self.device.flops * self.efficiency.compute)
+        return max(arithmetic, num_bytes / (self.device.bytes_per_second * self.efficiency.memory))
+
+    def _matrices(self, work: StepWork) -> float:
+        part = self.part
+        shape = part.shape
+        size = FLOAT_BYTES[part.dtype]
+        latent = shape.num_key_parameters + shape.num_value_parameters
+        dense = shape.num_linear_parameters + shape.num_float_parameters + latent
+        # each matrix reads its inputs and writes its outputs
+        passing = 8 * shape.num_layers * shape.hidden_size * work.num_tokens * size
+        seconds = self._longer(2.0 * dense * work.num_tokens, part.dense_bytes + passing)
+        experts = shape.experts
+        if experts is not None and work.num_tokens:
+            flops = 2.0 * shape.num_expert_parameters * experts.top_k / experts.num_experts * work.num_tokens
+            seconds += self._longer(flops, experts.share_asked(work.num_tokens) * part.expert_bytes)
+        if work.num_sampled:
+            flops = 2.0 * shape.vocab_size * shape.hidden_size * work.num_sampled
+            # logits are float32, and a sampler looks at them a few times
+            seconds += self._longer(flops, part.head_bytes + 16.0 * shape.vocab_size * work.num_sampled)
+        return seconds
+
+    def _attention(self, work: StepWork) -> Amount:
+        shape = self.part.shape
+        width = shape.num_heads * shape.head_dim
+        if shape.latent is not None:  # queries meet latent vectors
+            width = shape.num_heads * shape.latent.kept_values
+        elif shape.mixed is not None:
+            width = shape.query_width // max(1, shape.num_layers)
+        arithmetic = 4.0 * width * work.attention_pairs / (self.device.flops * self.efficiency.attention_compute)
+        reading = work.context_bytes / (self.device.bytes_per_second * self.efficiency.memory)
+        longer: Amount = np.maximum(arithmetic, reading)
+        return longer
+
+    def _collectives(self, work: StepWork) -> float:
+        part = self.part
+        num_bytes = work.num_tokens * part.shape.hidden_size * FLOAT_BYTES[part.dtype]
+        rate = self.device.link_bytes_per_second * self.efficiency.link
+        latency = self.efficiency.seconds_per_collective
+        seconds = (part.num_stages - 1) * (latency + num_bytes / rate)
+        if part.num_ranks > 1:
+            # a ring: everybody sends all but its own part, twice
+            share = 2.0 * (part.num_ranks - 1) / part.num_ranks
+            seconds += 2 * part.shape.num_layers * (latency + share * num_bytes / rate)
+        return seconds
+
+    def _moves(self, work: StepWork) -> float:
+        # read and written
+        copies = 2.0 * work.num_copied_blocks * self.part.block_bytes / self.device.bytes_per_second
+        return copies + work.num_swapped_blocks * self.swap_seconds()
+
+    def _launches(self, work: StepWork) -> float:
+        return self.efficiency.seconds_per_step + self.efficiency.seconds_per_layer * self.part.shape.num_layers

@@ -1,0 +1,162 @@
+"""What one engine runs on: a model, devices that share it, and the engine's options. Makes the core for a replica.
+
+The options are those of the engine itself, resolved as the engine resolves them; memory is what a worker would find
+after loading (config/memory_budget.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.config import EngineConfig, EngineOptions, RankGrid, resolve
+from quire.config.arithmetic import FLOAT_BYTES, ModelShape
+from quire.config.device_sheets import DeviceSheet
+from quire.config.memory_budget import LargestStep, MemoryBudget
+from quire.config.weight_sizes import expert_bytes, looked_up_bytes, weight_bytes
+from quire.engine_core.engine_core import EngineCore
+from quire.engine_core.executor.modelled import CostModel, DraftQuality, ModelledExecutor, StepWork, VirtualClock
+from quire.engine_core.launch import build_engine_core
+from quire.errors import CapacityError, OptionError
+from quire.messages import WorkerCapacity
+from quire.simulation.costs.roofline import Efficiency, ModelPart, RooflineCosts
+from quire.simulation.layers import layer_specs
+from quire.simulation.shapes import model_folder
+
+_GIB = 2**30
+# memory of the host that each device may use for swapped blocks
+_HOST_BYTES = 32 * _GIB
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One engine: everything that its replicas have in common."""
+
+    config: EngineConfig
+    device: DeviceSheet
+    capacity: WorkerCapacity
+    costs: CostModel
+    budget: MemoryBudget
+    drafts: DraftQuality
+    swap_seconds_per_block: float
+
+    @property
+    def num_devices(self) -> int:
+        return self.config.worker.grid.size
+
+    def core(self, clock: VirtualClock) -> EngineCore:
+        """A replica with an empty cache."""
+        executor = ModelledExecutor(
+            self.capacity,
+            self.costs,
+            clock=clock,
+            num_stages=self.config.worker.grid.pipeline,
+            vocab_size=self.config.facts.vocab_size,
+            drafts=self.drafts,
+            control={"measure_swap": self.swap_seconds_per_block},
+        )
+        return build_engine_core(self.config, executor)
+
+
+def deploy(
+    model: str,
+    device: DeviceSheet,
+    options: Mapping[str, Any] | None = None,
+    *,
+    costs: CostModel | None = None,
+    efficiency: Efficiency | None = None,
+    drafts: DraftQuality | None = None,
+) -> Deployment:
+    """`model`: a name (simulation/shapes) or a folder. `options`: of the engine, by name. `costs`: instead of the
+    roofline of the device. Raises a UserError that says in one line what does not fit."""
+    given = dict(options or {})
+    ranks = given.pop("tensor_parallel_size", 1)
+    stages = given.pop("pipeline_parallel_size", 1)
+    # nobody looks at what is recorded, and there are no processors to share
+    asked = {"recorder_bytes": 0, "async_scheduling": False, "num_threads": 1, **given}
+    kind = "cpu" if device.name.startswith("cpu") else "cuda"
+    config, _ = resolve(EngineOptions(model=str(model_folder(model)), device=kind, load_format="dummy", **asked))
+    if config.speculation is not None:
+        raise OptionError("speculative_config: drafts cannot be priced yet. Leave it out.")
+    worker = replace(config.worker, grid=RankGrid(tensor=ranks, pipeline=stages), processors=None)
+    config = replace(config, worker=worker, engine_process=False)
+    part, budget = _memory(config, device)
+    priced = RooflineCosts(device, part, efficiency or Efficiency())
+    chosen = costs or priced
+    shape = ModelShape.of(config.facts.hf_config).of_worker(ranks, 1)
+    layers = layer_specs(shape, worker.kv_cache_dtype or worker.dtype, config.facts.hf_config)
+    num_tokens = config.max_num_batched_tokens
+    capacity = WorkerCapacity(
+        layers=layers,
+        available_bytes=budget.left,
+        explanation=f"{device.name}: {budget.left / _GIB:.1f} GiB is left for the KV cache.",
+        host_bytes=_HOST_BYTES,
+        seconds_per_token=_seconds(chosen, num_tokens) / num_tokens,
+        seconds_per_step=_seconds(chosen, 1),
+        num_layers_of_stages=_layers_of_stages(len(layers), stages),
+    )
+    return Deployment(
+        config=config,
+        device=device,
+        capacity=capacity,
+        costs=chosen,
+        budget=budget,
+        drafts=drafts or DraftQuality(),
+        swap_seconds_per_block=priced.swap_seconds(),
+    )
+
+
+def _memory(config: EngineConfig, device: DeviceSheet) -> tuple[ModelPart, MemoryBudget]:
+    """What a worker computes, and what its memory is taken by."""
+    worker, facts = config.worker, config.facts
+    grid, dtype = worker.grid, worker.dtype
+    whole = ModelShape.of(facts.hf_config)
+    if whole.mixed is not None and grid.pipeline > 1:
+        raise OptionError("pipeline_parallel_size: the layers of this model depend on each other. Leave it out.")
+    fullest = whole.of_worker(grid.tensor, grid.pipeline)
+    total, _ = weight_bytes(facts, whole, dtype, worker.quantization)
+    weights = total * fullest.num_parameters // whole.num_parameters
+    step = LargestStep(config.max_num_batched_tokens, config.max_num_seqs)
+    budget = MemoryBudget(
+        total=device.memory_bytes,
+        utilization=worker.gpu_memory_utilization,
+        runtime=device.runtime_bytes,
+        weights=weights,
+        largest_step=step.num_bytes(fullest, dtype),
+    )
+    if budget.left <= 0:
+        raise CapacityError(
+            f"{config.served_model_name.rpartition('/')[2]} on {grid.size} x {device.name}: weights take "
+            f"{weights / _GIB:.1f} GiB a device and the largest step {budget.largest_step / _GIB:.1f} GiB of "
+            f"{device.memory_bytes / _GIB:.1f} GiB. Raise tensor_parallel_size, or choose a larger device."
+        )
+    # a rank's part of all stages, one of which computes after the other
+    share = 1 / grid.tensor
+    experts = expert_bytes(facts, whole, dtype, worker.quantization)
+    head = whole.vocab_size * whole.hidden_size * FLOAT_BYTES[dtype]
+    looked_up = looked_up_bytes(facts, whole, dtype)
+    kv_dtype = worker.kv_cache_dtype or dtype
+    part = ModelPart(
+        shape=whole.of_worker(grid.tensor, 1),
+        dtype=dtype,
+        dense_bytes=max(0.0, total - experts - head - looked_up) * share,
+        expert_bytes=experts * share,
+        head_bytes=head * share,
+        block_bytes=fullest.kv_bytes_per_token(kv_dtype) * config.block_size,
+        num_ranks=grid.tensor,
+        num_stages=grid.pipeline,
+    )
+    return part, budget
+
+
+def _seconds(costs: CostModel, num_tokens: int) -> float:
+    """Of a step that computes so many tokens of a prompt, without context."""
+    return float(costs.seconds(StepWork(num_rows=1, num_tokens=num_tokens, num_sampled=1)))
+
+
+def _layers_of_stages(num_layers: int, num_stages: int) -> list[int]:
+    if num_stages == 1:
+        return []
+    share, more = divmod(num_layers, num_stages)
+    return [share + (stage < more) for stage in range(num_stages)]

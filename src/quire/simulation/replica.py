@@ -1,0 +1,106 @@
+"""One engine on its own clock: requests go in at their times, records come out.
+
+It does what the engine's process does: takes what has arrived, makes a step, takes what has arrived meanwhile. Between
+two arrivals nobody disturbs it, so it is advanced only when somebody comes, or asks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from quire.engine_core.executor.modelled import ModelledExecutor, StepWork, VirtualClock
+from quire.messages import AbortRequests, EngineOutputs, EngineRequest, SchedulerOutput, split_sequence_id
+from quire.simulation.deployment import Deployment
+from quire.simulation.records import EngineWork, Record
+
+
+class Replica:
+    """`on_end` gets each record when its request has ended."""
+
+    def __init__(self, deployment: Deployment, number: int, on_end: Callable[[Record], None]) -> None:
+        self.number = number
+        self.clock = VirtualClock()
+        self.core = deployment.core(self.clock)
+        self.work = EngineWork()
+        self._on_end = on_end
+        self._open: dict[int, Record] = {}
+        # when each sequence got its last token
+        self._last_token_at: dict[int, float] = {}
+        executor = self.core.executor
+        assert isinstance(executor, ModelledExecutor)
+        executor.on_step = self._count
+        self._pool = self.core.scheduler.manager.pool
+        self._last_done_at = 0.0
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def add(self, request: EngineRequest, at: float) -> None:
+        """It arrives now; `advance` has come to this time."""
+        self.clock.wait_until(at)
+        n = request.sampling.n
+        self._open[request.request_id] = Record(
+            request.request_id, self.number, at, len(request.prompt_token_ids), num_open=n, num_sequences=n
+        )
+        self.core.add(request)
+
+    def abort(self, request_id: int) -> None:
+        self.core.abort(AbortRequests(request_ids=[request_id]))
+
+    def advance(self, until: float = math.inf) -> None:
+        """Makes the steps that begin before that time."""
+        while self.core.has_work and self.clock.now() < until:
+            self._take(self.core.step())
+
+    def statistics(self) -> dict[str, float]:
+        return self.core.statistics()
+
+    # ------------------------------------------------------------------------------------------ what comes back
+
+    def _take(self, outputs: EngineOutputs) -> None:
+        now = self.clock.now()
+        for start in outputs.starts:
+            request_id, index = split_sequence_id(start.sequence_id)
+            if not index:
+                self._open[request_id].num_cached_tokens = start.num_cached_tokens
+        gaps = []
+        for sequence_id in outputs.sequence_ids.tolist():
+            record = self._open.get(split_sequence_id(sequence_id)[0])
+            if record is None:
+                continue
+            record.num_output_tokens += 1
+            record.last_token_at = now
+            before = self._last_token_at.get(sequence_id)
+            if before is not None:
+                gaps.append(now - before)
+            elif record.first_token_at < 0:
+                record.first_token_at = now
+            self._last_token_at[sequence_id] = now
+        self.work.gaps.add(gaps)
+        for end in outputs.ends:
+            self._end(end.sequence_id, end.error or "", now)
+
+    def _end(self, sequence_id: int, error: str, now: float) -> None:
+        self._last_token_at.pop(sequence_id, None)
+        request_id = split_sequence_id(sequence_id)[0]
+        record = self._open[request_id]
+        record.error = record.error or error
+        record.num_open -= 1
+        if not record.num_open:
+            record.ended_at = now
+            del self._open[request_id]
+            self._on_end(record)
+
+    def _count(self, decision: SchedulerOutput, work: StepWork, done_at: float) -> None:
+        seconds = done_at - max(self._last_done_at, self.clock.now())
+        self._last_done_at = done_at
+        did = self.work
+        did.busy_seconds += seconds
+        did.num_steps += 1
+        did.num_tokens += work.num_tokens
+        did.rows_by_step += work.num_rows
+        did.row_seconds += work.num_rows * seconds
+        did.block_seconds += self._pool.num_held * seconds

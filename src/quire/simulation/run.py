@@ -1,0 +1,57 @@
+"""A trace through one engine or several: the loop of a simulation.
+
+Arrivals come one by one, so that memory does not grow with the trace; engines are advanced to each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.simulation.arrivals import Arrival, request_of
+from quire.simulation.deployment import Deployment
+from quire.simulation.records import Record
+from quire.simulation.replica import Replica
+from quire.simulation.slo import Slo
+from quire.simulation.summary import Tally, summary_of
+
+# told how many requests have arrived, and at which time
+Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Latencies as columns, and all of it as plain data."""
+
+    tally: Tally
+    summary: dict[str, Any]
+
+
+def simulate(
+    deployment: Deployment,
+    arrivals: Iterable[Arrival],
+    *,
+    slo: Slo | None = None,
+    seed: int = 0,
+    on_record: Callable[[Record], None] | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Until everything that arrived has ended. `on_record`: gets each request when it has ended."""
+    tally = Tally(slo)
+
+    def end(record: Record) -> None:
+        tally.add(record)
+        if on_record is not None:
+            on_record(record)
+
+    replica = Replica(deployment, 0, end)
+    vocab_size = deployment.config.facts.vocab_size
+    for number, arrival in enumerate(arrivals):
+        replica.advance(arrival.at)
+        replica.add(request_of(arrival, number, vocab_size, seed=seed), arrival.at)
+        if progress is not None:
+            progress(number + 1, arrival.at)
+    replica.advance()
+    summary = summary_of(tally, [replica.work], [replica.statistics()], deployment.num_devices)
+    return Outcome(tally, summary)

@@ -1,0 +1,42 @@
+"""The form of Azure's LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens (CSV)."""
+
+from __future__ import annotations
+
+import csv
+from datetime import datetime
+from pathlib import Path
+
+from quire.simulation.arrivals import Arrival
+from quire.simulation.traces.table import ReadTrace, TraceError, in_order, whole_number
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def read(path: Path) -> ReadTrace:
+    table = []
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        if tuple(header) != COLUMNS:
+            raise TraceError(f"{path}: the first line must be {','.join(COLUMNS)}, not {','.join(header)[:80]}.")
+        for number, line in enumerate(lines, start=2):
+            if not line:
+                continue
+            place = f"{path}, line {number}"
+            if len(line) != len(COLUMNS):
+                raise TraceError(f"{place}: {len(line)} columns, {len(COLUMNS)} are needed.")
+            num_prompt = whole_number(place, COLUMNS[1], line[1], least=1)
+            num_output = whole_number(place, COLUMNS[2], line[2], least=0)
+            table.append(Arrival(_seconds(place, line[0]), num_prompt, max(1, num_output)))
+    return in_order(path.name, table)
+
+
+def _seconds(place: str, text: str) -> float:
+    """Fractions of seven digits, which `datetime` cuts to six."""
+    whole, _, fraction = text.partition(".")
+    digits = fraction.partition("+")[0]
+    try:
+        moment = datetime.strptime(f"{whole}+0000", "%Y-%m-%d %H:%M:%S%z")
+        return moment.timestamp() + (int(digits) / 10 ** len(digits) if digits else 0.0)
+    except ValueError:
+        raise TraceError(f"{place}: TIMESTAMP={text[:40]!r} must look like 2023-11-16 18:15:46.6805900.") from None

@@ -1,0 +1,46 @@
+"""A trace that was read: columns of times and lengths. What is wrong with a file is said with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from quire.errors import UserError
+from quire.simulation.arrivals import Arrival
+
+# Longer than any model's context; a column that was taken for another one is.
+_MOST_TOKENS = 10**8
+
+
+class TraceError(UserError):
+    """A file of arrivals that cannot be used."""
+
+
+@dataclass(frozen=True)
+class ReadTrace:
+    """All arrivals, by time, from second 0 on."""
+
+    name: str
+    table: tuple[Arrival, ...]
+    has_contents: bool = False
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter(self.table)
+
+
+def in_order(name: str, table: list[Arrival], *, has_contents: bool = False) -> ReadTrace:
+    """Sorted by time; equal times keep their order. The first one arrives at second 0."""
+    if not table:
+        raise TraceError(f"{name}: there is no request in it.")
+    table.sort(key=lambda one: one.at)
+    start = table[0].at
+    shifted = tuple(replace(one, at=one.at - start) for one in table) if start else tuple(table)
+    return ReadTrace(name, shifted, has_contents)
+
+
+def whole_number(place: str, name: str, value: object, least: int = 0) -> int:
+    """A count of tokens, from a field that may be text."""
+    number = value if type(value) is int else int(value) if isinstance(value, str) and value.isdecimal() else -1
+    if not least <= number <= _MOST_TOKENS:
+        raise TraceError(f"{place}: {name}={str(value)[:40]!r} must be a whole number from {least} to {_MOST_TOKENS}.")
+    return number
