@@ -245,10 +245,9 @@ class EngineOptions:
         greatest=64,
     )
     enable_expert_parallel: bool = option(
-        False,
-        "whole experts on each worker instead of a part of every one; not there yet: refused",
+        False, "whole experts on each of the tensor_parallel_size workers instead of a part of every one",
         section="execution",
-    )
+    )  # fmt: skip
     data_parallel_size: int = option(
         1, "copies of the engine, a process each with its own workers and KV cache, behind one front that gives each "
         "request to one of them (docs/distributed.md); num_threads is that of one worker of one copy",

@@ -31,7 +31,7 @@ class RankGrid:
     # share out the layers
     pipeline: int = 1
     # whole experts on each rank instead of a part of every one
-    has_expert_parts: bool = False
+    has_whole_experts: bool = False
 
     @property
     def size(self) -> int:

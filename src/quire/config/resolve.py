@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from quire.config.arithmetic import has_experts
 from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
 from quire.config.image_sizes import ImageSizes
@@ -66,6 +67,7 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     sizes = ImageSizes.read(facts.path, facts.hf_config)
     images, decided["max_num_encoder_tokens"] = resolve_images(options)
     _check_ranks(options, grid, device, speculation)
+    _check_experts(options, facts)
     _check_replicas(options, device)
     kv_events = resolve_kv_events(options.kv_events_config, enable_prefix_caching=options.enable_prefix_caching)
     _check_swap_directory(options)
@@ -259,7 +261,7 @@ def _grid(options: EngineOptions) -> RankGrid:
         tensor=options.tensor_parallel_size,
         context=options.context_parallel_size,
         pipeline=options.pipeline_parallel_size,
-        has_expert_parts=options.enable_expert_parallel,
+        has_whole_experts=options.enable_expert_parallel,
     )
 
 
@@ -267,7 +269,6 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
     """What several workers cannot share yet."""
     not_there = {
         f"context_parallel_size={grid.context}": grid.context > 1,
-        "enable_expert_parallel": grid.has_expert_parts,
     }
     for what, is_asked in not_there.items():
         if is_asked:
@@ -302,6 +303,16 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
                 f"{grid.size} workers that share a model cannot do this with {what} yet. Leave one of them "
                 "out (docs/distributed.md)."
             )
+
+
+def _check_experts(options: EngineOptions, facts: ModelFacts) -> None:
+    reason = None
+    if options.tensor_parallel_size == 1:
+        reason = "tensor_parallel_size is 1. Give the number of workers"
+    elif not has_experts(facts.hf_config):
+        reason = f"model_type={facts.model_type} has none here. Take a mixture of experts"
+    if options.enable_expert_parallel and reason is not None:
+        raise OptionError(f"enable_expert_parallel: shares out experts among workers, and {reason}, or leave it out.")
 
 
 def _check_replicas(options: EngineOptions, device: str) -> None:

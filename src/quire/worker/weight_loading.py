@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -43,11 +44,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, scheme: Scheme | None
     checkpoint_map: CheckpointMap = getattr(model, "checkpoint_map", CheckpointMap())
     filling = _Filling(model, scheme)
     with _progress(checkpoint.num_bytes) as bar:
-        for source, weight in checkpoint.tensors():
+        for source, weight in checkpoint.tensors(lambda source: filling.is_absent(checkpoint_map.rename(source))):
             for placement in checkpoint_map.place(source, weight):
-                if filling.is_absent(placement):
-                    continue
-                filling.add(placement, source)
+                if not filling.is_absent(placement.name):
+                    filling.add(placement, source)
             bar.update(weight.nbytes)
     filling.finish()
 
@@ -142,14 +142,19 @@ class _Filling:
         # Only until they are full: a layer that is packed lets go of its floats.
         self._parameters = {name: parameters[name] for name in set(self._holders.first_name.values())}
         self._waiting: dict[str, set[Part]] = {name: set(self._parts[name]) for name in self._parameters}
-        # of layers that another stage of a pipeline has
-        self._absent: frozenset[str] = getattr(model, "absent_weights", frozenset())
+        self._absent = _absent_modules(model)
         self._stand_ins: list[tuple[str, Placement, str]] = []
         self._unexpected: list[str] = []
 
-    def is_absent(self, placement: Placement) -> bool:
-        """Another worker has it."""
-        return placement.name in self._absent or f"{_BACKBONE}.{placement.name}" in self._absent
+    def is_absent(self, name: str) -> bool:
+        """Another worker has this weight, or all of the module that it is a part of."""
+        if not self._absent:
+            return False
+        return any(
+            path in self._absent
+            for full_name in (name, f"{_BACKBONE}.{name}")
+            for path in accumulate(full_name.split("."), "{}.{}".format)
+        )
 
     def add(self, placement: Placement, source: str) -> None:
         if placement.name not in self._parts:
@@ -208,6 +213,15 @@ class _Filling:
         # The scale of a row must not depend on the number of ranks.
         whole = apply(self._scheme, weight, role, source, weight.shape)
         return pick_piece(parameter, whole, placement.part)
+
+
+def _absent_modules(model: nn.Module) -> frozenset[str]:
+    """What other workers have instead of this one: `absent_modules` of a module are paths below it."""
+    return frozenset(
+        f"{path}.{absent}" if path else absent
+        for path, module in model.named_modules()
+        for absent in getattr(module, "absent_modules", ())
+    )
 
 
 def _check_complete(waiting: set[tuple[str, Part]], unexpected: list[str]) -> None:

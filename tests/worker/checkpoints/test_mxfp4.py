@@ -34,7 +34,7 @@ def stored(source, tmp_path_factory):
 def packed_experts(model):
     for name, module in model.named_modules():
         if isinstance(module, Experts):
-            for number, expert in enumerate(module.experts):
+            for number, expert in enumerate(module.experts.values()):
                 yield name, number, expert.gate_up_proj.packed, expert.down_proj.packed
 
 

@@ -111,7 +111,28 @@ def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
     x = random(2, WIDTH)
     found = kernels.grouped_linear(x, torch.tensor([[-7, 0, 1], [2, 99, 3]], dtype=torch.int32), ours, [], NUM_ROWS)
     there = kernels.grouped_linear(x, torch.tensor([[0, 0, 1], [2, 11, 3]], dtype=torch.int32), ours, [], NUM_ROWS)
+    there[0, 0] = there[1, 1] = 0.0
     assert torch.equal(found, there)
+
+
+@pytest.mark.parametrize("form", [None, "int8", "fp4"])
+@pytest.mark.parametrize("num_tokens", [1, 5, 200])
+def test_experts_that_are_elsewhere_add_zeros(form, num_tokens):
+    """Of two parts each computes its pairs: together they are the whole, bit for bit."""
+    ours, theirs = packed_experts(form, torch.float32)
+    biases = list(random(NUM_EXPERTS, NUM_ROWS, seed=5))
+    ids = random(num_tokens, NUM_EXPERTS, seed=num_tokens).topk(TOP_K).indices.int()
+    x = random(num_tokens, WIDTH, seed=9)
+    whole = kernels.grouped_linear(x, ids, ours, biases, NUM_ROWS)
+    is_first = (ids < 5)[..., None]
+    for mine, is_mine in ((range(5), is_first), (range(5, NUM_EXPERTS), ~is_first)):
+        own = slice(mine.start, mine.stop)
+        counts, expected_counts = torch.zeros(2, NUM_EXPERTS, dtype=torch.int64)
+        found = kernels.grouped_linear(x, ids, ours[own], biases[own], NUM_ROWS, counts, mine.start)
+        assert torch.equal(found, torch.where(is_mine, whole, torch.zeros(())))
+        expected = reference.grouped_linear(x, ids, theirs[own], biases[own], NUM_ROWS, expected_counts, mine.start)
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-2)
+        assert counts.tolist() == expected_counts.tolist() == ids.flatten().bincount(minlength=NUM_EXPERTS).tolist()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +151,7 @@ def test_an_expert_that_does_not_exist_reads_no_foreign_memory():
 def test_wrong_arguments_are_named(change, words):
     ours, _ = packed_experts(None, torch.float32)
     arguments = {"x": torch.zeros(2, WIDTH), "ids": torch.zeros(2, TOP_K, dtype=torch.int32), "packed": ours}
-    arguments |= {"biases": [], "num_rows": NUM_ROWS, "counts": None} | change
+    arguments |= {"biases": [], "num_rows": NUM_ROWS, "counts": None, "first": 0} | change
     with pytest.raises(RuntimeError, match=words):
         operators.grouped_linear(*arguments.values())
 

@@ -4,7 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from quire.worker.layers import Experts, GatedActivation, MergedColumnParallelLinear, Routing, RowParallelLinear
+from quire.worker.layers import (
+    Experts,
+    GatedActivation,
+    MergedColumnParallelLinear,
+    Routing,
+    RowParallelLinear,
+    TensorParallelGroup,
+    tensor_parallel,
+)
+from quire.worker.model_loader import building
+from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
+from quire.worker.weight_loading import load_weights, pack_weights
 
 WIDTH, INNER, NUM_EXPERTS = 64, 32, 8
 
@@ -23,7 +34,7 @@ class SharedMLP(nn.Module):
 def take(layer, theirs):
     """The weights of a layer of Transformers, packed."""
     with torch.no_grad():
-        for number, expert in enumerate(layer.experts):
+        for number, expert in enumerate(layer.experts.values()):
             expert.gate_up_proj.weight.copy_(theirs.experts.gate_up_proj[number])
             expert.down_proj.weight.copy_(theirs.experts.down_proj[number])
         layer.gate.weight.copy_(theirs.gate.weight)
@@ -86,3 +97,52 @@ def test_a_shared_expert_computes_every_token(make):
         assert torch.equal(layer(x[7:8])[0], layer(x)[7]), "others change the bits of a token"
         without = expected - theirs.experts(x, *reversed(theirs.gate(x)[1:]))
         assert without.abs().mean() > 0.01, "the shared expert says nothing here"
+
+
+class FloatCheckpoint:
+    """Weights by name; tells which ones were asked for."""
+
+    num_bytes = 0
+
+    def __init__(self, weights):
+        self.weights = weights
+        self.read = []
+
+    def tensors(self, is_absent):
+        for name, weight in self.weights.items():
+            if not is_absent(name):
+                self.read.append(name)
+                yield name, weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_with_whole_experts_add_up_to_one(dtype, size):
+    def layer():
+        with building(dtype, torch.device("cpu")):
+            return Experts(WIDTH, INNER, NUM_EXPERTS, Routing(3), "silu", bias=True)
+
+    alone = layer()
+    randomise(alone)
+    weights = {}
+    for name, weight in alone.state_dict().items():
+        parts = weight.clone().chunk(2) if "gate_up_proj" in name else [weight.clone()]
+        weights |= {name.replace("gate_up", kind): part for kind, part in zip(("gate", "up"), parts, strict=False)}
+    pack_weights(alone)
+    x = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+    parts, read = [], []
+    for rank in range(size):
+        with tensor_parallel(
+            TensorParallelGroup(rank, size, lambda part: parts.append(part) or part, has_whole_experts=True)
+        ):
+            own = layer()
+        own.checkpoint_map = CheckpointMap(merged=MERGED)
+        checkpoint = FloatCheckpoint(weights)
+        load_weights(own, checkpoint)
+        own(x)
+        read += [name for name in checkpoint.read if name.startswith("experts.")]
+    # each expert is read by one rank
+    assert sorted(read) == sorted(name for name in weights if name.startswith("experts."))
+    bound = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(sum(part.float() for part in parts), alone(x).float(), rtol=bound, atol=bound)
+    assert own.num_tokens_X.tolist() == alone.num_tokens_X.tolist()

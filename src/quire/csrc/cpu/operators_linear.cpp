@@ -338,15 +338,17 @@ class SlicedStep final : public Step {
 };
 
 // Rows of x by pairs of a token and one of its experts: each is multiplied with the weight of its expert. The pairs of
-// an expert stand together, in the order of tokens, and a run is some of them.
+// an expert stand together, in the order of tokens, and a run is some of them. Behind all of them stand the pairs whose
+// expert is not here: their rows are zeros.
 class GroupedStep final : public Step {
  public:
-  // `experts` have everything but the rows; `ids` are [tokens, top_k], or null: pair (t, k) is sent to k. A row of x
-  // belongs to a token or to a pair. `counts` (or null) grow by the rows of each expert.
-  GroupedStep(std::vector<MatmulArgs> experts, const int32_t* ids, int64_t top_k, bool has_row_per_pair,
-              int64_t* counts)
-      : experts_(std::move(experts)), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair), counts_(counts),
-        kernels_(kernels_for(experts_[0])),
+  // `experts` have everything but the rows, and are those from number `first` on; `ids` are [tokens, top_k], or null:
+  // pair (t, k) is sent to k. A row of x belongs to a token or to a pair. `counts` (of so many experts, or null) grow by
+  // the rows of each expert, here or not.
+  GroupedStep(std::vector<MatmulArgs> experts, int64_t first, const int32_t* ids, int64_t top_k, bool has_row_per_pair,
+              int64_t* counts, int64_t num_counts)
+      : experts_(std::move(experts)), first_(first), ids_(ids), top_k_(top_k), has_row_per_pair_(has_row_per_pair),
+        counts_(counts), num_counts_(num_counts), kernels_(kernels_for(experts_[0])),
         row_bytes_(max64(4, round_up(kernels_->prepared_row_bytes(experts_[0]), 4))) {}
 
   int64_t work(const Extent& extent) const override {
@@ -359,9 +361,12 @@ class GroupedStep final : public Step {
     // cheaper than to wait until one thread has done it for all
     static thread_local Order order;
     sort(num_pairs, order);
-    if (counts_ != nullptr && crew.rank == 0) {
-      for (size_t e = 0; e < experts_.size(); ++e) counts_[e] += order.starts[e + 1] - order.starts[e];
+    if (counts_ != nullptr && crew.rank == 0) count(num_pairs);
+    const int64_t num_here = order.starts[experts_.size()], num_elsewhere = num_pairs - num_here;
+    for (int64_t i = num_elsewhere * crew.rank / crew.size; i < num_elsewhere * (crew.rank + 1) / crew.size; ++i) {
+      clear_row(order.out_rows[num_here + i]);
     }
+    if (num_here == 0) return crew.barrier();
     const int64_t at_once = max64(PREPARED_AT_ONCE / row_bytes_, 4 * kernels_->tile_rows);
     char* prepared = static_cast<char*>(crew.shared_scratch(min64(num_pairs, 2 * at_once) * row_bytes_ + 64));
     std::vector<Run>& runs = order.runs;
@@ -403,8 +408,21 @@ class GroupedStep final : public Step {
     int64_t blocks, first_row, first_tile, first_piece;
   };
 
+  void count(int64_t num_pairs) const {
+    for (int64_t i = 0; i < num_pairs; ++i) {
+      const int64_t id = id_of(i);
+      if (0 <= id && id < num_counts_) ++counts_[id];
+    }
+  }
+
+  void clear_row(int64_t row) const {
+    const MatmulArgs& like = experts_[0];
+    const int64_t row_bytes = like.out_stride * (like.out_dtype == DType::float32 ? 4 : 2);
+    std::memset(static_cast<char*>(like.out) + row * row_bytes, 0, row_bytes);
+  }
+
   void sort(int64_t num_pairs, Order& order) const {
-    const size_t n = experts_.size();
+    const size_t n = experts_.size() + 1;
     order.starts.assign(n + 1, 0);
     order.x_rows.resize(num_pairs), order.out_rows.resize(num_pairs);
     for (int64_t i = 0; i < num_pairs; ++i) ++order.starts[expert_of(i) + 1];
@@ -419,11 +437,13 @@ class GroupedStep final : public Step {
     order.starts[0] = 0;
   }
 
-  // Ids are made by the same program, so that nobody can look at them before: a wrong one must not leave the weights.
-  int32_t expert_of(int64_t pair) const {
-    if (ids_ == nullptr) return static_cast<int32_t>(pair % top_k_);
-    const int32_t id = ids_[pair], last = static_cast<int32_t>(experts_.size()) - 1;
-    return id < 0 ? 0 : id > last ? last : id;
+  int64_t id_of(int64_t pair) const { return ids_ == nullptr ? pair % top_k_ : ids_[pair]; }
+
+  // Ids are made by the same program, so that nobody can look at them before: a wrong one, too, is that of an expert
+  // which is not here.
+  size_t expert_of(int64_t pair) const {
+    const int64_t number = id_of(pair) - first_, num_experts = static_cast<int64_t>(experts_.size());
+    return static_cast<size_t>(number < 0 || number >= num_experts ? num_experts : number);
   }
 
   void multiply(const std::vector<Run>& runs, char* prepared, Crew& crew) const {
@@ -464,10 +484,12 @@ class GroupedStep final : public Step {
   }
 
   std::vector<MatmulArgs> experts_;
+  int64_t first_;
   const int32_t* ids_;
   int64_t top_k_;
   bool has_row_per_pair_;
   int64_t* counts_;
+  int64_t num_counts_;
   const MatmulKernels* kernels_;
   int64_t row_bytes_;
 };
@@ -544,7 +566,8 @@ Tensor sliced_linear_op(const Tensor& x, const Tensor& packed, std::optional<Ten
 }
 
 Tensor grouped_linear_op(const Tensor& x, std::optional<Tensor> ids, const std::vector<Tensor>& packed,
-                         const std::vector<Tensor>& biases, int64_t num_rows, std::optional<Tensor> counts) {
+                         const std::vector<Tensor>& biases, int64_t num_rows, std::optional<Tensor> counts,
+                         int64_t first) {
   STD_TORCH_CHECK(!packed.empty(), "there must be at least one expert");
   STD_TORCH_CHECK(!ids.has_value() || (ids->is_cpu() && ids->dim() == 2 && ids->scalar_type() == ScalarType::Int &&
                                        ids->is_contiguous()),
@@ -560,8 +583,10 @@ Tensor grouped_linear_op(const Tensor& x, std::optional<Tensor> ids, const std::
   check_rows(x, x.dim(), "x");
   STD_TORCH_CHECK(!has_row_per_pair || tokens <= 1 || x.stride(0) == top_k * x_stride, "the rows of x must be evenly spaced");
   STD_TORCH_CHECK(biases.empty() || biases.size() == packed.size(), "there must be a bias for each expert, or none");
+  STD_TORCH_CHECK(first >= 0, "first must be the number of an expert");
   STD_TORCH_CHECK(!counts.has_value() || (counts->is_cpu() && counts->scalar_type() == ScalarType::Long &&
-                                          counts->dim() == 1 && counts->size(0) == num_experts && counts->is_contiguous()),
+                                          counts->dim() == 1 && counts->size(0) >= first + num_experts &&
+                                          counts->is_contiguous()),
                   "counts must be a contiguous int64 vector on the CPU, a number for each expert");
   Tensor out = empty({tokens, top_k, num_rows}, x);
   std::vector<MatmulArgs> experts;
@@ -584,7 +609,8 @@ Tensor grouped_linear_op(const Tensor& x, std::optional<Tensor> ids, const std::
   if (tokens > 0 || is_recording()) {
     const int32_t* numbers = ids.has_value() ? static_cast<const int32_t*>(ids->const_data_ptr()) : nullptr;
     int64_t* numbers_of_rows = counts.has_value() ? static_cast<int64_t*>(counts->mutable_data_ptr()) : nullptr;
-    perform(std::make_unique<GroupedStep>(std::move(experts), numbers, top_k, has_row_per_pair, numbers_of_rows),
+    perform(std::make_unique<GroupedStep>(std::move(experts), first, numbers, top_k, has_row_per_pair, numbers_of_rows,
+                                          counts.has_value() ? counts->size(0) : 0),
             {tokens, 0});
   }
   return out;

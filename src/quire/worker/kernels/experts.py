@@ -29,15 +29,17 @@ def grouped_linear(
     biases: list[Tensor],
     num_rows: int,
     counts_X: Tensor | None = None,
+    first: int = 0,
 ) -> Tensor:
     """[T, K, num_rows]: rows of tokens, [T, C] or [T, K, C], times the packed weights of their experts. `biases`: one
     for each of them, or none. `counts`, int64, grows by the rows of each expert.
 
+    The weights are those of experts `first` and following; rows for others are zeros, and are counted all the same.
     Without ids row k of each token goes to weight k.
 
     A row gives the same bits whatever other rows there are, and whoever else is sent to its expert.
     """
-    return operators.grouped_linear(x, ids_TK, packed, biases, num_rows, counts_X)
+    return operators.grouped_linear(x, ids_TK, packed, biases, num_rows, counts_X, first)
 
 
 def weigh_experts(x_TKN: Tensor, weights_TK: Tensor) -> Tensor:

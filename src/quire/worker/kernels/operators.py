@@ -53,7 +53,7 @@ _SCHEMAS = {
     "route_tokens": "(Tensor logits, Tensor? bias, int top_k, bool is_sigmoid, bool is_normalised, int num_groups, "
     "int top_groups, float scale) -> (Tensor, Tensor)",
     "grouped_linear": "(Tensor x, Tensor? ids, Tensor[] packed, Tensor[] biases, SymInt num_rows, "
-    "Tensor(a!)? counts) -> Tensor",
+    "Tensor(a!)? counts, int first) -> Tensor",
     "weigh_experts": "(Tensor x, Tensor weights) -> Tensor",
     "causal_conv": "(Tensor x, Tensor weight, Tensor? bias, " + _STATES + ", Tensor(b!) out, bool has_silu) -> ()",
     "gated_delta_rule": "(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor a_log, Tensor dt_bias, "
@@ -122,7 +122,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
-    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts: x.new_empty(
+    "grouped_linear": lambda x, ids, packed, biases, num_rows, counts, first: x.new_empty(
         (*(x.shape[:2] if ids is None else ids.shape), num_rows)
     ),
     "join": lambda tensors: tensors[0].new_empty((*tensors[0].shape[:-1], sum(x.shape[-1] for x in tensors))),

@@ -8,11 +8,15 @@
 
 An expert is two linear layers with the names that checkpoints use, so that loading, quantising and packing treat it as
 any other. Owns the order of the operations; which rows meet which weight is a kernel's business (`grouped_linear`).
+
+Ranks share each expert as they share any layer, or with expert parallelism keep some experts whole. Either way each
+rank knows all tokens, because attention has summed them up for all, and outputs are summed once. To send tokens to the
+ranks of their experts and back (all-to-all) would be two exchanges instead of one; it pays where ranks have tokens of
+their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +27,8 @@ from quire.errors import ModelError
 from quire.worker import kernels
 from quire.worker.layers.activation import GatedActivation
 from quire.worker.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from quire.worker.layers.ranks import current_group
+from quire.worker.layers.ranks import current_group, tensor_parallel
+from quire.worker.layers.tensor_parallel import TensorParallelGroup
 
 # of a layer; a larger number comes from a config.json that is broken
 MOST_EXPERTS = 4096
@@ -109,11 +114,20 @@ class Experts(nn.Module):
                 "many experts. Take the config.json that belongs to the weights."
             )
         self.group = current_group()
+        self.num_experts = num_experts
+        # of this rank
+        self.own = _own_experts(self.group, num_experts)
+        # of other ranks, by the names that they would have
+        self.absent_modules = frozenset(f"experts.{number}" for number in range(num_experts) if number not in self.own)
         self.routing = routing
         self.gate = Router(hidden_size, num_experts, bias=bias, has_correction=has_correction)
-        self.experts = nn.ModuleList(Expert(hidden_size, inner_size, bias=bias) for _ in range(num_experts))
+        with tensor_parallel(TensorParallelGroup() if self.group.has_whole_experts else self.group):
+            # a dictionary, because a list would begin with number 0
+            self.experts = nn.ModuleDict(
+                {str(number): Expert(hidden_size, inner_size, bias=bias) for number in self.own}
+            )
         self.act = GatedActivation(activation) if isinstance(activation, str) else activation
-        # Tokens that each expert has computed. No buffer: it belongs to a run, and to no file.
+        # Tokens that each expert has computed, on whatever rank. No buffer: it belongs to a run, and to no file.
         self.num_tokens_X = torch.zeros(num_experts, dtype=torch.int64)
         self.shared_expert = shared
         self.shared_expert_gate = Gate(hidden_size, 1, bias=False) if has_shared_gate else None
@@ -152,29 +166,38 @@ class Experts(nn.Module):
 
     def _outputs(self, x: Tensor, ids: Tensor) -> Tensor:
         """[T, K, H]: what each of a token's experts makes of it."""
-        first = [expert.gate_up_proj for expert in self._each()]
-        inner = self.act(_products(x, ids, first, counts_X=self.num_tokens_X))
+        experts = list(self.experts.values())
+        first = [expert.gate_up_proj for expert in experts]
+        inner = self.act(_products(x, ids, first, self.own.start, counts_X=self.num_tokens_X))
         # what all ranks sum gets its bias from one of them
-        has_bias = self.group.rank == 0
-        return _products(inner, ids, [expert.down_proj for expert in self._each()], has_bias=has_bias)
-
-    def _each(self) -> Iterable[Expert]:
-        return self.experts
+        has_bias = self.group.has_whole_experts or self.group.rank == 0
+        return _products(inner, ids, [expert.down_proj for expert in experts], self.own.start, has_bias=has_bias)
 
     def extra_repr(self) -> str:
-        return f"{len(self.experts)} experts, {self.routing.top_k} for a token"
+        return f"{len(self.own)} of {self.num_experts} experts, {self.routing.top_k} for a token"
+
+
+def _own_experts(group: TensorParallelGroup, num_experts: int) -> range:
+    if not group.has_whole_experts:
+        return range(num_experts)
+    if num_experts < group.size:
+        raise ModelError(
+            f"enable_expert_parallel: {group.size} workers cannot share {num_experts} experts. Take fewer workers, or "
+            "leave it out."
+        )
+    return group.range_of(num_experts)
 
 
 def expert_tokens(model: nn.Module) -> dict[str, int]:
     """Statistics `expert_LAYER_NUMBER_tokens_total`; where they would be too many, sums over layers (LAYER: `all`)."""
     layers = _by_number(model)
-    if sum(len(layer.experts) for layer in layers.values()) <= MOST_STATISTICS:
+    if sum(layer.num_experts for layer in layers.values()) <= MOST_STATISTICS:
         counts = {str(number): layer.num_tokens_X.tolist() for number, layer in layers.items()}
     else:
-        most = max(len(layer.experts) for layer in layers.values())
+        most = max(layer.num_experts for layer in layers.values())
         total = torch.zeros(most, dtype=torch.int64)
         for layer in layers.values():
-            total[: len(layer.experts)] += layer.num_tokens_X.cpu()
+            total[: layer.num_experts] += layer.num_tokens_X.cpu()
         counts = {"all": total.tolist()}
     return {
         f"expert_{layer}_{expert}_tokens_total": count
@@ -203,23 +226,27 @@ def _products(
     x: Tensor,
     ids_TK: Tensor,
     layers: list[ReplicatedLinear],
+    first: int,
     *,
     has_bias: bool = True,
     counts_X: Tensor | None = None,
 ) -> Tensor:
-    """[T, K, outputs] of the layers that each token asks; `counts` as in the kernel."""
+    """[T, K, outputs] of the layers that each token asks, zeros where they are elsewhere; `first` and `counts` as in
+    the kernel."""
     num_rows = layers[0].out_features
     biases = [layer.bias for layer in layers if has_bias and layer.bias is not None]
     packed = [layer.packed for layer in layers if layer.packed is not None]
     if len(packed) == len(layers):
-        return kernels.grouped_linear(x, ids_TK, packed, biases, num_rows, counts_X)
+        return kernels.grouped_linear(x, ids_TK, packed, biases, num_rows, counts_X, first)
     # weights as they were loaded: a device without kernels of Quire's
     num_tokens, top_k = ids_TK.shape
     rows = x.unsqueeze(1).expand(num_tokens, top_k, x.shape[-1]) if x.ndim == 2 else x
-    out = x.new_empty((num_tokens, top_k, num_rows))
-    for number in ids_TK.unique().tolist():
-        of_expert = ids_TK == number
+    out = x.new_zeros((num_tokens, top_k, num_rows))
+    for expert in ids_TK.unique().tolist():
+        of_expert = ids_TK == expert
         if counts_X is not None:
-            counts_X[number] += of_expert.sum()
-        out[of_expert] = F.linear(rows[of_expert], layers[number].weight, biases[number] if biases else None)
+            counts_X[expert] += of_expert.sum()
+        number = expert - first
+        if 0 <= number < len(layers):
+            out[of_expert] = F.linear(rows[of_expert], layers[number].weight, biases[number] if biases else None)
     return out

@@ -89,7 +89,11 @@ class Ranks:
         grid, place = config.grid, config.place
         shared = meetings or {}
         tensor = TensorParallelGroup.around(
-            shared.get("tensor"), place.tensor, grid.tensor, has_equal_bits=config.rank_invariant
+            shared.get("tensor"),
+            place.tensor,
+            grid.tensor,
+            has_equal_bits=config.rank_invariant,
+            has_whole_experts=grid.has_whole_experts,
         )
         context = RankGroup(place.context, grid.context, shared.get("context"))
         return cls(tensor, context, StageGroup(place.stage, grid.pipeline, shared.get("stage")))

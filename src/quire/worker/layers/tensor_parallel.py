@@ -45,10 +45,18 @@ class TensorParallelGroup:
     all_gather: AllGather = _nothing_to_gather
     # of a weight whose products are summed over the ranks: in so many slices each rank adds up its own
     num_slices: int = 1
+    # experts are whole on one of the ranks, instead of a part of each on all (expert parallelism)
+    has_whole_experts: bool = False
 
     @classmethod
     def around(
-        cls, meeting: Tensor | None, rank: int, size: int, *, has_equal_bits: bool = False
+        cls,
+        meeting: Tensor | None,
+        rank: int,
+        size: int,
+        *,
+        has_equal_bits: bool = False,
+        has_whole_experts: bool = False,
     ) -> TensorParallelGroup:
         """Ranks that meet in memory which they share; alone nobody does. `has_equal_bits`: whatever the size."""
         num_slices = SLICES_OF_A_SUM // size if has_equal_bits else 1
@@ -62,7 +70,7 @@ class TensorParallelGroup:
         def all_gather(x: Tensor, total: int) -> Tensor:
             return kernels.all_gather(x, shared, rank, size, total)
 
-        return cls(rank, size, all_reduce, all_gather, num_slices)
+        return cls(rank, size, all_reduce, all_gather, num_slices, has_whole_experts)
 
     def agree(self, number: float) -> float:
         """Rank 0's: what only time tells is decided once. All ranks call it at the same place."""

@@ -70,14 +70,16 @@ class CheckpointMap:
         """Nothing for an ignored tensor, otherwise its placements."""
         if self.ignores(name):
             return
+        for converted_name, converted in self._converted(self.rename(name), weight):
+            yield self._merge(converted_name, converted)
+
+    def rename(self, name: str) -> str:
+        """Its name here, as far as nothing is merged or cut into several."""
         for prefix, other in self.prefixes.items():
             if name.startswith(prefix):
                 name = other + name.removeprefix(prefix)
                 break
-        if self.modules:
-            name = ".".join(self.modules.get(part, part) for part in name.split("."))
-        for converted_name, converted in self._converted(name, weight):
-            yield self._merge(converted_name, converted)
+        return ".".join(self.modules.get(part, part) for part in name.split(".")) if self.modules else name
 
     def _converted(self, name: str, weight: Tensor | QuantizedWeight) -> list[tuple[str, Tensor | QuantizedWeight]]:
         try:

@@ -30,11 +30,11 @@ _RESIDUAL = "residual"
 
 
 def keep_stage(model: Any, stages: StageGroup) -> None:
-    """Lets go of what other stages have; `model.absent_weights` names the parameters that are not read."""
+    """Lets go of what other stages have; `model.absent_modules` names what is not read."""
     if stages.size == 1:
         return
     layers = _decoder_layers(model, stages)
-    before = set(_parameter_names(model))
+    before = dict(model.named_modules())
     kept = stages.share_of(len(layers))
     for index in range(len(layers)):
         if index not in kept:
@@ -44,7 +44,8 @@ def keep_stage(model: Any, stages: StageGroup) -> None:
         _replace_embedding(model)
     if not stages.is_last:
         model.lm_head = AbsentHead(model.lm_head.vocab_size)
-    model.absent_weights = frozenset(before.difference(_parameter_names(model)))
+    after = dict(model.named_modules())
+    model.absent_modules = frozenset(path for path, module in before.items() if after.get(path) is not module)
     model.forward = StagedForward(model.forward, list(layers.values()), stages)
 
 
@@ -166,7 +167,3 @@ def _replace_embedding(model: Any) -> None:
         if _is_embedding(module, model):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, AbsentEmbedding(module))
-
-
-def _parameter_names(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
