@@ -10,6 +10,7 @@ from quire.config import EngineConfig, WorkerConfig
 from quire.engine_core.adapters import EngineAdapters
 from quire.engine_core.cache_feed import CacheFeed, NoCacheFeed
 from quire.engine_core.engine_core import EngineCore
+from quire.engine_core.executor.child_placement import ChildPlacement
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.group import GroupExecutor
 from quire.engine_core.executor.in_process import InProcessExecutor
@@ -107,7 +108,9 @@ def build_engine_core(config: EngineConfig, executor: Executor | None = None) ->
 
 
 def _executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
-    return InProcessExecutor(config) if config.grid.size == 1 else GroupExecutor(config)
+    if config.grid.size == 1:
+        return InProcessExecutor(config)
+    return GroupExecutor(config, ChildPlacement(config))
 
 
 def make_scheduler(

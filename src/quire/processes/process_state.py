@@ -36,3 +36,12 @@ def processor_seconds(pid: int) -> float | None:
 def is_stopped(pid: int) -> bool:
     """By a signal, until another one lets it go on; a debugger that holds it is something else."""
     return state_of(pid).startswith("T")
+
+
+def processor_ticks(pid: int) -> int:
+    """The processor time that it has had; -1: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return int(fields[11]) + int(fields[12])

@@ -176,7 +176,7 @@ def test_a_failed_start_leaves_nothing(checkpoint, monkeypatch):
         with pytest.raises(EngineError, match="rank 1"):
             build_engine_core(config)
 
-    monkeypatch.setattr("quire.engine_core.executor.group._PROGRAM", "quire.no_such_program")
+    monkeypatch.setattr("quire.engine_core.executor.child_placement._PROGRAM", "quire.no_such_program")
     config, _ = resolve(EngineOptions(model=str(checkpoint), device="cpu", num_threads=1, **OPTIONS))
     before = len(os.listdir("/proc/self/fd"))
     start()

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from quire.config import EngineOptions, resolve
+from quire.engine_core.executor.placement import RankSight, Sight
 from quire.errors import EngineError, ModelError, OptionError
 from quire.testing.greedy import generate_greedy, real_core
 from quire.testing.tiny_checkpoints import make_checkpoint
@@ -114,17 +115,13 @@ def test_a_stage_that_computes_for_long_does_not_stand_still(make_core, monkeypa
     monkeypatch.setattr("quire.engine_core.executor.group.LONGEST_LAG", 0.5)
     core = make_core()
     watch = core.executor._watch
-    rank = rank_of(core, 1)
-    ticks = iter(range(1, 10**6))
-    monkeypatch.setattr(type(rank), "cpu_ticks", property(lambda _: next(ticks)))
-    monkeypatch.setattr(type(rank), "has_work", property(lambda _: True))
-    for _ in range(10):
-        watch._look_who_does_nothing()
+    monkeypatch.setattr(type(rank_of(core, 1)), "has_work", property(lambda _: True))
+    for ticks in range(1, 11):
+        watch._look_who_does_nothing(Sight({1: RankSight(ticks)}))
     assert watch.lost is None
     # and one that has had no time does
-    monkeypatch.setattr(type(rank), "cpu_ticks", property(lambda _: 7))
     for _ in range(10):
-        watch._look_who_does_nothing()
+        watch._look_who_does_nothing(Sight({1: RankSight(7)}))
     assert "rank 1 stands still" in watch.lost
 
 

@@ -10,19 +10,18 @@ layers are divided over stages, the last one answers to the step, and the others
 rank that ends, stands still or differs ends the engine with an error that names it; whoever started the engine starts
 it again.
 
-Owns the processes, their channels and the shared memory. Must never decide anything about a step.
+Owns what a placement has started (placement.py). Must never decide anything about a step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import selectors
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,6 +31,7 @@ from quire import errors
 from quire.config import RankGrid, WorkerConfig
 from quire.engine_core.executor.executor import PendingStep
 from quire.engine_core.executor.in_process import InProcessExecutor
+from quire.engine_core.executor.placement import Placement, Rank, Reply, Sight
 from quire.engine_core.executor.rank_channel import (
     Call,
     CallDone,
@@ -39,17 +39,12 @@ from quire.engine_core.executor.rank_channel import (
     RankMessage,
     StepAnswer,
     StepDone,
-    channel_pair,
     digest_of,
     encode_message,
     encode_step,
 )
-from quire.engine_core.executor.shared_memory import GridMeetings, SharedMeeting
 from quire.errors import EngineError, QuireError
 from quire.messages import LayerSpec, SchedulerOutput, StepOutput, WorkerCapacity
-from quire.processes.child_process import ChildProcess
-from quire.processes.documents import encode_document
-from quire.processes.process_state import is_stopped
 from quire.state_layout import state_layout
 
 # How long a rank may be behind the others, which have done the same work by then.
@@ -59,101 +54,30 @@ LONGEST_STOP = 1.0
 _LOOK_SECONDS = 0.25
 # a call may load a model or measure it; a rank that ends meanwhile is noticed at once
 _LOADING_SECONDS = 3600.0
-_PROGRAM = "quire.engine_core.executor.rank_process"
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 M = TypeVar("M", bound=RankMessage)
 
 
-class Rank:
-    """A worker in a process of its own, as the core sees it. It answers in the order in which it is asked."""
-
-    def __init__(self, config: WorkerConfig, meetings: dict[str, SharedMeeting]) -> None:
-        # imported here: the core itself knows no torch
-        from quire.engine_core.executor.rank_process import RankDocument, SharedBytes
-
-        self.number = config.rank
-        self._open: deque[Reply] = deque()
-        self._channel, theirs = channel_pair()
-        memories: dict[str, SharedBytes] = {}
-        for direction, meeting in meetings.items():
-            assert meeting.descriptor is not None
-            memories[direction] = SharedBytes(meeting.descriptor, meeting.num_bytes)
-        document = RankDocument(
-            config=config,
-            channel=theirs,
-            memories=memories,
-            log_level=logging.getLogger("quire").getEffectiveLevel(),
-        )
-        try:
-            inherited = (theirs, *(memory.descriptor for memory in memories.values()))
-            self.process = ChildProcess(encode_document(document), [], inherited, program=_PROGRAM)
-        finally:
-            os.close(theirs)
-
-    @property
-    def has_work(self) -> bool:
-        """It was asked for something and has not answered; of a call nobody knows how long it takes."""
-        return any(reply.is_step for reply in tuple(self._open))
-
-    @property
-    def cpu_ticks(self) -> int:
-        """The processor time that it has had; -1: it has ended."""
-        try:
-            with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            return -1
-        return int(fields[11]) + int(fields[12])
-
-    def ask(self, message: bytes) -> Reply:
-        reply = Reply(self)
-        self._open.append(reply)
-        self._channel.send(message)
-        return reply
-
-    def wait_for(self, reply: Reply, seconds: float) -> RankMessage | None:
-        """None: it did not come in time."""
-        while reply.message is None:
-            message = self._channel.receive(seconds)
-            if message is None:
-                return None
-            self._open.popleft().message = message
-        return reply.message
-
-    def end(self) -> None:
-        self._channel.close()
-        self.process.close()
-
-
-class Reply:
-    """What a rank will say."""
-
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
-        self.is_step = False
-        self.message: RankMessage | None = None
-
-
 class RankWatch:
     """Looks whether all ranks are there and keep up. Once one is lost, nobody waits for it any more."""
 
-    def __init__(self, ranks: list[Rank], meetings: GridMeetings, grid: RankGrid) -> None:
-        self._ranks = ranks
-        self._meetings = meetings
+    def __init__(self, placement: Placement, grid: RankGrid) -> None:
+        self._ranks = tuple(placement.ranks)
+        self._placement = placement
         self._grid = grid
         self._lost: str | None = None
         self._ending = threading.Event()
         # readable once a rank is lost: wakes a core that has nothing to do
         self.loss_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # looks at which a rank had met those of a group less often than one of them, and no more often than before
-        self._num_arrivals = {(group, rank): 0 for group in meetings.by_group for rank in group}
-        self._num_behind = {(group, rank): 0 for group in meetings.by_group for rank in group}
+        self._num_arrivals: dict[tuple[tuple[int, ...], int], int] = {}
+        self._num_behind: Counter[tuple[tuple[int, ...], int]] = Counter()
         # by rank: its processor time, and looks at which that was the same though nobody kept it waiting
         self._ticks = dict.fromkeys(range(1, grid.size), -1)
         self._num_idle = dict.fromkeys(range(1, grid.size), 0)
         # ... and at which it was stopped
-        self._num_stopped = {rank.number: 0 for rank in ranks}
+        self._num_stopped = {rank.number: 0 for rank in self._ranks}
         self._thread = threading.Thread(target=self._look, name="quire-rank-watch", daemon=True)
         self._thread.start()
 
@@ -167,7 +91,7 @@ class RankWatch:
             logger.error("%s", what)
             self._lost = what
             os.eventfd_write(self.loss_descriptor, 1)
-        self._meetings.abort()
+        self._placement.abort()
 
     def close(self) -> None:
         """May be called twice."""
@@ -185,88 +109,61 @@ class RankWatch:
                 for key, _ in selector.select(_LOOK_SECONDS):
                     ended: Rank = key.data
                     self.lose(f"rank {ended.number} has ended ({ended.process.how_it_ended()})")
-                self._look_who_is_stopped()
-                self._look_who_is_behind()
+                sight = self._placement.look()
+                self._look_who_is_stopped(sight)
+                self._look_who_is_behind(sight)
                 if self._grid.pipeline > 1:
-                    self._look_who_does_nothing()
+                    self._look_who_does_nothing(sight)
 
-    def _look_who_is_stopped(self) -> None:
+    def _look_who_is_stopped(self, sight: Sight) -> None:
         """Seen without any work: nobody's request has to find out."""
-        for rank in self._ranks:
-            number = rank.number
-            self._num_stopped[number] = self._num_stopped[number] + 1 if is_stopped(rank.process.pid) else 0
+        for number, seen in sight.ranks.items():
+            self._num_stopped[number] = self._num_stopped[number] + 1 if seen.is_stopped else 0
             if self._num_stopped[number] > LONGEST_STOP / _LOOK_SECONDS:
                 self.lose(f"rank {number} stands still: a signal has stopped it")
 
-    def _look_who_is_behind(self) -> None:
+    def _look_who_is_behind(self, sight: Sight) -> None:
         """By looks and not by a clock: who was stopped together with this thread is not to blame."""
-        for group, meeting in self._meetings.by_group.items():
-            arrivals = meeting.arrivals(len(group))
+        for group, arrivals in sight.arrivals.items():
             for rank, count in zip(group, arrivals, strict=True):
                 # one that is slow in every step is behind at every look, and gets on
-                is_behind = count < max(arrivals) and count == self._num_arrivals[group, rank]
+                is_behind = count < max(arrivals) and count == self._num_arrivals.get((group, rank), 0)
                 self._num_arrivals[group, rank] = count
                 self._num_behind[group, rank] = self._num_behind[group, rank] + 1 if is_behind else 0
                 if self._num_behind[group, rank] > LONGEST_LAG / _LOOK_SECONDS:
                     self.lose(f"rank {rank} stands still while the others wait for it")
 
-    def _look_who_does_nothing(self) -> None:
+    def _look_who_does_nothing(self, sight: Sight) -> None:
         """Stages do not meet at the same places: one that has work, waits for nobody and gets no processor time stands
         still. Who computes for long does not."""
         for rank in self._ranks:
             number = rank.number
-            ticks = rank.cpu_ticks
-            is_idle = ticks == self._ticks[number] and rank.has_work and not self._waits(number)
+            seen = sight.ranks[number]
+            ticks = seen.cpu_ticks
+            is_idle = ticks == self._ticks[number] and rank.has_work and not seen.is_waiting
             self._ticks[number] = ticks
             self._num_idle[number] = self._num_idle[number] + 1 if is_idle else 0
             if self._num_idle[number] > LONGEST_LAG / _LOOK_SECONDS:
                 self.lose(f"rank {number} stands still in the middle of a step")
 
-    def _waits(self, number: int) -> bool:
-        """For another stage, or in a sum, where the others show who is to blame."""
-        meetings = self._meetings.of_rank(number)
-        stage = self._grid.place_of(number).stage
-        sums = [meeting for direction, meeting in meetings.items() if direction != "stage"]
-        return meetings["stage"].is_waiting(stage, self._grid.pipeline) or any(one.has_sleepers for one in sums)
-
-
-def _start_ranks(config: WorkerConfig, meetings: GridMeetings) -> list[Rank]:
-    """All but rank 0. If one cannot be started, none is left."""
-    ranks: list[Rank] = []
-    try:
-        with contextlib.ExitStack() as if_one_fails:
-            for number in range(1, config.grid.size):
-                ranks.append(Rank(config.of_rank(number), meetings.of_rank(number)))
-                if_one_fails.callback(ranks[-1].end)
-            if_one_fails.pop_all()
-    finally:
-        # inherited by then, or of no use any more
-        meetings.close_descriptors()
-    return ranks
-
 
 class GroupExecutor:
     """Runs each step on all ranks."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        from quire.engine_core.executor.rank_process import ranks_around
-        from quire.worker.kernels import link_bytes, meeting_bytes
-
+    def __init__(self, config: WorkerConfig, placement: Placement) -> None:
         self._grid = config.grid
         self._size = config.grid.size
         self._block_size = config.block_size
         # of a pipeline: layers of all stages, and answers that those before the last one have not heard of yet
         self._layers: list[LayerSpec] = []
         self._answers: list[StepOutput] = []
-        self._meetings = GridMeetings(
-            config.grid, lambda direction, size: (link_bytes if direction == "stage" else meeting_bytes)(size)
-        )
-        self._ranks = _start_ranks(config, self._meetings)
-        self._watch = RankWatch(self._ranks, self._meetings, config.grid)
+        self._placement = placement
+        self._ranks = tuple(placement.ranks)
+        self._watch = RankWatch(placement, config.grid)
         self._first: InProcessExecutor | None = None
         try:
             of_first = config.of_rank(0)
-            around_first = ranks_around(of_first, self._meetings.of_rank(0))
+            around_first = placement.ranks_around_first(of_first)
             self._everywhere("load", [], lambda: self._load(of_first, around_first))
         except BaseException:
             self.shutdown()
@@ -318,11 +215,9 @@ class GroupExecutor:
             raise EngineError(f"{self._watch.lost}.")
 
     def shutdown(self) -> None:
-        self._meetings.abort()
+        self._placement.abort()
         self._watch.close()
-        for rank in self._ranks:
-            rank.end()
-        self._ranks.clear()
+        self._placement.close()
         if self._first is not None:
             self._first.shutdown()
             self._first = None
@@ -357,11 +252,11 @@ class GroupExecutor:
         try:
             value = own()
         except BaseException as error:
-            self._meetings.abort()
+            self._placement.abort()
             if self._watch.lost is not None:
                 raise EngineError(f"{self._watch.lost}.") from error
             raise
-        if self._meetings.is_aborted and self._watch.lost is not None:
+        if self._placement.is_aborted and self._watch.lost is not None:
             raise EngineError(f"{self._watch.lost}.")
         return value
 
@@ -380,7 +275,7 @@ class GroupExecutor:
             self._watch.lose(f"rank {rank.number} stands still")
             raise EngineError(f"{self._watch.lost}.")
         if isinstance(message, Failed):
-            self._meetings.abort()
+            self._placement.abort()
             self.check_workers()
             error_class = getattr(errors, message.kind, EngineError)
             raise error_class(message.text if message.kind else f"rank {rank.number} failed: {message.text}")
