@@ -6,21 +6,22 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from quire.config.device_sheets import DEVICE_SHEETS, device_sheet
 from quire.errors import OptionError
-from quire.interfaces.cli.bench_flags import whole_number
+from quire.interfaces.cli.bench_flags import number, whole_number
 from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_of
 from quire.simulation.arrivals import Arrival
 from quire.simulation.deployment import Deployment, deploy
 from quire.simulation.run import Outcome, Progress, simulate
 from quire.simulation.shapes import shape_names
 from quire.simulation.slo import Slo
+from quire.simulation.traces import drawn
 from quire.simulation.traces.formats import open_trace
-from quire.simulation.traces.table import ReadTrace
 
 # what has no meaning without a worker, or is said in another way here
 _NOT_HERE = ("model", "device", "seed", "load_format", "kv_events_config", "data_parallel_size", "routing_policy")
@@ -31,8 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is simulated")
     group.add_argument("--model", required=True, help=f"a folder with a config.json, or {', '.join(shape_names())}")
     group.add_argument("--device", required=True, help=", ".join(DEVICE_SHEETS))
-    group.add_argument("--trace", required=True, metavar="FILE", help="arrivals: Azure's form (CSV)")
-    group.add_argument("--num-requests", metavar="N", help="the first so many of the trace")
+    group.add_argument(
+        "--trace", required=True, metavar="FILE",
+        help=f"arrivals: Azure's form (.csv), Mooncake's or Quire's own (.jsonl), ShareGPT's (.json); or lengths that "
+        f"are drawn: {', '.join(drawn.names())}",
+    )  # fmt: skip
+    group.add_argument("--rate", metavar="X", help="requests a second, at drawn times, in place of the trace's own")
+    group.add_argument("--num-requests", metavar="N", help="so many, the first of a trace (default: all, or 1000)")
     group.add_argument("--slo", default="", metavar="TERMS", help="what is promised, as ttft_p90<1s,tpot_p90<50ms")
     group.add_argument("--seed", default="0", metavar="N", help="of all that is drawn; the same one, the same bytes")
     group.add_argument("--json", metavar="FILE", help="write all numbers there; - prints them and no table")
@@ -40,31 +46,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    trace = open_trace(arguments.trace)
     slo = Slo.parse(arguments.slo)
     seed = whole_number("--seed", arguments.seed, 0)
-    deployment = _deployment(arguments, trace)
-    num_requests = len(trace.table)
-    if arguments.num_requests is not None:
-        num_requests = min(num_requests, whole_number("--num-requests", arguments.num_requests, 1))
-    arrivals: Iterator[Arrival] = islice(trace.arrivals(), num_requests)
-    outcome = simulate(deployment, arrivals, slo=slo, seed=seed, progress=_progress(num_requests))
+    load = _load(arguments, seed)
+    deployment = _deployment(arguments, has_contents=load.has_contents)
+    progress = _progress(load.num_requests)
+    outcome = simulate(deployment, load.arrivals, slo=slo, seed=seed, progress=progress)
     asked = {
         "model": arguments.model,
         "device": deployment.device.name,
         "devices": deployment.num_devices,
-        "trace": trace.name,
-        "arrived": num_requests,
+        "trace": load.name,
+        "arrived": load.num_requests,
         "seed": seed,
     }
     _print(asked, outcome, arguments.json)
     return 0
 
 
-def _deployment(arguments: argparse.Namespace, trace: ReadTrace) -> Deployment:
+@dataclass(frozen=True)
+class _Load:
+    """What arrives, and how much of it."""
+
+    name: str
+    arrivals: Iterator[Arrival]
+    num_requests: int
+    has_contents: bool
+
+
+def _load(arguments: argparse.Namespace, seed: int) -> _Load:
+    rate = number("--rate", arguments.rate) if arguments.rate is not None else None
+    count = whole_number("--num-requests", arguments.num_requests, 1) if arguments.num_requests is not None else None
+    if arguments.trace in drawn.names():
+        if rate is None:
+            raise OptionError(f"trace={arguments.trace}: says no times. Give --rate, in requests a second.")
+        synthetic = drawn.DrawnTrace(arguments.trace, rate, count or drawn.DEFAULT_REQUESTS, seed)
+        return _Load(synthetic.name, synthetic.arrivals(), synthetic.num_requests, has_contents=False)
+    trace = open_trace(arguments.trace)
+    if rate is not None:
+        arrivals = drawn.at_rate(trace, rate, count, seed)
+        return _Load(trace.name, arrivals, count or len(trace.table), trace.has_contents)
+    count = min(count or len(trace.table), len(trace.table))
+    return _Load(trace.name, islice(trace.arrivals(), count), count, trace.has_contents)
+
+
+def _deployment(arguments: argparse.Namespace, *, has_contents: bool) -> Deployment:
     typed = {name: value for name, value in vars(arguments).items() if name not in _NOT_HERE}
     options = engine_options_of(argparse.Namespace(**typed))
-    if not trace.has_contents:
+    if not has_contents:
         # nothing could be found in it, and keeping the names of blocks takes time
         options.setdefault("enable_prefix_caching", False)
     return deploy(arguments.model, device_sheet(arguments.device), options)

@@ -1,25 +1,44 @@
-"""Which form a trace has, by its name: each form is a file beside this one with a function `read`."""
+"""Which form a trace has: each form is a file beside this one with a function `read`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.simulation.traces import azure
+from quire.errors import suggestion
+from quire.simulation.traces import azure, drawn, json_lines, mooncake, sharegpt
 from quire.simulation.traces.table import ReadTrace, TraceError
 
-FORMS: dict[str, Callable[[Path], ReadTrace]] = {".csv": azure.read}
+Reader = Callable[[Path], ReadTrace]
 
 
 def open_trace(name: str) -> ReadTrace:
     """The trace in this file. TraceError says what is wrong with it, in one line."""
     path = Path(name).expanduser()
     if not path.is_file():
-        raise TraceError(f"trace={name[:120]}: there is no such file.")
-    read = FORMS.get(path.suffix.lower())
-    if read is None:
-        raise TraceError(f"trace={name[:120]}: must end in {', '.join(FORMS)}.")
+        hint = suggestion(name, drawn.names()) or ""
+        raise TraceError(f"trace={name[:120]}: there is no such file, nor a workload {', '.join(drawn.names())}.{hint}")
     try:
-        return read(path)
+        return _reader_of(path)(path)
     except UnicodeDecodeError:
         raise TraceError(f"{path}: is no text.") from None
+
+
+def _reader_of(path: Path) -> Reader:
+    kind = path.suffix.lower()
+    if kind == ".jsonl":
+        return mooncake.read if _is_mooncake(path) else json_lines.read
+    readers: dict[str, Reader] = {".csv": azure.read, ".json": sharegpt.read}
+    if kind not in readers:
+        raise TraceError(f"trace={path}: must end in {', '.join(readers)} or .jsonl, by which its form is known.")
+    return readers[kind]
+
+
+def _is_mooncake(path: Path) -> bool:
+    """By the first line, which the reader judges."""
+    with path.open(encoding="utf-8") as file:
+        try:
+            return "input_length" in json.loads(file.readline())
+        except (ValueError, TypeError):
+            return False
