@@ -20,7 +20,7 @@ from quire.worker.model_runner import STRANGE_TOKEN
 from quire.worker.patience import TooLongError, Watch
 from quire.worker.row_table import RowTable
 from quire.worker.step_isolation import OUT_OF_MEMORY, TOO_LONG, StepIsolation
-from quire.worker.transfers import NOT_FETCHED, Transfers
+from quire.worker.transfers import NOT_FETCHED
 from quire.worker.unwritten import UnwrittenBlocks
 from quire.worker.worker import Worker
 
@@ -34,18 +34,20 @@ def model() -> FakeModel:
 
 @pytest.fixture
 def driver(model: FakeModel) -> WorkerDriver:
+    return _started(model)
+
+
+def _started(model: FakeModel, connector: Any = None) -> WorkerDriver:
     worker = Worker(worker_config("none"), model_loader=lambda config: model)
     worker.load()
+    if connector is not None:
+        worker._connector = connector
     worker.initialize_cache([], 0)
     return WorkerDriver(worker)
 
 
 def runner_of(driver: WorkerDriver) -> Any:
     return driver.worker._runner
-
-
-def _transfers_of(driver: WorkerDriver) -> Any:
-    return next(member for member in runner_of(driver)._members if isinstance(member, Transfers))
 
 
 def break_forward(monkeypatch: pytest.MonkeyPatch, model: FakeModel, error: Exception, on: int | None) -> None:
@@ -267,13 +269,13 @@ def table_of_two(window: int = 0) -> RowTable:
 
 def test_readers_are_those_who_count_an_unwritten_block_as_computed() -> None:
     unwritten = UnwrittenBlocks(table_of_two(), 4)
-    assert not unwritten
+    assert not unwritten.step_of
     assert unwritten.readers(int_array([0, 1])) == []
     unwritten.add_span(0, 5, 6)  # in blocks 11 and 12
     assert unwritten.readers(int_array([0, 1])) == [1]
     unwritten.discard_written(int_array([0]), int_array([8]))  # blocks 10 and 11, by whoever has row 0 now
     assert unwritten.readers(int_array([1])) == []
-    assert bool(unwritten)
+    assert unwritten.step_of
 
 
 def test_a_block_behind_the_window_is_read_by_nobody() -> None:
@@ -295,9 +297,9 @@ def test_a_block_is_unwritten_for_a_step_and_the_next_one_or_until_it_is_filled(
     moves = StepTransfers(loads=[BlockLoad(row=0, source=None, first_block=0, blocks=[[14]])])
     pairs = {"swapped_in": np.array([[3], [11]]), "block_copies": np.array([[13], [12]])}
     unwritten.open(SchedulerOutput(step=8, step_data={STEP_DATA: moves}, **pairs))
-    assert set(unwritten._step_of) == {10, 13}
+    assert set(unwritten.step_of) == {10, 13}
     unwritten.open(SchedulerOutput(step=9))
-    assert not unwritten
+    assert not unwritten.step_of
 
 
 # ---- connectors
@@ -324,11 +326,9 @@ class UnreliableConnector:
             self.moved.append(move.row)
 
 
-def test_what_a_connector_cannot_bring_costs_one_request_and_what_it_cannot_take_none(
-    driver: WorkerDriver, model: FakeModel
-) -> None:
+def test_what_a_connector_cannot_bring_costs_one_request_and_what_it_cannot_take_none(model: FakeModel) -> None:
     connector = UnreliableConnector()
-    _transfers_of(driver)._connector = connector
+    driver = _started(model, connector)
     loads = [BlockLoad(row=row, source=0, first_block=0, blocks=[[row + 2]]) for row in range(3)]
     stores = [BlockStore(row=row, key="k", token_ids=int_array(PROMPT), blocks=[[row + 3]]) for row in range(3)]
     for row in range(3):
@@ -349,12 +349,10 @@ def test_what_a_connector_cannot_bring_costs_one_request_and_what_it_cannot_take
     assert output.counts == {"num_failed_stores": 1}
 
 
-def test_a_row_that_failed_in_an_earlier_step_stores_nothing(
-    driver: WorkerDriver, model: FakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_failed_in_an_earlier_step_stores_nothing(model: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step, with the rest of its prompt, was decided before anybody knew."""
     connector = UnreliableConnector()
-    _transfers_of(driver)._connector = connector
+    driver = _started(model, connector)
     prompt = [3, 33, 4, 1, 5, 9]
     break_forward(monkeypatch, model, RuntimeError("no"), on=33)
     driver.admit(0, prompt)

@@ -1,4 +1,4 @@
-"""What the model is given of a step: token ids and positions, and for rows with images what an encoder made of them.
+"""What the model is given of a step in which rows have images: what an encoder made of them, and their positions.
 
 Owns the images of each row, their positions of three dimensions, and a cache of what was encoded, by content and
 bounded in bytes. A row without images gets the same numbers whoever shares its batch. Called by StepComputation.
@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,56 +20,6 @@ from quire.errors import ModelError
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray, Media, SchedulerOutput, StepOutput
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_member import StepMember
-
-
-class ModelInputs(Protocol):
-    """Follows the rows, and says what the model is called with."""
-
-    def admit(self, sequence: AdmittedSequence) -> None: ...
-
-    def fork(self, fork: ForkedSequence) -> None: ...
-
-    def release(self, row: int) -> None: ...
-
-    def seen(self, batch: InputBatch) -> InputBatch:
-        """The batch as attention is to see it."""
-        ...
-
-    def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
-        """The arguments of the model."""
-        ...
-
-    def middle(self, row: int, first: int, end: int) -> int:
-        """Where these positions of a row may be divided, about the middle; `first`: nowhere."""
-        ...
-
-    def statistics(self) -> dict[str, float]: ...
-
-
-class TokenInputs(StepMember):
-    """Of a model that takes text only."""
-
-    def admit(self, sequence: AdmittedSequence) -> None:
-        if sequence.media:
-            raise ModelError("media: this model takes text only.")
-
-    def fork(self, fork: ForkedSequence) -> None:
-        pass
-
-    def release(self, row: int) -> None:
-        pass
-
-    def seen(self, batch: InputBatch) -> InputBatch:
-        return batch
-
-    def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
-        return batch.input_ids_T, batch.positions_T
-
-    def middle(self, row: int, first: int, end: int) -> int:
-        return (first + end) // 2
-
-    def statistics(self) -> dict[str, float]:
-        return {"num_images_encoded": 0, "num_image_cache_hits": 0, "image_cache_bytes": 0}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from quire.worker.attention.backend import AttentionBackend, AttentionBatch
 from quire.worker.forward_context import ForwardContext, forward_context
 from quire.worker.row_table import RowTable
 from quire.worker.staging import to_device
-from quire.worker.state_cache import NoStateBatch, NoStates, StateBatch, StateTables
+from quire.worker.state_cache import StateBatch, StateTables
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class InputBatch:
     logits_indices_N: Tensor
     # one for each group of attention layers
     attention: tuple[AttentionBatch, ...]
-    states: StateBatch | NoStateBatch
+    # None: the model has no recurrent layers
+    states: StateBatch | None
     # of each token the slot of its adapter, -1 for none; None: no token has one
     adapter_slots_T: Tensor | None
 
@@ -65,10 +66,10 @@ class BatchBuilder:
     """Makes the batch of a step."""
 
     def __init__(
-        self, table: RowTable, block_size: int, device: torch.device, states: StateTables | NoStates | None = None
+        self, table: RowTable, block_size: int, device: torch.device, states: StateTables | None = None
     ) -> None:
         self._table = table
-        self._states = states or NoStates()
+        self._states = states
         self.block_size = block_size
         self._device = device
 
@@ -133,7 +134,7 @@ class BatchBuilder:
             positions_T=positions_T,
             logits_indices_N=logits_indices_N,
             attention=attention,
-            states=self._states.build(rows_S, num_tokens_S, starts),
+            states=self._states.build(rows_S, num_tokens_S, starts) if self._states is not None else None,
             adapter_slots_T=self._adapter_slots(rows_S, row_T),
         )
 

@@ -20,7 +20,7 @@ from quire.worker.kv_cache import KVCache
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.processors import RowFollower
 from quire.worker.step_isolation import StepIsolation
-from quire.worker.step_member import StepMember
+from quire.worker.step_member import StepMember, having
 
 STRANGE_TOKEN = "it has a token id that is not in the model's vocabulary."
 logger = logging.getLogger(__name__)
@@ -42,27 +42,32 @@ class ModelRunner:
         self.cache = cache
         self.isolation = isolation
         self._followers = tuple(followers)
-        self._members = tuple(members)
+        # those that do something at each place of a step
+        self._beginning = having("begin", members)
+        self._preparing = having("prepare", members)
+        self._waiting = having("without_waiting", members)
+        self._ending = having("end", members)
+        self._closing = having("close", members)
 
     def close(self) -> None:
-        for member in self._members:
+        for member in self._closing:
             member.close()
         self.isolation.close()
 
     @torch.inference_mode()
     def step(self, scheduled: SchedulerOutput) -> StepOutput:
-        for member in self._members:
+        for member in self._beginning:
             member.begin()
         self.isolation.open(scheduled)
         failures = self._apply(scheduled)
-        for member in self._members:
+        for member in self._preparing:
             failures |= member.prepare(scheduled)
         rows, num_tokens = self.table.granted(scheduled.rows, scheduled.num_tokens)
-        for member in self._members:
+        for member in self._waiting:
             rows, num_tokens = member.without_waiting(rows, num_tokens)
         output = self.isolation.run(scheduled, rows, num_tokens)
         output.failures |= failures
-        for member in self._members:
+        for member in self._ending:
             member.end(scheduled, output)
         return output
 
@@ -84,8 +89,10 @@ class ModelRunner:
         for appended in scheduled.appended:
             self.table.extend(appended)
         self.table.write_blocks(scheduled.block_writes)
-        self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
-        self.cache.copy_blocks(scheduled.block_copies)
+        if scheduled.swapped_out.size or scheduled.swapped_in.size:
+            self.cache.swap(scheduled.swapped_out, scheduled.swapped_in)
+        if scheduled.block_copies.size:
+            self.cache.copy_blocks(scheduled.block_copies)
         # The core has looked at them before; nothing below does.
         arrived = {one.row for one in scheduled.admitted} | {one.row for one in scheduled.appended}
         for row in arrived - failures.keys():

@@ -26,13 +26,13 @@ from torch import Tensor
 from quire.errors import EngineError
 from quire.message_encoding import decode_array, encode_array
 from quire.messages import SchedulerOutput, StepOutput, int_array
-from quire.worker.image_rows import TokenInputs
 from quire.worker.input_batch import InputBatch
 from quire.worker.layers.ranks import StageGroup
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.reading import Sampled
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting
+from quire.worker.step_computation import TokenInputs
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 

@@ -127,26 +127,6 @@ class StateTables:
         return StateBatch(self._places, tables_Sn, starts, kept, query_starts_S1, undone)
 
 
-class NoStates:
-    """For a model without recurrent layers."""
-
-    def build(self, rows_S: IntArray, num_tokens_S: IntArray, query_starts_S1: Tensor) -> NoStateBatch:
-        return NO_STATE_BATCH
-
-
-class NoStateBatch:
-    """Nothing to put back."""
-
-    def undo(self) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-
-NO_STATE_BATCH = NoStateBatch()
-
-
 # The operator gets a number, because a tensor operator cannot take a module. A number is never used twice.
 _layers: weakref.WeakValueDictionary[int, StatefulLayer] = weakref.WeakValueDictionary()
 _next_index = 0

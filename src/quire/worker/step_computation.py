@@ -13,18 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quire.errors import ModelError
 from quire.failpoints import failpoint
-from quire.messages import IntArray, SchedulerOutput, StepOutput, int_array
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, SchedulerOutput, StepOutput, int_array
 from quire.worker.attention import AttentionBackend
 from quire.worker.forward_context import forward_context, profiling_context
-from quire.worker.image_rows import ModelInputs, TokenInputs
 from quire.worker.input_batch import BatchBuilder, InputBatch, attention_context
 from quire.worker.platforms import Platform
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.beside import BesideSteps
 from quire.worker.sampler.reading import Sampled
 from quire.worker.speculative import Drafting
-from quire.worker.state_cache import NO_STATE_BATCH, NoStateBatch, StateBatch
+from quire.worker.state_cache import StateBatch
+from quire.worker.step_member import StepMember
 
 
 class NotSampledError(Exception):
@@ -46,6 +47,56 @@ class StepSampler(Protocol):
     beside: BesideSteps
 
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled: ...
+
+
+class ModelInputs(Protocol):
+    """Follows the rows, and says what the model is called with."""
+
+    def admit(self, sequence: AdmittedSequence) -> None: ...
+
+    def fork(self, fork: ForkedSequence) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+    def seen(self, batch: InputBatch) -> InputBatch:
+        """The batch as attention is to see it."""
+        ...
+
+    def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        """The arguments of the model."""
+        ...
+
+    def middle(self, row: int, first: int, end: int) -> int:
+        """Where these positions of a row may be divided, about the middle; `first`: nowhere."""
+        ...
+
+    def statistics(self) -> dict[str, float]: ...
+
+
+class TokenInputs(StepMember):
+    """Of a model that takes text only."""
+
+    def admit(self, sequence: AdmittedSequence) -> None:
+        if sequence.media:
+            raise ModelError("media: this model takes text only.")
+
+    def fork(self, fork: ForkedSequence) -> None:
+        pass
+
+    def release(self, row: int) -> None:
+        pass
+
+    def seen(self, batch: InputBatch) -> InputBatch:
+        return batch
+
+    def of(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        return batch.input_ids_T, batch.positions_T
+
+    def middle(self, row: int, first: int, end: int) -> int:
+        return (first + end) // 2
+
+    def statistics(self) -> dict[str, float]:
+        return {"num_images_encoded": 0, "num_image_cache_hits": 0, "image_cache_bytes": 0}
 
 
 class StepComputation:
@@ -70,7 +121,7 @@ class StepComputation:
         self._drafting = drafting
         self._platform = platform
         # of what was computed last and does not count yet
-        self._states: StateBatch | NoStateBatch = NO_STATE_BATCH
+        self._states: StateBatch | None = None
         self._inputs: ModelInputs = inputs or TokenInputs()
 
     def compute(self, rows: IntArray, num_tokens: IntArray) -> Computed:
@@ -94,8 +145,9 @@ class StepComputation:
 
     def undo(self) -> None:
         """What `compute` was asked for does not count: a state has absorbed nothing of it."""
-        self._states.undo()
-        self._states = NO_STATE_BATCH
+        if self._states is not None:
+            self._states.undo()
+        self._states = None
 
     def commit(self, scheduled: SchedulerOutput, computed: Computed) -> StepOutput:
         """The two numbers move, and what was sampled stands in the table. Must not fail half-way: an exception here
@@ -103,8 +155,9 @@ class StepComputation:
         batch = computed.batch
         sampled = computed.sampled
         output = sampled.output
-        self._states.forget()
-        self._states = NO_STATE_BATCH
+        if self._states is not None:
+            self._states.forget()
+        self._states = None
         self._table.advance(batch.rows_S, batch.num_tokens_S)
         self._table.append(output.rows, sampled.lengths, output.token_ids)
         if output.failures:
@@ -113,9 +166,10 @@ class StepComputation:
             self._table.step_back(sampled.late)
             output.late = sampled.late
         output.step = scheduled.step
-        output.speculated = self._drafting.end_step(
-            scheduled, batch, computed.hidden_TE, output.rows, self.sampler.beside.late
-        )
+        late_rows = self.sampler.beside.late
+        if self._drafting.is_on or scheduled.step_data or late_rows:
+            hidden_TE = computed.hidden_TE
+            output.speculated = self._drafting.end_step(scheduled, batch, hidden_TE, output.rows, late_rows)
         return output
 
     def report(self, scheduled: SchedulerOutput) -> IntArray:

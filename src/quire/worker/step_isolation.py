@@ -86,7 +86,7 @@ class StepIsolation:
         placed += [(one.row, one.sequence_id) for one in scheduled.forked]
         for row, sequence_id in placed:
             self._requests[row] = split_sequence_id(sequence_id)[0]
-        if not self._failed and not self._unwritten:
+        if not self._failed and not self._unwritten.step_of:
             return
         self._unwritten.open(scheduled)
         for row in (*scheduled.released, *dict(placed)):
@@ -108,7 +108,7 @@ class StepIsolation:
         """Of `scheduled`, these rows have so many tokens to compute."""
         if not len(rows):
             return StepOutput(step=scheduled.step, speculated=self.computation.report(scheduled))
-        if self._failed or self._unwritten:
+        if self._failed or self._unwritten.step_of:
             return self._run_what_can_be(scheduled, rows, num_tokens)
         seconds = self._patience.of_step(int(num_tokens.sum()))
         try:

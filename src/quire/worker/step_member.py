@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.messages import IntArray, SchedulerOutput, StepOutput
 
 
@@ -24,3 +26,8 @@ class StepMember:
 
     def close(self) -> None:
         """There are no more steps."""
+
+
+def having(hook: str, members: Iterable[StepMember]) -> tuple[StepMember, ...]:
+    """Those that have this hook: the others are not asked in every step."""
+    return tuple(member for member in members if getattr(type(member), hook) is not getattr(StepMember, hook))

@@ -23,24 +23,21 @@ class UnwrittenBlocks:
         self._most_ahead = most_ahead
         self._table = table
         self._block_size = block_size
-        self._step_of: dict[int, int] = {}
+        self.step_of: dict[int, int] = {}
         # the one that runs
         self.step = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._step_of)
 
     def open(self, scheduled: SchedulerOutput) -> None:
         """A step begins: what nobody can read any more is dropped, and what got its content from elsewhere."""
         oldest = scheduled.step - self._most_ahead
-        self._step_of = {block: step for block, step in self._step_of.items() if step >= oldest}
+        self.step_of = {block: step for block, step in self.step_of.items() if step >= oldest}
         transfers: StepTransfers | None = scheduled.step_data.get(STEP_DATA)
         loaded = [table for load in transfers.loads for table in load.blocks] if transfers else []
         for blocks in (scheduled.swapped_in[1].tolist(), scheduled.block_copies[1].tolist(), *loaded):
             self._discard(blocks)
 
     def add(self, blocks: Iterable[int]) -> None:
-        self._step_of.update(dict.fromkeys(blocks, self.step))
+        self.step_of.update(dict.fromkeys(blocks, self.step))
 
     def add_span(self, row: int, start: int, num_tokens: int) -> None:
         """The blocks that these tokens of a row lie in."""
@@ -53,9 +50,9 @@ class UnwrittenBlocks:
 
     def readers(self, rows: IntArray) -> list[int]:
         """Those of the rows that count one of these blocks as computed, and look back so far."""
-        if not self._step_of:
+        if not self.step_of:
             return []
-        unwritten = set(self._step_of)
+        unwritten = set(self.step_of)
         computed = zip(rows.tolist(), self._table.num_computed[rows].tolist(), strict=True)
         return [row for row, count in computed if not unwritten.isdisjoint(self._read_by(row, count))]
 
@@ -87,4 +84,4 @@ class UnwrittenBlocks:
 
     def _discard(self, blocks: Iterable[Any]) -> None:
         for block in blocks:
-            self._step_of.pop(int(block), None)
+            self.step_of.pop(int(block), None)

@@ -26,7 +26,7 @@ from quire.worker.attention.cpu import CpuBackend
 from quire.worker.capacity import bytes_of_state_copies, capacity, measure_largest_step, with_draft, with_encoder
 from quire.worker.compilation import compile_layers, record_model
 from quire.worker.host_memory import host_memory
-from quire.worker.image_rows import ImageRows, TokenInputs
+from quire.worker.image_rows import ImageRows
 from quire.worker.input_batch import BatchBuilder
 from quire.worker.kv_cache import KVCache
 from quire.worker.layers.embedding import LMHead
@@ -39,11 +39,12 @@ from quire.worker.patience import Patience
 from quire.worker.pipeline import StageInputs, StageOutputs
 from quire.worker.platforms import current_platform
 from quire.worker.row_table import RowTable
+from quire.worker.sampler.processors import RowFollower
 from quire.worker.sampler.sampler import Sampler
 from quire.worker.speculative import Drafting, NoProposer, Proposer, ProposerContext, make_proposer
 from quire.worker.speculative.cost import measure_costs
-from quire.worker.state_cache import NoStates, StateTables, recurrent_layers
-from quire.worker.step_computation import StepComputation, StepSampler
+from quire.worker.state_cache import StateTables, recurrent_layers
+from quire.worker.step_computation import StepComputation, StepSampler, TokenInputs
 from quire.worker.step_isolation import StepIsolation
 from quire.worker.step_member import StepMember
 from quire.worker.transfers import Transfers
@@ -158,7 +159,7 @@ class Worker:
         table.open_groups(len(groups), blocks_per_row, num_blocks, windows, num_state_blocks)
         backend = next((layer.backend for layer in layers.values()), None)
         sampler = Sampler(table, model.compute_logits, self._grammars, is_alone=self._ranks.size == 1)
-        state_tables = StateTables(table, list(recurrent.values()), device) if states else NoStates()
+        state_tables = StateTables(table, list(recurrent.values()), device) if states else None
         batches = BatchBuilder(table, config.block_size, device, state_tables)
         self._proposer.open(ProposerContext(table, sampler.settings))
         drafting = Drafting(table, self._proposer)
@@ -178,9 +179,13 @@ class Worker:
         isolation = StepIsolation(
             computation, table, self._platform, config.block_size, self._patience(), most_ahead=stages.size
         )
-        transfers = Transfers(self._connector, isolation)
-        followers = (sampler, self._proposer, self._inputs)
-        members: list[StepMember] = [sampler, drafting, transfers, self._inputs]
+        followers: list[RowFollower] = [sampler, self._inputs]
+        members: list[StepMember] = [sampler, self._inputs]
+        if drafting.is_on:
+            followers.append(self._proposer)
+            members.append(drafting)
+        if not isinstance(self._connector, NoWorkerHalf):
+            members.append(Transfers(self._connector, isolation))
         if isinstance(self._inputs, StageInputs):
             self._inputs.open(isolation)
         if self._outputs is not None:

@@ -27,7 +27,6 @@ from quire.worker.model_loader import load_model
 from quire.worker.models.gemma3 import Gemma3ForConditionalGeneration
 from quire.worker.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from quire.worker.models.qwen3_vl import Qwen3VLForConditionalGeneration
-from quire.worker.state_cache import NoStateBatch
 
 _ATOL = 2e-4
 CLASSES = {
@@ -137,7 +136,7 @@ def step_batch(rows: list[int], counts: Any, first: Any, ids: torch.Tensor, posi
         rows_S=np.array(rows), num_tokens_S=counts, num_computed_S=first,
         query_starts_S1=np.cumsum([0, *counts]).astype(np.int32), num_drafts_S=none, has_drafts=False,
         sampling_rows_N=none, lengths_N=none, input_ids_T=ids, positions_T=positions,
-        logits_indices_N=torch.zeros(0), attention=(), states=NoStateBatch(), adapter_slots_T=None,
+        logits_indices_N=torch.zeros(0), attention=(), states=None, adapter_slots_T=None,
     )  # fmt: skip
 
 

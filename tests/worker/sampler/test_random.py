@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quire.worker.sampler.random import hashed, to_uint64, uniforms_of
+from quire.worker.sampler.choose import hashed, to_uint64, uniforms_of
 
 
 def numbers(seeds, positions):

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
@@ -74,8 +74,10 @@ class BesideSteps:
         self._is_alone = is_alone
         self._num_rows = num_rows
         self._clock = clock
-        self._jobs: dict[int, Job] = {}
-        # those of `_jobs` that nobody has begun, oldest first
+        self.jobs: dict[int, Job] = {}
+        # rows whose next token may need such work; without any, and nothing left of others, steps need not be told
+        self.users: Collection[int] = ()
+        # those of `jobs` that nobody has begun, oldest first
         self._queue: list[Job] = []
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -101,9 +103,8 @@ class BesideSteps:
     def leave_out(self, rows: IntArray, is_next: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which of these rows compute nothing in this step: those whose next token would come of it (`is_next`) and has
         to wait. If that is everybody, it is waited for them a little."""
-        is_out = np.zeros(len(rows), dtype=np.bool_)
-        if not self._jobs:
-            return is_out
+        if not self.jobs:
+            return np.zeros(len(rows), dtype=np.bool_)
         if is_next.all() and not self._fits(rows).any() and len(rows):
             self._wait()
         is_out = is_next & ~self._fits(rows)
@@ -123,11 +124,11 @@ class BesideSteps:
         """The row is late until it is done."""
         self.late.add(job.row)
         if not self._is_alone:
-            self._jobs[job.row] = job
+            self.jobs[job.row] = job
             _finish(job)
             return
         with self._lock:
-            self._jobs[job.row] = job
+            self.jobs[job.row] = job
             self._queue.append(job)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="quire-beside", initializer=_give_way)
@@ -136,7 +137,7 @@ class BesideSteps:
     def take(self, row: int) -> Job | None:
         """What was started for this row, which is forgotten with it: done, or withdrawn before anybody began. None:
         nothing was started, or it is being done, and the row is late."""
-        job = self._jobs.get(row)
+        job = self.jobs.get(row)
         if job is None:
             return None
         with self._lock:
@@ -145,23 +146,23 @@ class BesideSteps:
             elif not job.is_done:
                 self.late.add(row)
                 return None
-            del self._jobs[row]
+            del self.jobs[row]
         return job
 
     def forget(self, row: int) -> None:
         """Nobody waits any more. What is being done is brought to its end, for nobody."""
         with self._lock:
-            job = self._jobs.pop(row, None)
+            job = self.jobs.pop(row, None)
             if job in self._queue:
                 self._queue.remove(job)
 
     def has(self, row: int) -> bool:
-        return row in self._jobs
+        return row in self.jobs
 
     def close(self) -> None:
         with self._lock:
             self._queue.clear()
-            self._jobs.clear()
+            self.jobs.clear()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
@@ -175,7 +176,7 @@ class BesideSteps:
         is_waiting = np.zeros(self._num_rows, dtype=np.bool_)
         left = self._left
         with self._lock:
-            for job in self._jobs.values():
+            for job in self.jobs.values():
                 if not job.is_done and job.seconds <= left and job.began_at is None:
                     left -= job.seconds
                 elif not job.is_done:
@@ -184,7 +185,7 @@ class BesideSteps:
 
     def _wait(self) -> None:
         self._news.clear()
-        if not any(job.is_done for job in self._jobs.values()):
+        if not any(job.is_done for job in self.jobs.values()):
             began_at = self._clock()
             self._news.wait(_PATIENCE_SECONDS)
             # a step that waited is not one that may spend more
@@ -203,7 +204,7 @@ class BesideSteps:
     def _fail_endless(self) -> None:
         """The last resort, and the only place where time ends anything."""
         now = self._clock()
-        for job in self._jobs.values():
+        for job in self.jobs.values():
             if job.is_done or job.began_at is None or now - job.began_at < MOST_SECONDS_A_JOB:
                 continue
             job.error = TimeoutError(f"it took more than {MOST_SECONDS_A_JOB:g} s")

@@ -7,13 +7,14 @@ nothing: it is done when its last token is computed. Hidden states are taken as 
     mean    the mean of all: summed chunk by chunk, each position once, also when it is computed again after a
             preemption. So nothing of such a prompt may come from a cache, which is the core's business.
 
-Called by Sampler; a step without such rows pays for a look at a dictionary.
+Called by Sampler where `rows` has any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -42,29 +43,29 @@ class _Sum:
 class Pooling:
     """Looks at the hidden states of a step."""
 
+    parameter_of = attrgetter("pooling")
+
     def __init__(self, table: RowTable) -> None:
         self._table = table
         # None: it wants its last token alone
-        self._rows: dict[int, _Sum | None] = {}
+        self.rows: dict[int, _Sum | None] = {}
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        self._rows.pop(sequence.row, None)
+        self.rows.pop(sequence.row, None)
         if sequence.pooling:
             # one that had lost its row begins anew, and so does its sum
-            self._rows[sequence.row] = _Sum() if sequence.pooling == MEAN else None
+            self.rows[sequence.row] = _Sum() if sequence.pooling == MEAN else None
 
     def fork(self, fork: ForkedSequence) -> None:
-        self._rows.pop(fork.row, None)
+        self.rows.pop(fork.row, None)
 
     def release(self, row: int) -> None:
-        self._rows.pop(row, None)
+        self.rows.pop(row, None)
 
     def start(self, hidden_TE: Tensor, batch: InputBatch) -> PoolingReading:
         """What this step brings; its tensors go to the host together with the sampled tokens."""
-        if not self._rows:
-            return _NOTHING_TO_READ
-        reading = PoolingReading(self._rows)
-        for s in np.flatnonzero(np.isin(batch.rows_S, list(self._rows))).tolist():
+        reading = PoolingReading(self.rows)
+        for s in np.flatnonzero(np.isin(batch.rows_S, list(self.rows))).tolist():
             self._add_row(reading, s, hidden_TE, batch)
         return reading
 
@@ -74,7 +75,7 @@ class Pooling:
         end = start + int(batch.num_tokens_S[s])
         place = int(batch.query_starts_S1[s])
         is_done = bool(self._table.is_final[row]) and end >= int(self._table.num_total[row])
-        done = self._rows[row]
+        done = self.rows[row]
         if done is None:
             if is_done:
                 reading.add(row, hidden_TE[place + end - start - 1].float())
@@ -118,6 +119,3 @@ class PoolingReading:
                 sampled.output.vectors[row] = vector_E.tobytes()
             else:
                 sampled.fail(row, NOT_FINITE, is_not_finite=True)
-
-
-_NOTHING_TO_READ = PoolingReading({})

@@ -7,11 +7,12 @@ processor. The core lets such a request compute its whole prompt; a prefix taken
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 from torch import Tensor
 
-from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogprobs, no_ints
+from quire.messages import AdmittedSequence, ForkedSequence, IntArray, TokenLogprobs
 from quire.worker.input_batch import InputBatch
 from quire.worker.row_table import RowTable
 from quire.worker.sampler.logprobs import LogprobReader
@@ -26,12 +27,14 @@ STREAMED_PROMPT = "prompt_logprobs cannot be combined with a prompt that arrives
 class PromptLogprobs:
     """Nothing is computed or allocated unless a row of the step asks."""
 
+    parameter_of = attrgetter("sampling.prompt_logprobs")
+
     def __init__(self, table: RowTable, compute_logits: Callable[[Tensor], Tensor]) -> None:
         self._table = table
         self._compute_logits = compute_logits
         self._counts = np.full(table.num_rows, -1, dtype=np.int64)
-        # rows with a count that is not below 0
-        self._asking: set[int] = set()
+        # those with a count that is not below 0
+        self.rows: set[int] = set()
         # positions below this one are reported
         self._next_position = np.zeros(table.num_rows, dtype=np.int64)
 
@@ -48,8 +51,6 @@ class PromptLogprobs:
 
     def start(self, hidden_TE: Tensor, batch: InputBatch) -> PromptReading:
         """What this step can report; its tensors go to the host together with the sampled tokens."""
-        if not self._asking:
-            return _NOTHING_TO_READ
         reading = PromptReading(self._next_position)
         for s in np.flatnonzero(self._counts[batch.rows_S] >= 0).tolist():
             self._add_row(reading, s, batch)
@@ -59,7 +60,7 @@ class PromptLogprobs:
 
     def _set(self, row: int, count: int | None) -> None:
         self._counts[row] = -1 if count is None else count
-        (self._asking.discard if count is None else self._asking.add)(row)
+        (self.rows.discard if count is None else self.rows.add)(row)
 
     def _add_row(self, reading: PromptReading, s: int, batch: InputBatch) -> None:
         row = int(batch.rows_S[s])
@@ -122,6 +123,3 @@ class PromptReading:
             self._next_position[row] = end
         for row, reason in self.failures.items():
             sampled.fail(row, reason)
-
-
-_NOTHING_TO_READ = PromptReading(no_ints())

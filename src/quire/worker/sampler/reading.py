@@ -6,8 +6,9 @@ before `settle`: until then a step may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from operator import attrgetter
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -54,5 +55,13 @@ class Reading(Protocol):
 
 class StepReader(RowFollower, Protocol):
     """Whatever looks at the hidden states of a step beside those that tokens are sampled from."""
+
+    # what a sequence asks for; None or an empty text: nothing, and it need not be admitted
+    parameter_of: attrgetter[Any]
+
+    @property
+    def rows(self) -> Collection[int]:
+        """Those that ask for something; without any the step is not looked at."""
+        ...
 
     def start(self, hidden_TE: Tensor, batch: InputBatch) -> Reading: ...

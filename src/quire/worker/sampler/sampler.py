@@ -62,50 +62,63 @@ class Sampler(StepMember):
         self.beside = BesideSteps(table.num_rows, is_alone=is_alone)
         self._processors = built_in_processors(table, grammars, self.beside, self._reasons)
         self._readers: tuple[StepReader, ...] = (PromptLogprobs(table, compute_logits), Pooling(table))
-        self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors, *self._readers)
+        self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors)
+        self._has_work_beside = False
         self._room = torch.empty(0)
         # of the last batch; None: rows have come or gone since
         self._plan: SamplingPlan | None = None
         self._plan_key = b""
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        self._plan = None
-        self.beside.forget(sequence.row)
+        self._forget(sequence.row)
         for follower in self._followers:
             follower.admit(sequence)
+        for reader in self._readers:
+            if reader.parameter_of(sequence) not in (None, ""):
+                reader.admit(sequence)
 
     def fork(self, fork: ForkedSequence) -> None:
-        self._plan = None
-        self.beside.forget(fork.row)
-        for follower in self._followers:
+        self._forget(fork.row)
+        for follower in (*self._followers, *self._readers):
             follower.fork(fork)
 
     def release(self, row: int) -> None:
-        self._plan = None
-        self.beside.forget(row)
+        self._forget(row)
         for follower in self._followers:
             follower.release(row)
 
-    def begin(self) -> None:
-        self.beside.begin()
+    def _forget(self, row: int) -> None:
+        """Whoever had the row has it no more."""
+        self._plan = None
+        if row in self.beside.jobs:
+            self.beside.forget(row)
+        for reader in self._readers:
+            if row in reader.rows:
+                reader.release(row)
 
     def without_waiting(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
         """Those whose next token waits for work that is done beside the steps compute nothing before it is done, unless
         the keys and values of their last token must be written: others may count on them already."""
+        beside = self.beside
+        self._has_work_beside = bool(beside.users or beside.jobs or beside.late)
+        if not self._has_work_beside:
+            return rows, num_tokens
+        beside.begin()
         is_next = self._table.num_total[rows] - self._table.num_computed[rows] == 1
         is_next &= self._table.is_written[rows]
-        is_out = self.beside.leave_out(rows, is_next)
+        is_out = beside.leave_out(rows, is_next)
         return (rows[~is_out], num_tokens[~is_out]) if is_out.any() else (rows, num_tokens)
 
     def end(self, scheduled: SchedulerOutput, output: StepOutput) -> None:
-        self.beside.end()
+        if self._has_work_beside:
+            self.beside.end()
 
     def close(self) -> None:
         self.beside.close()
 
     def sample(self, hidden_TE: Tensor, batch: InputBatch) -> Sampled:
         self._reasons.clear()
-        readings: list[Reading] = [reader.start(hidden_TE, batch) for reader in self._readers]
+        readings: list[Reading] = [reader.start(hidden_TE, batch) for reader in self._readers if reader.rows]
         if len(batch.sampling_rows_N):
             # first, because nothing else counts yet if it cannot be settled
             readings = [*self._chosen(hidden_TE, batch), *readings]

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.messages import AdmittedSequence, ForkedSequence, IntArray
-from quire.worker.sampler.choose import DrawSettings
-from quire.worker.sampler.random import UIntArray, hashed, to_uint64, uniforms_of
+from quire.worker.sampler.choose import DrawSettings, UIntArray, hashed, to_uint64, uniforms_of
 
 # stands for "all tokens", so that one comparison with the vocabulary covers it
 ALL_TOKENS = np.iinfo(np.int64).max

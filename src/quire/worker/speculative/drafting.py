@@ -28,6 +28,8 @@ class Drafting(StepMember):
     def __init__(self, table: RowTable, proposer: Proposer) -> None:
         self._table = table
         self.proposer = proposer
+        # False: nobody proposes, and a step has nothing to do here unless it was asked for drafts or has late rows
+        self.is_on = type(proposer) is not NoProposer
         # Right drafts that a recurrent state has not absorbed are computed once more, which the core cannot foresee.
         self._concerns_all = table.num_state_blocks > 0 and not isinstance(proposer, NoProposer)
 

@@ -27,17 +27,18 @@ def built_in_processors(
     """One of each, over the rows of this table. `beside`: for what takes too long for a step. `reasons`: where one says
     why it left a row with nothing, by row."""
     num_rows = table.num_rows
-    structured = StructuredOutput(
-        table, grammars or Grammars(), beside or BesideSteps(num_rows), {} if reasons is None else reasons
-    )
+    beside = beside or BesideSteps(num_rows)
+    structured = StructuredOutput(table, grammars or Grammars(), beside, {} if reasons is None else reasons)
+    forms = ByRow(structured, num_rows, "sampling.structured_outputs")
+    beside.users = forms.states
     return (
-        ByRow(AllowedTokenIds(), num_rows),
-        ByRow(BadWords(table), num_rows),
-        ByRow(MinTokens(table), num_rows),
-        ByRow(LogitBias(), num_rows),
+        ByRow(AllowedTokenIds(), num_rows, "sampling.allowed_token_ids"),
+        ByRow(BadWords(table), num_rows, "bad_words_token_ids", none=[]),
+        ByRow(MinTokens(table), num_rows, "sampling.min_tokens", none=0),
+        ByRow(LogitBias(), num_rows, "sampling.logit_bias"),
         Penalties(table),
-        ByRow(ThinkingBudget(table), num_rows),
-        ByRow(structured, num_rows),
+        ByRow(ThinkingBudget(table), num_rows, "sampling.thinking_token_budget"),
+        forms,
     )
 
 

@@ -7,6 +7,7 @@ uses costs one look at an empty dictionary. The order of processors is the order
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -78,23 +79,28 @@ class Rule(Protocol[State]):
 class ByRow(Generic[State]):
     """A logits processor that follows a rule, and the states of the rows that use it."""
 
-    def __init__(self, rule: Rule[State], num_rows: int) -> None:
+    def __init__(self, rule: Rule[State], num_rows: int, parameter: str, none: Any = None) -> None:
+        """`parameter`: of the sequence, what the rule is about; where it is `none`, the rule need not look."""
         self._rule = rule
-        self._states: dict[int, State] = {}
+        self._parameter_of = attrgetter(parameter)
+        self._none = none
+        # by row
+        self.states: dict[int, State] = {}
         self._has_state = np.zeros(num_rows, dtype=np.bool_)
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        self._set(sequence.row, self._rule.state_of(sequence))
+        is_asked_for = self._parameter_of(sequence) != self._none
+        self._set(sequence.row, self._rule.state_of(sequence) if is_asked_for else None)
 
     def fork(self, fork: ForkedSequence) -> None:
-        parent = self._states.get(fork.parent_row)
+        parent = self.states.get(fork.parent_row)
         self._set(fork.row, None if parent is None else self._rule.state_of_child(parent))
 
     def release(self, row: int) -> None:
         self._set(row, None)
 
     def is_active(self, rows_N: IntArray) -> bool:
-        return bool(self._states) and bool(self._has_state[rows_N].any())
+        return bool(self.states) and bool(self._has_state[rows_N].any())
 
     def is_used_by(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
         return self._has_state[rows_N]
@@ -102,15 +108,15 @@ class ByRow(Generic[State]):
     def apply(self, logits_NV: Tensor, rows_N: IntArray, lengths_N: IntArray) -> None:
         positions_n = np.flatnonzero(self._has_state[rows_N])
         columns = positions_n.tolist(), rows_N[positions_n].tolist(), lengths_N[positions_n].tolist()
-        users = [User(position, row, length, self._states[row]) for position, row, length in zip(*columns, strict=True)]
+        users = [User(position, row, length, self.states[row]) for position, row, length in zip(*columns, strict=True)]
         self._rule.apply(logits_NV, users)
 
     def _set(self, row: int, state: State | None) -> None:
         self._has_state[row] = state is not None
         if state is None:
-            self._states.pop(row, None)
+            self.states.pop(row, None)
         else:
-            self._states[row] = state
+            self.states[row] = state
 
 
 class TokenPlaces:
