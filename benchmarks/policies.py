@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bar_chart import Panel, bar_charts
-from line_chart import Line, line_chart
 from policy_runs import POLICIES, Outcome, capacity, run
 from policy_traces import LONG, NUM_LONG, SHORT, STEP_FILLING, Trace, chats, long_ahead, sharegpt, stream
 
+from quire.simulation.charts.bar_chart import Panel, bar_charts
+from quire.simulation.charts.line_chart import Line, line_chart
 from quire.testing.waiting_bound import steps_to_first_token
 
 LOAD = 0.95

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from line_chart import Line, line_chart
 from policy_runs import POLICIES, core_of
 from policy_traces import VOCAB, Engine, request_of
+
+from quire.simulation.charts.line_chart import Line, line_chart
 
 NUM_WAITING = (10, 100, 1_000, 10_000)
 NUM_ROWS = 128

@@ -17,10 +17,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bar_chart import Panel, bar_charts
 from recovery_workloads import VOCAB, Workload, named, workloads
 
 from quire.messages import split_sequence_id
+from quire.simulation.charts.bar_chart import Panel, bar_charts
 from quire.testing.core import CoreUnderTest
 
 MODES = ("recompute", "swap", "auto")

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from bar_chart import Panel, bar_charts
 from rival_engines import ENGINES
 from rival_workloads import PARTS, Part
+
+from quire.simulation.charts.bar_chart import Panel, bar_charts
 
 _PRECISIONS = ("bf16", "int8", "int4", "float32")
 # under bars there is little room

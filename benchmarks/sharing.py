@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bar_chart import Panel, bar_charts
 from language_like import VOCAB, LanguageLike, LanguageLikeExecutor
 from tokenizers import Tokenizer
 from traces import ALPACA, SHAREGPT, Trace, lengths
@@ -35,6 +34,7 @@ from quire.config import EMBEDDED
 from quire.engine_core.engine_core import EngineCore
 from quire.messages import DecodingSpec, EngineRequest, SchedulerOutput, StepOutput, split_sequence_id
 from quire.sampling_params import SamplingParams
+from quire.simulation.charts.bar_chart import Panel, bar_charts
 from quire.testing.core import CoreUnderTest
 from quire.testing.greedy import real_core
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from line_chart import Line, line_chart
 
 import quire
 from quire.config import WorkerConfig
 from quire.messages import AdmittedSequence, SchedulerOutput, int_array
 from quire.sampling_params import SamplingParams
+from quire.simulation.charts.line_chart import Line, line_chart
 from quire.testing.model_harness import worker_config
 from quire.testing.tiny_checkpoints import shape_0_6b_config
 from quire.worker.attention import attention_layers

@@ -8,7 +8,7 @@ from html import escape
 _WIDTH, _LEFT, _RIGHT, _TOP = 760, 130, 740, 70
 _LANE, _BAR = 40, 24
 
-# Every colour has a light and a dark tone of similar contrast with its ground, as in line_chart.py.
+# Every colour has a light and a dark tone of similar contrast with its ground, as in quire.simulation.charts.
 _STYLE = """
 svg { --ground: #ffffff; --ink: #1f2933; --grid: #dfe4e8;
       --bar0: #1f6fb4; --bar1: #b8511a; --bar2: #2b7d47; --bar3: #7d4a9c; --bar4: #5a6672; }

@@ -48,11 +48,17 @@ from quire.observability.recorder import DecisionRecorder, Recorder
 _SHORT_STEP = 0.004
 
 
-def build_engine_core(config: EngineConfig, executor: Executor | None = None) -> EngineCore:
-    """The whole core in this process, with workers of its own or with those that are given. A user's mistake raises a
-    UserError."""
+def build_engine_core(
+    config: EngineConfig,
+    executor: Executor | None = None,
+    *,
+    policy: SchedulingPolicy | None = None,
+    make_manager: Callable[..., KVCacheManager] = KVCacheManager,
+) -> EngineCore:
+    """The whole core in this process, with workers, a policy and a manager of its own or with those that are given. A
+    user's mistake raises a UserError."""
     phases = PhaseTimer()
-    policy = _policy(config)  # a wrong name is found before anything is loaded
+    policy = policy or _policy(config)  # a wrong name is found before anything is loaded
     failpoint("start_load")
     with phases.measure("load model"):
         executor = executor or _executor(config.worker)
@@ -88,6 +94,7 @@ def build_engine_core(config: EngineConfig, executor: Executor | None = None) ->
         adapters=adapters.loaded,
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
         changes=feed.changes,
+        make_manager=make_manager,
     )
     if depth:
         executor.run_ahead()

@@ -47,7 +47,10 @@ class Deployment:
 
     def core(self, clock: VirtualClock) -> EngineCore:
         """A replica with an empty cache."""
-        executor = ModelledExecutor(
+        return build_engine_core(self.config, self.executor(clock))
+
+    def executor(self, clock: VirtualClock) -> ModelledExecutor:
+        return ModelledExecutor(
             self.capacity,
             self.costs,
             clock=clock,
@@ -56,7 +59,6 @@ class Deployment:
             drafts=self.drafts,
             control={"measure_swap": self.swap_seconds_per_block},
         )
-        return build_engine_core(self.config, executor)
 
 
 def deploy(

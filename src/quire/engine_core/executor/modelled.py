@@ -118,6 +118,8 @@ class ModelledExecutor:
         self.capacity = capacity
         self.costs = costs
         self.clock = clock or VirtualClock()
+        # how much likelier a candidate is than the next one: with more of it, beams come from fewer parents
+        self.confidence = 1.0
         # called with what was decided, what it comes to and when it is done
         self.on_step: Callable[[SchedulerOutput, StepWork, float], None] | None = None
         self.num_steps = 0
@@ -218,7 +220,9 @@ class ModelledExecutor:
         answer.vectors = dict.fromkeys(done[is_pooled].tolist(), b"\0\0\0\0")
         done = done[~is_pooled]
         is_watched = state.num_candidates[done] > 0
-        answer.candidates = {row: state.candidates(row, self._vocab_size) for row in done[is_watched].tolist()}
+        answer.candidates = {
+            row: state.candidates(row, self._vocab_size, self.confidence) for row in done[is_watched].tolist()
+        }
         return done[~is_watched]
 
     def _answer_with_drafts(
@@ -427,12 +431,12 @@ class _Rows:
         num_right: IntArray = np.cumprod(is_right, axis=1, dtype=np.int64).sum(axis=1)
         return num_right
 
-    def candidates(self, row: int, vocab_size: int) -> Candidates:
+    def candidates(self, row: int, vocab_size: int, confidence: float = 1.0) -> Candidates:
         """Tokens that differ, each less likely than the one before by a share that follows from the place."""
         count = min(int(self.num_candidates[row]), vocab_size)
         index = np.array([row])
         first = int(self._tokens_at(index, self.num_total[index], vocab_size)[0])
-        spread = 0.3 + (first % 997) / 997
+        spread = confidence * (0.3 + (first % 997) / 997)
         logprobs = [-0.4 - spread * place for place in range(count)]
         return Candidates([(first + place) % vocab_size for place in range(count)], logprobs)
 

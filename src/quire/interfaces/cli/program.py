@@ -26,6 +26,7 @@ COMMANDS = {
     "trace": ("quire.interfaces.cli.trace", "save the last decisions of a running server as a trace"),
     "plan": ("quire.interfaces.cli.plan", "say what a model needs and a machine allows, before loading"),
     "simulate": ("quire.interfaces.cli.simulate", "run a trace of requests on devices that are not here"),
+    "repro": ("quire.interfaces.cli.repro", "run the figures of the paper on the simulated engine"),
     "api-key": ("quire.interfaces.cli.api_key", "make a key for a server, and its line for the key file"),
     "options": ("quire.interfaces.cli.options", "print the table of all engine options in Markdown"),
 }

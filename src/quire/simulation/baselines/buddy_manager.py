@@ -106,6 +106,9 @@ class BuddyManager(KVCacheManager):
         """Of one piece."""
         return power_of_two(-(-self._reservation(request) // self.block_size))
 
+    def has_room_for(self, request: Request) -> bool:
+        return self.space.num_pieces(self.num_blocks_of(request)) >= request.num_sequences
+
     def has_pieces(self, request: Request) -> bool:
         return request.request_id in self._pieces
 
@@ -117,9 +120,9 @@ class BuddyManager(KVCacheManager):
         """Pieces for all sequences that it will have, or none."""
         if self.has_pieces(request):
             return True
-        size = self.num_blocks_of(request)
-        if self.space.num_pieces(size) < request.num_sequences:
+        if not self.has_room_for(request):
             return False
+        size = self.num_blocks_of(request)
         taken = [self.space.take(size) for _ in range(request.num_sequences)]
         starts = [start for start in taken if start is not None]
         for start in starts:
@@ -165,10 +168,11 @@ class ReservedEstimates(Estimates):
     def blocks_to_come(self, request: Request, step_tokens: int, num_more_tokens: int = 0) -> int:
         if self._buddies.has_pieces(request):
             return 0
-        size = self._buddies.num_blocks_of(request)
-        if self._buddies.space.num_pieces(size) < request.num_sequences:
-            return self._pool.num_blocks + 1  # free blocks there may be, but not in one piece
-        return size * request.num_sequences
+        needed = self._buddies.num_blocks_of(request) * request.num_sequences
+        if self._buddies.has_room_for(request):
+            return needed
+        # free blocks there may be as many, but not in one piece: one more, and it is worth another look
+        return max(needed, self._pool.num_available + 1)
 
     def most_blocks(self, num_tokens: int, request: Request, step_tokens: int) -> int:
         return power_of_two(-(-num_tokens // self._block_size)) * request.num_sequences

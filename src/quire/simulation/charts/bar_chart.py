@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT, _MARGIN = 270, 220, 40
-_COLOURS = ("#2f6fab", "#b8c4ce")
+_COLOURS = ("#2f6fab", "#b8c4ce", "#c98a3c", "#7d9f6b")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Charts as SVG, without a plotting library."""

@@ -1,0 +1,31 @@
+"""Figures and tables by name. Each says what is to run and what its results say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from quire.simulation.paper.assumptions import Assumptions
+from quire.simulation.paper.figures.ablations import BlockSizes, Recoveries
+from quire.simulation.paper.figures.memory import BatchedRequests, SlotTable, Waste
+from quire.simulation.paper.figures.rates import BasicSampling, Chat, Decoding, SharedPrefix
+from quire.simulation.paper.figures.sharing import SavedBlocks
+from quire.simulation.paper.lab import Task
+from quire.simulation.paper.report import Report
+
+
+class Figure(Protocol):
+    """One of the paper's."""
+
+    name: str
+
+    def tasks(self, assumed: Assumptions) -> Sequence[Task]: ...
+
+    def report(self, results: dict[Task, Any], assumed: Assumptions) -> Report: ...
+
+
+_ALL: tuple[Figure, ...] = (
+    SlotTable(), Waste(), BasicSampling(), BatchedRequests(), Decoding(), SavedBlocks(), SharedPrefix(), Chat(),
+    BlockSizes(), Recoveries(),
+)  # fmt: skip
+FIGURES = {figure.name: figure for figure in _ALL}
