@@ -30,7 +30,8 @@ from quire.worker.layers.parameter import (
     put,
     replace_weight,
 )
-from quire.worker.layers.quantization import GroupBorderError, QuantizedWeight, Role, Scheme, apply
+from quire.worker.layers.quantization import GroupBorderError, QuantizedWeight, Role, Scheme, apply, keeps_codes
+from quire.worker.layers.stored_weight import read
 from quire.worker.models.checkpoint_map import CheckpointMap, Placement
 
 # Below this a progress bar is only noise.
@@ -203,15 +204,16 @@ class _Filling:
     def _piece_of(self, name: str, placement: Placement, source: str) -> tuple[Tensor, Tensor | QuantizedWeight]:
         """Its place, and what this rank keeps. Nothing else of the weight is looked at: it may never leave the file."""
         parameter, weight = self._parameters[name], placement.weight
-        place, piece = pick_piece(parameter, weight, placement.part)
+        place, stored = pick_piece(parameter, weight, placement.part)
+        piece = read(stored)
         _check_finite(source, piece)
         role = self._holders.role(name)
         if self._scheme is None or role is None or len(weight.shape) != 2:
             return place, piece
-        if piece.shape[1] == weight.shape[1]:
+        if piece.shape[1] == weight.shape[1] or keeps_codes(self._scheme, piece, role):
             return place, apply(self._scheme, piece, role, source, weight.shape)
         # The scale of a row must not depend on the number of ranks.
-        whole = apply(self._scheme, weight, role, source, weight.shape)
+        whole = apply(self._scheme, read(weight), role, source, weight.shape)
         return pick_piece(parameter, whole, placement.part)
 
 

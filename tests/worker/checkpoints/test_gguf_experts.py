@@ -15,6 +15,7 @@ from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.worker.checkpoints.gguf import GGUFCheckpoint
 from quire.worker.kernels import cpu
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import read
 from quire.worker.model_loader import load_model
 
 pytest.importorskip("gguf")
@@ -136,7 +137,7 @@ def test_the_configuration_is_that_of_the_plain_checkpoint(family, source, writt
 def test_codes_of_experts_are_kept_to_the_last_bit(family, source, tmp_path):
     path = tmp_path / "model.gguf"
     weights = write_gguf(path, source, KINDS[family])
-    found = dict(GGUFCheckpoint(ModelFacts.read(path), torch.float32).tensors())
+    found = {name: read(weight) for name, weight in GGUFCheckpoint(ModelFacts.read(path), torch.float32).tensors()}
     experts = [name for name in found if ".experts." in name and name.endswith(".weight")]
     assert experts
     for name in experts:

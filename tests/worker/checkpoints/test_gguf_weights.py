@@ -19,6 +19,7 @@ from quire.worker import kernels
 from quire.worker.checkpoints.gguf import GGUFCheckpoint
 from quire.worker.kernels import cpu
 from quire.worker.layers.packing import pack_quantized
+from quire.worker.layers.stored_weight import read
 from quire.worker.model_loader import load_model
 
 pytest.importorskip("gguf")
@@ -81,7 +82,7 @@ def test_codes_are_those_of_the_file_to_the_last_bit(kind, sources, tmp_path):
     """Before they are packed; and packed, no number is off by more than its scale's and its zero's last bit."""
     path = tmp_path / "model.gguf"
     weights = write_gguf(path, sources["llama"], kind)
-    found = dict(GGUFCheckpoint(ModelFacts.read(path), torch.float32).tensors())
+    found = {name: read(weight) for name, weight in GGUFCheckpoint(ModelFacts.read(path), torch.float32).tensors()}
     assert weights
     for name, expected in weights.items():
         assert torch.equal(found[name].dequantize(torch.float32), expected)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.worker.checkpoints.codes import per_word, quantized, unpack_rows
+from quire.worker.checkpoints.codes import parts_of, per_word, quantized, unpack_rows
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import StoredWeight
 
 _BITS = 4
 # Where output 0, 1, 2, ... of eight lies in a word.
@@ -38,10 +39,10 @@ class AWQFormat:
     def is_quantized(self, module: StoredModule) -> bool:
         return "qweight" in module.leaves
 
-    def weights(self, module: StoredModule) -> Iterator[tuple[str, QuantizedWeight]]:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, StoredWeight]]:
         yield f"{module.name}.weight", self._weight(module)
 
-    def _weight(self, module: StoredModule) -> QuantizedWeight:
+    def _weight(self, module: StoredModule) -> StoredWeight:
         qweight, qzeros, scales = module.get("qweight"), module.get("qzeros"), module.get("scales")
         module.check(qweight.dtype == torch.int32 and qweight.ndim == 2, "qweight", qweight, "int32 [inputs, words]")
         num_inputs, num_outputs = qweight.shape[0], qweight.shape[1] * per_word(_BITS)
@@ -53,8 +54,21 @@ class AWQFormat:
         module.check(is_alike, "qzeros", qzeros, f"int32 {list(wanted)}")
         if num_inputs % num_groups:
             raise ModelError(f"{module.name}.scales: {num_groups} groups do not divide {num_inputs} inputs evenly.")
-        codes_NK, zeros_NG = _in_order(qweight).t().contiguous(), _in_order(qzeros).t()
-        return quantized(codes_NK, scales.t(), zeros_NG, _BITS, weight_only=True)
+        group = num_inputs // num_groups
+
+        def read_part(rows: slice, columns: slice) -> QuantizedWeight:
+            words, groups = parts_of(rows, per_word(_BITS)), parts_of(columns, group)
+            codes_NK = _in_order(qweight[columns, words]).t().contiguous()
+            zeros_NG = _in_order(qzeros[groups, words]).t()
+            return quantized(codes_NK, scales[groups, rows].t(), zeros_NG, _BITS, weight_only=True)
+
+        return StoredWeight.of(
+            (num_outputs, num_inputs),
+            qweight.nbytes + scales.nbytes,
+            read_part,
+            row_step=per_word(_BITS),
+            column_step=1 if num_groups == 1 else group,
+        )
 
     def remarks(self) -> list[str]:
         return []

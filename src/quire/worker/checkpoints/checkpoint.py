@@ -16,8 +16,9 @@ from quire.config import ModelFacts
 from quire.config.quantization import declared_quantization
 from quire.worker.checkpoint_files import CheckpointFiles, IsAbsent, nothing_is_absent
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import StoredWeight
 
-Weight: TypeAlias = Tensor | QuantizedWeight
+Weight: TypeAlias = Tensor | QuantizedWeight | StoredWeight
 
 
 class Checkpoint(Protocol):

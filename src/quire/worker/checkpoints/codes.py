@@ -41,6 +41,11 @@ def per_word(bits: int) -> int:
     return _WORD_BITS // bits
 
 
+def parts_of(numbers: slice, step: int) -> slice:
+    """Which words, or groups, of so many numbers each hold these."""
+    return slice(numbers.start // step, -(-numbers.stop // step))
+
+
 def quantized(
     codes_NK: Tensor, scales_NG: Tensor, zeros_NG: Tensor, bits: int, *, weight_only: bool
 ) -> QuantizedWeight:

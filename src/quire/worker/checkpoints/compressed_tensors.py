@@ -10,6 +10,7 @@ What is stored tells which of them a layer has; config.json says how many bits, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from quire.worker.checkpoints.codes import (
     Reordered,
     are_in_order,
     dequantized_in_order,
+    parts_of,
     per_word,
     quantized,
     unpack_columns,
@@ -30,6 +32,7 @@ from quire.worker.checkpoints.codes import (
 )
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import StoredWeight
 
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "float-quantized", "mixed-precision", "dense")
 _BITS = (4, 8)
@@ -68,10 +71,10 @@ class CompressedTensorsFormat:
     def is_quantized(self, module: StoredModule) -> bool:
         return "weight_packed" in module.leaves or {"weight", "weight_scale"} <= module.leaves.keys()
 
-    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, StoredWeight]]:
         yield f"{module.name}.weight", self._weight(module)
 
-    def _weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
+    def _weight(self, module: StoredModule) -> StoredWeight:
         group = self._group_of(module.name)
         weights = group.get("weights") or {}
         bits, rounds_inputs = weights.get("num_bits", 8), bool(group.get("input_activations"))
@@ -98,19 +101,30 @@ class CompressedTensorsFormat:
                     return group
         return self._groups[0] if self._groups else _NO_GROUP
 
-    def _integers(self, module: StoredModule, weight: Tensor, bits: int, *, weight_only: bool) -> QuantizedWeight:
+    def _integers(self, module: StoredModule, weight: Tensor, bits: int, *, weight_only: bool) -> StoredWeight:
         if bits not in _BITS:
             raise unsupported("num_bits", bits, _BITS)
-        scales = _scales(module, *weight.shape)
-        zeros = module.find("weight_zero_point")
+        scales_NG = _scales(module, *weight.shape)
+        stored = module.find("weight_zero_point")
+        if stored is not None:
+            is_one_each = stored.numel() in (1, scales_NG.numel())
+            module.check(is_one_each, "weight_zero_point", stored, f"{list(scales_NG.shape)}")
+            stored = stored.view(stored.shape[0], -1).expand_as(scales_NG)
+        group = weight.shape[1] // scales_NG.shape[1]
         # As codes from 0 on, which all readers hand on.
         half = 2 ** (bits - 1)
-        codes = (weight.to(torch.int16) + half).clamp_(0, 2 * half - 1).to(torch.uint8)
-        zeros = torch.zeros_like(scales) if zeros is None else zeros.view(zeros.shape[0], -1).to(torch.float32)
-        module.check(zeros.numel() in (1, scales.numel()), "weight_zero_point", zeros, f"{list(scales.shape)}")
-        return quantized(codes, scales, zeros.expand_as(scales) + half, bits, weight_only=weight_only)
 
-    def _packed(self, module: StoredModule, bits: int, *, weight_only: bool) -> Tensor | QuantizedWeight:
+        def read_part(rows: slice, columns: slice) -> QuantizedWeight:
+            codes = (weight[rows, columns].to(torch.int16) + half).clamp_(0, 2 * half - 1).to(torch.uint8)
+            groups = parts_of(columns, group)
+            scales = scales_NG[rows, groups].to(torch.float32)
+            zeros = torch.zeros_like(scales) if stored is None else stored[rows, groups].to(torch.float32)
+            return quantized(codes, scales, zeros + half, bits, weight_only=weight_only)
+
+        step = 1 if scales_NG.shape[1] == 1 else group
+        return StoredWeight.of(weight.shape, weight.nbytes + scales_NG.nbytes, read_part, column_step=step)
+
+    def _packed(self, module: StoredModule, bits: int, *, weight_only: bool) -> StoredWeight:
         packed, shape = module.get("weight_packed"), module.get("weight_shape")
         if packed.dtype != torch.int32:
             raise unsupported("format", "weights of 4-bit floats", _FORMATS)
@@ -120,21 +134,43 @@ class CompressedTensorsFormat:
         num_rows, num_columns = (int(size) for size in shape)
         wanted = (num_rows, -(-num_columns // per_word(bits)))
         module.check(tuple(packed.shape) == wanted, "weight_packed", packed, f"{list(wanted)} for {bits} bits")
-        codes_NK = unpack_rows(packed, bits)[:, :num_columns].contiguous()
         scales_NG = _scales(module, num_rows, num_columns)
-        zeros_NG = torch.full_like(scales_NG, 2.0 ** (bits - 1))
+        num_groups = scales_NG.shape[1]
         stored = module.find("weight_zero_point")
         if stored is not None:
             # Packed along the outputs; a word of the last ones may be partly empty.
-            zeros_NG = unpack_columns(stored, bits).t()[:num_rows] if stored.dtype == torch.int32 else stored + zeros_NG
-            module.check(
-                zeros_NG.shape == scales_NG.shape, "weight_zero_point", stored, f"zeros for {list(scales_NG.shape)}"
-            )
+            rows_of_words = -(-num_rows // per_word(bits)) if stored.dtype == torch.int32 else num_rows
+            is_one_each = tuple(stored.shape) == (rows_of_words, num_groups)
+            module.check(is_one_each, "weight_zero_point", stored, f"zeros for {list(scales_NG.shape)}")
         groups_K = module.find("weight_g_idx")
-        if groups_K is not None and not are_in_order(module, "weight_g_idx", groups_K, num_columns, scales_NG.shape[1]):
-            self._reordered.count += 1
-            return dequantized_in_order(codes_NK, scales_NG, zeros_NG, groups_K.long(), self._dtype)
-        return quantized(codes_NK, scales_NG, zeros_NG, bits, weight_only=weight_only)
+        is_reordered = groups_K is not None and not are_in_order(
+            module, "weight_g_idx", groups_K, num_columns, num_groups
+        )
+        self._reordered.count += is_reordered
+        group = num_columns if is_reordered or num_groups == 1 else num_columns // num_groups
+        words = per_word(bits)
+
+        def read_part(rows: slice, columns: slice) -> Tensor | QuantizedWeight:
+            codes = unpack_rows(packed[rows, parts_of(columns, words)], bits)
+            codes_NK = codes[:, : columns.stop - columns.start].contiguous()
+            groups = slice(0, num_groups) if is_reordered else parts_of(columns, group)
+            scales = scales_NG[rows, groups].to(torch.float32)
+            zeros = torch.full_like(scales, 2.0 ** (bits - 1))
+            if stored is not None and stored.dtype == torch.int32:
+                zeros = unpack_columns(stored[parts_of(rows, words), groups], bits).t()[: len(scales)]
+            elif stored is not None:
+                zeros = stored[rows, groups] + zeros
+            if is_reordered and groups_K is not None:
+                return dequantized_in_order(codes_NK, scales, zeros, groups_K[columns].long(), self._dtype)
+            return quantized(codes_NK, scales, zeros, bits, weight_only=weight_only)
+
+        return StoredWeight.of(
+            (num_rows, num_columns),
+            packed.nbytes + scales_NG.nbytes,
+            read_part,
+            row_step=words,
+            column_step=words if group == num_columns else math.lcm(words, group),
+        )
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -150,12 +186,11 @@ def _matches(pattern: str, name: str) -> bool:
 def _scales(module: StoredModule, num_rows: int, num_columns: int) -> Tensor:
     """[N, G]: a scale for the tensor, for each output, or for each group of inputs."""
     scales = module.get("weight_scale")
-    found = scales.to(torch.float32)
-    if found.numel() == 1:
-        return found.reshape(1, 1).expand(num_rows, 1).contiguous()
-    fits = found.ndim > 0 and found.shape[0] == num_rows and found.numel() > 0
+    if scales.numel() == 1:
+        return scales.reshape(1, 1).expand(num_rows, 1)
+    fits = scales.ndim > 0 and scales.shape[0] == num_rows and scales.numel() > 0
     module.check(fits, "weight_scale", scales, f"[{num_rows}, groups]")
-    found = found.reshape(num_rows, -1)
+    found = scales.reshape(num_rows, -1)
     if num_columns % found.shape[1]:
         raise ModelError(
             f"{module.name}.weight_scale: {found.shape[1]} groups do not divide {num_columns} inputs evenly."

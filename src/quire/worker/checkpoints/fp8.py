@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
 from quire.worker.layers.quantization import by_rows
+from quire.worker.layers.stored_weight import StoredWeight
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Scales of inputs, which are not rounded here, and of a KV cache.
@@ -38,10 +39,10 @@ class FP8Format:
     def is_quantized(self, module: StoredModule) -> bool:
         return "weight" in module.leaves and any(leaf in module.leaves for leaf in _SCALES)
 
-    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, StoredWeight]]:
         yield f"{module.name}.weight", self._weight(module)
 
-    def _weight(self, module: StoredModule) -> Tensor:
+    def _weight(self, module: StoredModule) -> StoredWeight:
         weight = module.get("weight")
         scale = module.get(next(leaf for leaf in _SCALES if leaf in module.leaves))
         self._num_converted += 1
@@ -71,11 +72,10 @@ def remark(num_layers: int, dtype: torch.dtype) -> str:
 
 def converted(
     module: StoredModule, weight: Tensor, scale: Tensor, block: tuple[int, ...] | None, dtype: torch.dtype
-) -> Tensor:
+) -> StoredWeight:
     """The float weight [N, K]."""
     module.check(weight.dtype in FLOAT8 and weight.ndim == 2, "weight", weight, "a matrix of FP8")
     num_rows, num_columns = weight.shape
-    scale = scale.to(torch.float32)
     # rows and columns that share a scale
     sizes = block or (128, 128)
     if scale.numel() == 1:
@@ -85,13 +85,18 @@ def converted(
     wanted = (-(-num_rows // sizes[0]), -(-num_columns // sizes[1]))
     fits = tuple(scale.shape) == wanted
     module.check(fits, "weight_scale", scale, f"{list(wanted)} for blocks of {sizes[0]} x {sizes[1]}")
-    out = torch.empty(num_rows, num_columns, dtype=dtype)
-    # Scales are spread over their blocks chunk by chunk: as a matrix they would be larger than the weight.
 
-    def convert(rows: slice) -> None:
-        scale_rows = torch.arange(rows.start, rows.stop) // sizes[0]
-        spread = scale[scale_rows].repeat_interleave(sizes[1], 1)[:, :num_columns]
-        out[rows] = weight[rows].to(torch.float32).mul_(spread)
+    def read_part(rows: slice, columns: slice) -> Tensor:
+        part = weight[rows, columns]
+        out = torch.empty(part.shape, dtype=dtype)
+        # Scales are spread over their blocks chunk by chunk: as a matrix they would be larger than the weight.
 
-    by_rows(num_rows, num_columns, convert)
-    return out
+        def convert(chunk: slice) -> None:
+            scale_rows = torch.arange(rows.start + chunk.start, rows.start + chunk.stop) // sizes[0]
+            spread = scale[scale_rows].to(torch.float32).repeat_interleave(sizes[1], 1)[:, columns]
+            out[chunk] = part[chunk].to(torch.float32).mul_(spread)
+
+        by_rows(part.shape[0], part.shape[1], convert)
+        return out
+
+    return StoredWeight.of(weight.shape, weight.nbytes + scale.nbytes, read_part)

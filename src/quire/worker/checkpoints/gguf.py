@@ -9,10 +9,12 @@ count beside the weights made from them.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import torch
@@ -26,6 +28,7 @@ from quire.worker.checkpoint_files import IsAbsent, nothing_is_absent
 from quire.worker.checkpoints.gguf_blocks import DECODERS
 from quire.worker.checkpoints.gguf_experts import one_by_one
 from quire.worker.layers.quantization import QuantizedWeight, by_rows
+from quire.worker.layers.stored_weight import StoredWeight
 
 _logger = logging.getLogger(__name__)
 
@@ -97,7 +100,7 @@ class GGUFCheckpoint:
     def num_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self._file.tensors.values())
 
-    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Tensor | StoredWeight]]:
         for tensor in one_by_one(self._used(), self._num_experts):
             name = hf_name(tensor.name)
             if not is_absent(name):
@@ -124,22 +127,36 @@ class GGUFCheckpoint:
             if tensor.name not in _NOT_WEIGHTS and _layer_of(tensor.name) not in self._not_used
         ]
 
-    def _read(self, tensor: GGUFTensor) -> Tensor | QuantizedWeight:
+    def _read(self, tensor: GGUFTensor) -> Tensor | StoredWeight:
+        """A matrix is read when it is known which part of it is wanted."""
         name = tensor.type_name
-        try:
-            with tensor.file.open("rb") as file:
-                if name in _FLOATS:
-                    return _as_bytes(file, tensor.offset, tensor.num_bytes).view(_FLOATS[name]).view(tensor.shape)
-                if len(tensor.shape) != 2:
-                    raise ModelError(f"{tensor.file}: {tensor.name} has {len(tensor.shape)} dimensions in {name}.")
-                if name in DECODERS:
-                    return _quantized(file, tensor)
-                self._dequantized.add(name)
-                return _dequantized(file, tensor, self._dtype)
-        except OSError as error:
-            raise ModelError(f"{tensor.file}: cannot be read ({error}).") from error
+        if len(tensor.shape) == 2:
+            return self._matrix(tensor)
+        if name not in _FLOATS:
+            raise ModelError(f"{tensor.file}: {tensor.name} has {len(tensor.shape)} dimensions in {name}.")
+        with _opened(tensor) as file:
+            return _as_bytes(file, tensor.offset, tensor.num_bytes).view(_FLOATS[name]).view(tensor.shape)
 
-    def _in_halves(self, tensor: GGUFTensor, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
+    def _matrix(self, tensor: GGUFTensor) -> StoredWeight:
+        name = tensor.type_name
+        decode_part: Callable[[_Part], Tensor | QuantizedWeight]
+        if name in _FLOATS:
+            decode_part = _floats
+        elif name in DECODERS:
+            decode_part = _quantized
+        else:
+            self._dequantized.add(name)
+            decode_part = functools.partial(_dequantized, compute=_computed_by_gguf(tensor), dtype=self._dtype)
+
+        def read_part(rows: slice, columns: slice) -> Tensor | QuantizedWeight:
+            with _opened(tensor) as file:
+                return decode_part(_Part(file, tensor, rows, columns))
+
+        _, per_block, _ = TYPES[tensor.type_id]
+        num_rows, num_columns = tensor.shape
+        return StoredWeight.of((num_rows, num_columns), tensor.num_bytes, read_part, column_step=per_block)
+
+    def _in_halves(self, tensor: GGUFTensor, weight: Tensor | StoredWeight) -> Tensor | StoredWeight:
         match = _LAYER.fullmatch(tensor.name)
         heads = self._heads.get(match.group(2)) if match and self._is_interleaved else None
         if heads is None:
@@ -148,7 +165,7 @@ class GGUFCheckpoint:
         if num_rows % (2 * heads):
             raise ModelError(f"{tensor.file}: {tensor.name} has {num_rows} rows, which are not {heads} heads.")
         index = torch.arange(num_rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
-        return weight.select_rows(index) if isinstance(weight, QuantizedWeight) else weight[index]
+        return weight[index] if isinstance(weight, Tensor) else weight.select_rows(index)
 
 
 def hf_name(name: str) -> str:
@@ -183,24 +200,57 @@ def _as_bytes(file: BinaryIO, offset: int, num_bytes: int) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8)
 
 
-def _decode_rows(file: BinaryIO, tensor: GGUFTensor, decode: Callable[[slice, Tensor], None]) -> None:
-    """Call `decode` with ranges of rows and their blocks, [B, bytes of a block]."""
-    num_rows, num_columns = tensor.shape
-    _, per_block, block_bytes = TYPES[tensor.type_id]
-    row_bytes = num_columns // per_block * block_bytes
-
-    def run(rows: slice) -> None:
-        data = _as_bytes(file, tensor.offset + rows.start * row_bytes, (rows.stop - rows.start) * row_bytes)
-        decode(rows, data.view(-1, block_bytes))
-
-    by_rows(num_rows, num_columns, run)
+@contextmanager
+def _opened(tensor: GGUFTensor) -> Iterator[BinaryIO]:
+    try:
+        with tensor.file.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise ModelError(f"{tensor.file}: cannot be read ({error}).") from error
 
 
-def _quantized(file: BinaryIO, tensor: GGUFTensor) -> QuantizedWeight:
-    blocks_of, shape = DECODERS[tensor.type_name], tensor.shape
-    _, _, block_bytes = TYPES[tensor.type_id]
-    # One block tells what all are like.
-    like = blocks_of(_as_bytes(file, tensor.offset, block_bytes).view(1, -1))
+class _Part:
+    """Some rows of a matrix, and some columns, which begin and end with a block. Of the file whole rows are read."""
+
+    def __init__(self, file: BinaryIO, tensor: GGUFTensor, rows: slice, columns: slice) -> None:
+        self.type_name = tensor.type_name
+        self.shape = (rows.stop - rows.start, columns.stop - columns.start)
+        _, per_block, self.block_bytes = TYPES[tensor.type_id]
+        self._file = file
+        self._num_blocks = tensor.shape[1] // per_block
+        self._blocks = slice(columns.start // per_block, columns.stop // per_block)
+        self._row_bytes = self._num_blocks * self.block_bytes
+        self._offset = tensor.offset + rows.start * self._row_bytes
+
+    def first_block(self) -> Tensor:
+        """[1, bytes of a block]: one tells what all are like."""
+        return _as_bytes(self._file, self._offset, self.block_bytes).view(1, -1)
+
+    def decode(self, decode: Callable[[slice, Tensor], None]) -> None:
+        """Calls `decode` with ranges of these rows and their blocks, [B, bytes of a block]."""
+
+        def run(rows: slice) -> None:
+            num_rows = rows.stop - rows.start
+            data = _as_bytes(self._file, self._offset + rows.start * self._row_bytes, num_rows * self._row_bytes)
+            blocks = data.view(num_rows, self._num_blocks, self.block_bytes)[:, self._blocks]
+            decode(rows, blocks.reshape(-1, self.block_bytes))
+
+        by_rows(*self.shape, run)
+
+
+def _floats(part: _Part) -> Tensor:
+    weight = torch.empty(part.shape, dtype=_FLOATS[part.type_name])
+
+    def decode(rows: slice, data: Tensor) -> None:
+        weight[rows] = data.view(weight.dtype).view(-1, part.shape[1])
+
+    part.decode(decode)
+    return weight
+
+
+def _quantized(part: _Part) -> QuantizedWeight:
+    blocks_of, shape = DECODERS[part.type_name], part.shape
+    like = blocks_of(part.first_block())
     num_groups = shape[1] // (like.codes.numel() // like.scales.numel())
     values = torch.empty(shape, dtype=like.codes.dtype)
     scales = torch.empty(shape[0], num_groups)
@@ -213,20 +263,19 @@ def _quantized(file: BinaryIO, tensor: GGUFTensor) -> QuantizedWeight:
         if offsets is not None and blocks.offsets is not None:
             offsets[rows] = blocks.offsets.reshape(-1, num_groups)
 
-    _decode_rows(file, tensor, decode)
+    part.decode(decode)
     # As everywhere where such files are run on CPUs, inputs are rounded to 8 bits on the way.
     bits = 4 if like.are_floats or values.dtype == torch.uint8 else 8
     return QuantizedWeight(values, scales, offsets, bits=bits, weight_only=False)
 
 
-def _dequantized(file: BinaryIO, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
-    compute = _computed_by_gguf(tensor)
-    weight = torch.empty(tensor.shape, dtype=dtype)
+def _dequantized(part: _Part, compute: Callable[[Any], Any], dtype: torch.dtype) -> Tensor:
+    weight = torch.empty(part.shape, dtype=dtype)
 
     def decode(rows: slice, data: Tensor) -> None:
-        weight[rows] = torch.from_numpy(compute(data.numpy())).view(-1, tensor.shape[1])
+        weight[rows] = torch.from_numpy(compute(data.numpy())).view(-1, part.shape[1])
 
-    _decode_rows(file, tensor, decode)
+    part.decode(decode)
     return weight
 
 

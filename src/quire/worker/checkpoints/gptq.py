@@ -9,6 +9,7 @@ shapes, so overrides for single modules need no look at config.json.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.worker.checkpoints.codes import (
     Reordered,
     are_in_order,
     dequantized_in_order,
+    parts_of,
     per_word,
     quantized,
     unpack_columns,
@@ -27,6 +29,7 @@ from quire.worker.checkpoints.codes import (
 )
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import StoredWeight
 
 _BITS = (4, 8)
 _ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
@@ -49,27 +52,44 @@ class GPTQFormat:
     def is_quantized(self, module: StoredModule) -> bool:
         return "qweight" in module.leaves
 
-    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, StoredWeight]]:
         yield f"{module.name}.weight", self._weight(module)
 
-    def _weight(self, module: StoredModule) -> Tensor | QuantizedWeight:
+    def _weight(self, module: StoredModule) -> StoredWeight:
         qweight, qzeros, scales = module.get("qweight"), module.get("qzeros"), module.get("scales")
         bits = self._bits(module, qzeros, scales)
         module.check(qweight.dtype == torch.int32 and qweight.ndim == 2, "qweight", qweight, "int32 [inputs, outputs]")
         num_inputs, num_outputs = qweight.shape[0] * per_word(bits), qweight.shape[1]
         module.check(scales.shape[1] == num_outputs, "scales", scales, f"[groups, {num_outputs}]")
-        codes_NK = unpack_columns(qweight, bits)
-        # In the first version 0 is stored as the highest number, to which 1 is added without a carry.
-        zeros_GN = unpack_rows(qzeros, bits).to(torch.int16).add_(self._zero_offset).bitwise_and_(2**bits - 1)
-        scales_NG, zeros_NG = scales.t().to(torch.float32), zeros_GN.t()
         groups_K = module.find("g_idx")
         num_groups = scales.shape[0]
-        if groups_K is not None and not are_in_order(module, "g_idx", groups_K, num_inputs, num_groups):
+        is_reordered = groups_K is not None and not are_in_order(module, "g_idx", groups_K, num_inputs, num_groups)
+        if is_reordered:
             self._reordered.count += 1
-            return dequantized_in_order(codes_NK, scales_NG, zeros_NG, groups_K.long(), self._dtype)
-        if num_inputs % num_groups:
+        elif num_inputs % num_groups:
             raise ModelError(f"{module.name}.scales: {num_groups} groups do not divide {num_inputs} inputs evenly.")
-        return quantized(codes_NK, scales_NG, zeros_NG, bits, weight_only=True)
+        group = num_inputs if is_reordered or num_groups == 1 else num_inputs // num_groups
+        words = per_word(bits)
+
+        def read_part(rows: slice, columns: slice) -> Tensor | QuantizedWeight:
+            codes_NK = unpack_columns(qweight[parts_of(columns, words), rows], bits)
+            stored_GN = unpack_rows(qzeros[:, parts_of(rows, words)], bits)
+            # In the first version 0 is stored as the highest number, to which 1 is added without a carry.
+            zeros_GN = stored_GN.to(torch.int16).add_(self._zero_offset).bitwise_and_(2**bits - 1)
+            scales_NG = scales[:, rows].t().to(torch.float32)
+            if is_reordered and groups_K is not None:
+                groups = groups_K[columns].long()
+                return dequantized_in_order(codes_NK, scales_NG, zeros_GN.t(), groups, self._dtype)
+            groups = parts_of(columns, group)
+            return quantized(codes_NK, scales_NG[:, groups], zeros_GN.t()[:, groups], bits, weight_only=True)
+
+        return StoredWeight.of(
+            (num_outputs, num_inputs),
+            qweight.nbytes + scales.nbytes,
+            read_part,
+            row_step=words,
+            column_step=words if group == num_inputs else math.lcm(words, group),
+        )
 
     def remarks(self) -> list[str]:
         return self._reordered.remarks()

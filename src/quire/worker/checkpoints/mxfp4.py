@@ -14,8 +14,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from quire.worker.checkpoints.codes import parts_of
 from quire.worker.checkpoints.stored_module import StoredModule
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import StoredWeight
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 _GROUP = 32
@@ -37,7 +39,7 @@ class MXFP4Format:
     def is_quantized(self, module: StoredModule) -> bool:
         return any(leaf in module.leaves for leaf in self.leaves)
 
-    def weights(self, module: StoredModule) -> Iterator[tuple[str, QuantizedWeight]]:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, StoredWeight]]:
         for projection in _PROJECTIONS:
             blocks, scales = module.get(f"{projection}_blocks"), module.get(f"{projection}_scales")
             is_whole = blocks.dtype == torch.uint8 and blocks.ndim == 4 and blocks.shape[3] == _GROUP // 2
@@ -53,7 +55,16 @@ class MXFP4Format:
     def remarks(self) -> list[str]:
         return []
 
-    def _expert(self, blocks_NGb: Tensor, scales_NG: Tensor) -> QuantizedWeight:
+    def _expert(self, blocks_NGb: Tensor, scales_NG: Tensor) -> StoredWeight:
+        def read_part(rows: slice, columns: slice) -> QuantizedWeight:
+            groups = parts_of(columns, _GROUP)
+            return self._spread(blocks_NGb[rows, groups], scales_NG[rows, groups])
+
+        num_rows, num_groups = scales_NG.shape
+        shape = (num_rows, num_groups * _GROUP)
+        return StoredWeight.of(shape, blocks_NGb.nbytes + scales_NG.nbytes, read_part, column_step=_GROUP)
+
+    def _spread(self, blocks_NGb: Tensor, scales_NG: Tensor) -> QuantizedWeight:
         pairs = self._pairs.index_select(0, blocks_NGb.flatten().int())
         values_NK = pairs.view(torch.int8).view(len(blocks_NGb), -1)
         # of doubled values; 255 means no number in this format, and with 253 the largest code is none in float32: both

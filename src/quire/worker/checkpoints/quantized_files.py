@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.config.quantization import FORMATS
 from quire.worker.checkpoint_files import CheckpointFiles, IsAbsent, nothing_is_absent
 from quire.worker.checkpoints.stored_module import StoredModule, unsupported
-from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import StoredWeight
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class StoredFormat(Protocol):
         """Whether this module's weight is stored in this format."""
         ...
 
-    def weights(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def weights(self, module: StoredModule) -> Iterator[tuple[str, StoredWeight]]:
         """What a module that is stands for, under the names of a plain checkpoint: most have one weight."""
         ...
 
@@ -56,7 +56,7 @@ class QuantizedFiles:
     def num_bytes(self) -> int:
         return self._files.num_bytes
 
-    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def tensors(self, is_absent: IsAbsent = nothing_is_absent) -> Iterator[tuple[str, Tensor | StoredWeight]]:
         by_module: dict[str, dict[str, str]] = {}
         for names in self._files.names_by_file.values():
             for name in names:
@@ -69,7 +69,7 @@ class QuantizedFiles:
         for remark in self._format.remarks():
             _logger.info(remark)
 
-    def _of_module(self, module: StoredModule) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    def _of_module(self, module: StoredModule) -> Iterator[tuple[str, Tensor | StoredWeight]]:
         is_quantized = self._format.is_quantized(module)
         if is_quantized:
             yield from self._format.weights(module)

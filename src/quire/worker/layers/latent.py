@@ -26,6 +26,7 @@ from quire.worker.layers.linear import ColumnParallelLinear
 from quire.worker.layers.packing import pack, pack_quantized
 from quire.worker.layers.parameter import take_quantized
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import read
 
 
 class HeadLinear(ColumnParallelLinear):
@@ -103,6 +104,7 @@ def latent_parts(
         if not name.endswith(name_of_weight):
             return [(name, weight)]
         path = name.removesuffix("weight")
+        weight = read(weight)
         rows_HB = torch.arange(weight.shape[0], device="cpu").view(-1, key_dim + value_dim)
         is_quantized = isinstance(weight, QuantizedWeight)
         select: Callable[[Tensor], Any] = weight.select_rows if is_quantized else lambda rows: weight[rows]

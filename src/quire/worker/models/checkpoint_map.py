@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from quire.errors import ModelError, one_line
 from quire.worker.layers.parameter import Part
 from quire.worker.layers.quantization import QuantizedWeight
+from quire.worker.layers.stored_weight import StoredWeight, read
 
+Weight: TypeAlias = Tensor | QuantizedWeight | StoredWeight
 # What most decoders merge: three projections into one multiplication, and two.
 MERGED: Mapping[str, tuple[str, Part]] = {
     "q_proj": ("qkv_proj", "q"),
@@ -31,10 +33,10 @@ class Placement(NamedTuple):
 
     name: str
     part: Part
-    weight: Tensor | QuantizedWeight
+    weight: Weight
 
 
-def _unchanged(name: str, weight: Tensor | QuantizedWeight) -> list[tuple[str, Tensor | QuantizedWeight]]:
+def _unchanged(name: str, weight: Weight) -> list[tuple[str, Weight]]:
     return [(name, weight)]
 
 
@@ -54,7 +56,8 @@ class CheckpointMap:
     ignored_modules: tuple[str, ...] = ()
     # a last look at a tensor: turn it, or cut it into several
     convert: Callable[[str, Any], list[tuple[str, Any]]] = _unchanged
-    # whether it leaves the inputs of each output as they are, or does not see weights that come quantised
+    # whether it leaves the inputs of each output as they are, or does not see weights that come quantised. It may get
+    # weights that are not read yet.
     converts_quantized: bool = False
 
     @property
@@ -66,7 +69,7 @@ class CheckpointMap:
         """A tensor that means nothing here, so that its numbers may be any."""
         return name.endswith(self.ignored) or name.startswith(self.ignored_modules)
 
-    def place(self, name: str, weight: Tensor | QuantizedWeight) -> Iterator[Placement]:
+    def place(self, name: str, weight: Weight) -> Iterator[Placement]:
         """Nothing for an ignored tensor, otherwise its placements."""
         if self.ignores(name):
             return
@@ -81,9 +84,10 @@ class CheckpointMap:
                 break
         return ".".join(self.modules.get(part, part) for part in name.split(".")) if self.modules else name
 
-    def _converted(self, name: str, weight: Tensor | QuantizedWeight) -> list[tuple[str, Tensor | QuantizedWeight]]:
+    def _converted(self, name: str, weight: Weight) -> list[tuple[str, Weight]]:
         try:
-            return self.convert(name, weight)
+            # what would be turned must be there
+            return self.convert(name, weight if self.takes_quantized else read(weight))
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             # turning and cutting want a number of dimensions that a strange file need not have
             raise ModelError(
@@ -91,7 +95,7 @@ class CheckpointMap:
                 "do not belong together; download the checkpoint again."
             ) from error
 
-    def _merge(self, name: str, weight: Tensor | QuantizedWeight) -> Placement:
+    def _merge(self, name: str, weight: Weight) -> Placement:
         path, _, leaf = name.rpartition(".")
         parent, _, module = path.rpartition(".")
         if module not in self.merged:

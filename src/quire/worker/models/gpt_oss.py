@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from quire.worker.layers import ClampedSwiGLU, Experts, RotaryEmbedding, Routing, make_parameter
-from quire.worker.layers.quantization import QuantizedWeight
 from quire.worker.model_config import Nullable
 from quire.worker.models.causal_lm import CausalLM, head_of
 from quire.worker.models.checkpoint_map import MERGED, CheckpointMap
@@ -80,12 +79,12 @@ def convert(name: str, weight: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _parts(expert: str, projection: str, leaf: str, weight: Tensor | QuantizedWeight) -> list[tuple[str, Any]]:
+def _parts(expert: str, projection: str, leaf: str, weight: Any) -> list[tuple[str, Any]]:
     if projection == "down_proj":
         return [(f"{expert}.down_proj.{leaf}", weight)]
     rows = torch.arange(weight.shape[0], device="cpu")
     select: Callable[[Tensor], Any] = (
-        weight.select_rows if isinstance(weight, QuantizedWeight) else lambda index: weight.index_select(0, index)
+        (lambda index: weight.index_select(0, index)) if isinstance(weight, Tensor) else weight.select_rows
     )
     return [(f"{expert}.gate_proj.{leaf}", select(rows[::2])), (f"{expert}.up_proj.{leaf}", select(rows[1::2]))]
 

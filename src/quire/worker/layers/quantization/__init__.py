@@ -2,6 +2,16 @@
 
 from quire.worker.layers.quantization.by_rows import by_rows
 from quire.worker.layers.quantization.quantized_weight import GroupBorderError, QuantizedWeight, concatenate
-from quire.worker.layers.quantization.scheme import Role, Scheme, apply, find_scheme
+from quire.worker.layers.quantization.scheme import Role, Scheme, apply, find_scheme, keeps_codes
 
-__all__ = ["GroupBorderError", "QuantizedWeight", "Role", "Scheme", "apply", "by_rows", "concatenate", "find_scheme"]
+__all__ = [
+    "GroupBorderError",
+    "QuantizedWeight",
+    "Role",
+    "Scheme",
+    "apply",
+    "by_rows",
+    "concatenate",
+    "find_scheme",
+    "keeps_codes",
+]

@@ -64,14 +64,19 @@ def is_worth_it(shape_NK: Sequence[int]) -> bool:
     return shape_NK[0] * shape_NK[1] >= _LEAST_WEIGHTS and shape_NK[1] % _WORD == 0
 
 
+def keeps_codes(scheme: Scheme, weight: Tensor | QuantizedWeight, role: Role) -> bool:
+    """Whether a weight that comes quantised stays so."""
+    wanted = scheme.head_bits if role == "head" else scheme.bits
+    return isinstance(weight, QuantizedWeight) and (role == "embedding" or weight.bits <= wanted)
+
+
 def apply(
     scheme: Scheme, weight: Tensor | QuantizedWeight, role: Role, name: str, whole: Sequence[int] | None = None
 ) -> Tensor | QuantizedWeight:
     """What a layer keeps of a weight of the checkpoint, or of some rows of one of the shape `whole`. Embeddings alone
     are never quantised here."""
     if isinstance(weight, QuantizedWeight):
-        wanted = scheme.head_bits if role == "head" else scheme.bits
-        if role == "embedding" or weight.bits <= wanted:
+        if keeps_codes(scheme, weight, role):
             return replace(weight, weight_only=scheme.weight_only)
         weight = weight.dequantize(torch.float32)
     if role == "embedding" or not is_worth_it(whole or weight.shape):
