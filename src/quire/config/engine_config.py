@@ -88,6 +88,11 @@ class WorkerConfig:
         return self.grid.place_of(self.rank)
 
     @property
+    def slots_per_block(self) -> int:
+        """Of the tokens of a block, those whose keys and values this rank keeps."""
+        return self.block_size // self.grid.context
+
+    @property
     def model_as_run(self) -> str:
         """The model and the form of its weights: only engines that agree in it compute the same keys and values."""
         return " ".join(filter(None, (self.model_path, self.dtype, self.quantization)))

@@ -238,12 +238,9 @@ class EngineOptions:
         section="execution", least=1, greatest=32,
     )  # fmt: skip
     context_parallel_size: int = option(
-        1,
-        "workers that share the keys and values of each sequence; not there yet: more than 1 is refused",
-        section="execution",
-        least=1,
-        greatest=64,
-    )
+        1, "workers that share the keys and values of each sequence, and compute everything else each for itself",
+        section="execution", least=1, greatest=64,
+    )  # fmt: skip
     enable_expert_parallel: bool = option(
         False, "whole experts on each of the tensor_parallel_size workers instead of a part of every one",
         section="execution",

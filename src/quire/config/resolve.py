@@ -267,15 +267,11 @@ def _grid(options: EngineOptions) -> RankGrid:
 
 def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculation: SpeculationConfig | None) -> None:
     """What several workers cannot share yet."""
-    not_there = {
-        f"context_parallel_size={grid.context}": grid.context > 1,
-    }
-    for what, is_asked in not_there.items():
-        if is_asked:
-            raise OptionError(
-                f"{what}: workers cannot share a model in this way yet. Use tensor_parallel_size, "
-                "pipeline_parallel_size or data_parallel_size (docs/distributed.md)."
-            )
+    if options.block_size % grid.context:
+        raise OptionError(
+            f"context_parallel_size={grid.context}: workers cannot share block_size={options.block_size} tokens of a "
+            f"block evenly. Choose a block_size that is a multiple of {grid.context}."
+        )
     size = options.tensor_parallel_size
     if options.rank_invariant and SLICES_OF_A_SUM % size:
         raise OptionError(
@@ -284,6 +280,7 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
         )
     if grid.size == 1:
         return
+    has_draft_model = speculation is not None and speculation.model_path is not None
     refused = {
         f"device={device}": device != "cpu",
         "enable_lora and pipeline_parallel_size": options.enable_lora and grid.pipeline > 1,
@@ -293,9 +290,9 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",
         # a draft model would need the tokens of a step on a stage that does not know them yet
-        "pipeline_parallel_size and a model that drafts": grid.pipeline > 1
-        and speculation is not None
-        and speculation.model_path is not None,
+        "pipeline_parallel_size and a model that drafts": grid.pipeline > 1 and has_draft_model,
+        # it is whole on every worker, and so is what it keeps of a token
+        "context_parallel_size and a model that drafts": grid.context > 1 and has_draft_model,
     }
     for what, is_asked in refused.items():
         if is_asked:

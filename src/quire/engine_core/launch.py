@@ -274,5 +274,6 @@ def _asked(config: EngineConfig) -> CacheOptions:
         memory_bytes=config.kv_cache_memory_bytes,
         swap_space_bytes=config.swap_space_bytes,
         num_replicas=config.data_parallel_size,
+        num_context_ranks=config.worker.grid.context,
         is_cpu=config.worker.device == "cpu",
     )

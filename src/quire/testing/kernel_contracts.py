@@ -15,7 +15,7 @@ of the block table and what a window has left behind are ids that do not exist. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +33,14 @@ class AttentionKernels(Protocol):
     """The functions on the cache, with the signatures of `quire.worker.kernels`."""
 
     def write_kv(
-        self, key_TKD: Tensor, value_TKE: Tensor | None, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor
+        self,
+        key_TKD: Tensor,
+        value_TKE: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slots_T: Tensor,
+        rank: int = 0,
+        size: int = 1,
     ) -> None: ...
 
     def paged_attention(
@@ -59,10 +66,22 @@ class AttentionKernels(Protocol):
     def move_blocks(self, sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs_N2: Tensor) -> None: ...
 
 
+class AttentionParts(AttentionKernels, Protocol):
+    """Those of a worker that keeps some of the keys and values of each sequence."""
+
+    @property
+    def attention_part(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def merge_attention(self) -> Callable[..., None]: ...
+
+
 class _Reference:
     """The reference with the public signature; it also runs for tensors whose device has a faster home."""
 
     write_kv = staticmethod(reference.write_kv)
+    attention_part = staticmethod(reference.attention_part)
+    merge_attention = staticmethod(reference.merge_attention)
     copy_blocks = staticmethod(reference.copy_blocks)
     move_blocks = staticmethod(reference.move_blocks)
     rms_norm = staticmethod(reference.rms_norm)
@@ -253,6 +272,65 @@ def check_paged_attention(kernels: AttentionKernels, case: AttentionCase, device
     """A twin against the reference."""
     batch = make_batch(case, device)
     assert_close(batch.attend(kernels), batch.attend(REFERENCE), tolerance=case.tolerance)
+
+
+def check_attention_of_ranks(kernels: AttentionParts, case: AttentionCase, size: int, num_shared: int = 0) -> None:
+    """Ranks that share the places of each block: merged, their parts are the whole."""
+    batch = make_batch(case)
+    num_blocks = num_shared // case.block_size
+    batch.block_tables_SM[1:, :num_blocks] = batch.block_tables_SM[:1, :num_blocks]
+    batch.slots = _slots_of(batch, case)
+    # those of sequences that share blocks are written more than once, each time by the last of them
+    reference.write_kv(*batch.rows_to_keep, batch.k_cache, batch.v_cache, batch.slots)
+    expected = batch.attend(REFERENCE)
+    parts = []
+    for rank in range(size):
+        k_cache = _places_of_a_rank(batch.k_cache, size)
+        v_cache = k_cache if case.values_in_keys else _places_of_a_rank(batch.v_cache, size)
+        kernels.write_kv(*batch.rows_to_keep, k_cache, v_cache, batch.slots, rank, size)
+        parts.append(
+            kernels.attention_part(
+                batch.query_THD,
+                k_cache,
+                v_cache,
+                batch.block_tables_SM,
+                batch.seq_lens_S,
+                batch.query_starts_S1,
+                scale=batch.scale,
+                value_dim=expected.shape[-1],
+                rank=rank,
+                size=size,
+                sliding_window=case.sliding_window,
+                is_chunked=case.is_chunked,
+                soft_cap=case.soft_cap,
+                sinks_H=batch.sinks_H if rank == 0 else None,
+                ends_T=batch.ends_T,
+            )
+        )
+    found = torch.full_like(expected, 77.0)
+    kernels.merge_attention(torch.stack(parts, 1), found)
+    assert_close(found, expected, tolerance=case.tolerance)
+
+
+def _places_of_a_rank(cache: Tensor, size: int) -> Tensor:
+    """What a rank keeps of the blocks of a cache, empty: NaN."""
+    num_blocks, num_heads, block_size, width = cache.shape
+    own = torch.empty((num_blocks, num_heads, block_size // size, width), dtype=cache.dtype)
+    own.view(torch.uint8).fill_(0xFF)
+    return own
+
+
+def _slots_of(batch: PagedBatch, case: AttentionCase) -> Tensor:
+    """Of every position of every sequence; none where its block is gone."""
+    exists = batch.block_tables_SM < batch.k_cache.shape[0]
+    slots = [
+        int(batch.block_tables_SM[s, p // case.block_size]) * case.block_size + p % case.block_size
+        if exists[s, p // case.block_size]
+        else -1
+        for s, (_, length) in enumerate(case.sequences)
+        for p in range(length)
+    ]
+    return torch.tensor(slots, dtype=torch.int64)
 
 
 def check_reference_attention(case: AttentionCase, device: str = "cpu") -> None:

@@ -59,7 +59,7 @@ def load_model(config: WorkerConfig) -> nn.Module:
         model = _load_native(config, facts, model_class, scheme)
     pack_weights(model)
     backend = bind_backend(
-        model, config.attention_backend, config.block_size, platform.device.type, config.kv_cache_dtype
+        model, config.attention_backend, config.slots_per_block, platform.device.type, config.kv_cache_dtype
     )
     _logger.info(
         "%s runs as %s on %s%s with attention backend %s",

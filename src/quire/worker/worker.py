@@ -140,11 +140,11 @@ class Worker:
         recurrent = recurrent_layers(model)
         if self._ranks.stages.size > 1:
             groups = [[name for name in names if name in cached_layers or name in recurrent] for names in groups]
-        cache.allocate(cached_layers, groups, num_blocks, config.block_size, device, recurrent, num_state_blocks)
+        cache.allocate(cached_layers, groups, num_blocks, config.slots_per_block, device, recurrent, num_state_blocks)
         cache.open_swap_space(num_host_blocks, self._host_memory)
         specs = [layer.spec for layer in cached_layers.values()]
         specs += [layer.spec for layer in recurrent.values()]
-        states = state_layout(specs, groups, config.block_size, num_state_blocks)
+        states = state_layout(specs, groups, config.slots_per_block, num_state_blocks)
         num_state_blocks = num_state_blocks or (states.num_blocks if states else 0)
         kv_dtype = config.kv_cache_dtype or config.dtype
         layout = CacheLayout.of(config.model_as_run, kv_dtype, config.block_size, groups, specs)

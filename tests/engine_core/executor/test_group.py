@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(checkpoint):
         {"tensor_parallel_size": 2, "compile": True},
         {"tensor_parallel_size": 2, "model_impl": "transformers"},
         {"tensor_parallel_size": 3, "rank_invariant": True},
-        {"context_parallel_size": 2},
+        {"context_parallel_size": 3},
         {"enable_expert_parallel": True},
         {"enable_expert_parallel": True, "tensor_parallel_size": 2},
     ],
@@ -167,6 +167,12 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(checkpoint):
 def test_what_cannot_be_done_together_is_refused(checkpoint, options):
     with pytest.raises(OptionError, match="worker"):
         resolve(EngineOptions(model=str(checkpoint), device="cpu", **options))
+
+
+def test_a_draft_cannot_share_what_it_keeps_of_a_sequence(checkpoint):
+    drafts = {"model": str(checkpoint), "method": "draft_model"}
+    with pytest.raises(OptionError, match="context_parallel_size and a model that drafts"):
+        resolve(EngineOptions(model=str(checkpoint), device="cpu", context_parallel_size=2, speculative_config=drafts))
 
 
 def test_a_failed_start_leaves_nothing(checkpoint, monkeypatch):

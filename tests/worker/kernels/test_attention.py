@@ -51,6 +51,36 @@ def test_cpu_is_invariant(cpu_kernels, case):
     contracts.check_invariance(cpu_kernels, case)
 
 
+# what a rank that keeps every second or fourth key may see in another way than one that keeps all
+RANK_CASES = [
+    *(AttentionCase(dtype=dtype, cache_dtype=kept) for dtype, kept in ((torch.float32, None), (torch.bfloat16, None))),
+    *(AttentionCase(cache_dtype=codes, head_dim=32, dtype=torch.bfloat16) for codes in CODES),
+    AttentionCase(sequences=((100, 640), (1, 1030), (2, 2), (1, 1)), num_heads=8, block_size=4),
+    AttentionCase(sequences=((60, 560), (9, 70), (1, 3)), sliding_window=3, has_sinks=True, soft_cap=10.0),
+    AttentionCase(sequences=((60, 560), (9, 70), (1, 600)), sliding_window=70, head_dim=80, has_sinks=True),
+    AttentionCase(sequences=((60, 560), (9, 70), (1, 601), (1, 600)), sliding_window=100, is_chunked=True),
+    AttentionCase(sequences=((100, 640), (60, 70), (1, 600)), together=(560, 620), sliding_window=90, head_dim=80),
+    AttentionCase(sequences=((1, 1),) * 3),
+    AttentionCase(num_heads=16, num_kv_heads=1, head_dim=176, value_dim=144, values_in_keys=True),
+]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", RANK_CASES, ids=str)
+def test_parts_of_ranks_are_the_whole(cpu_kernels, case, size):
+    contracts.check_attention_of_ranks(cpu_kernels, case, size)
+    contracts.check_attention_of_ranks(REFERENCE, case, size)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("num_shared", [128, 256, 1024])
+def test_ranks_see_what_sequences_share(cpu_kernels, num_shared, size):
+    """All keys that a rank has of a sequence may be shared, but for one."""
+    lengths = [num_shared + more for more in range(5)]
+    case = AttentionCase(sequences=tuple((1, length) for length in [1100, *lengths]), head_dim=16, block_size=4)
+    contracts.check_attention_of_ranks(cpu_kernels, case, size, num_shared)
+
+
 @pytest.fixture
 def crew_of():
     """Sets the number of threads, and puts it back."""

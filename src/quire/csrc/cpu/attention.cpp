@@ -48,7 +48,7 @@ int64_t AttentionStep::work(const Extent& extent) const {
 }
 
 void AttentionStep::check(const Extent& extent) const {
-  const int64_t capacity = args_.blocks_in_row * args_.block_size;
+  const int64_t capacity = args_.blocks_in_row * args_.block_size * args_.share.size;
   for (int64_t s = 0; s < extent.sequences; ++s) {
     const int64_t begin = args_.query_starts[s], end = args_.query_starts[s + 1], length = args_.seq_lens[s];
     if (end <= begin) continue;
@@ -60,7 +60,7 @@ void AttentionStep::check(const Extent& extent) const {
     }
     check_ends(s);
     const int64_t row = s * args_.table_stride, first = first_visible(args_, length - (end - begin));
-    for (int64_t i = first / args_.block_size; i * args_.block_size < length; ++i) {
+    for (int64_t i = first / args_.block_size; i * args_.block_size < args_.share.below(length); ++i) {
       check_below(args_.num_blocks, args_.block_tables[row + i], "block", s);
     }
   }

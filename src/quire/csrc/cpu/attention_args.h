@@ -36,8 +36,20 @@ struct Indices {
   }
 };
 
+// The ranks that share the keys and values of each sequence (context parallelism): position p is kept by rank
+// p % size, as the key p / size of those that it keeps. Positions are those of the sequence, keys those of this rank.
+struct KeyShare {
+  int64_t rank = 0, size = 1;
+
+  // Of the keys of the positions below this one, how many are kept here.
+  int64_t below(int64_t position) const { return size == 1 ? position : (position + size - 1 - rank) / size; }
+};
+
 struct AttentionArgs {
-  DType dtype;  // of query and out
+  DType dtype;      // of the query
+  DType out_dtype;
+  KeyShare share;
+  bool is_part;  // after the values of each row and head stands the logarithm of what they were divided by
   CacheFormat format;
   const void* query;
   const char* k_cache;
@@ -53,7 +65,7 @@ struct AttentionArgs {
   int64_t v_block_stride, v_head_stride;
   int64_t table_stride;
   int64_t num_blocks, blocks_in_row;  // of the cache; of a row of the block tables
-  int num_kv_heads, group_size, head_dim, value_dim, block_size;
+  int num_kv_heads, group_size, head_dim, value_dim, block_size;  // block_size: places of this rank
   int v_row_dim;  // numbers in a row of the cache of values, which begins with the value: rows may be those of keys
   int64_t sliding_window;  // 0: everything before the query
   bool is_chunked;         // the window begins at multiples of itself
@@ -98,7 +110,8 @@ struct StoreArgs {
   CacheFormat format;
   const void* rows;
   char* cache;
-  Indices slots;  // block * block_size + place; negative: the row is kept nowhere
+  Indices slots;  // block * block_size * share.size + position in the block; negative: the row is kept nowhere
+  KeyShare share;
   // Strides in elements, those of the cache in bytes.
   int64_t token_stride, head_stride;
   int64_t block_stride, cache_head_stride;
@@ -113,18 +126,20 @@ struct AttentionKernels {
   void (*store_rows)(const StoreArgs&, int64_t begin, int64_t end);  // of tokens [begin, end)
 };
 
+// The first key that a position sees.
 inline int64_t first_visible(const AttentionArgs& args, int64_t position) {
   if (args.sliding_window <= 0) return 0;
-  if (args.is_chunked) return max64(0, position / args.sliding_window * args.sliding_window);
-  return max64(0, position - args.sliding_window + 1);
+  if (args.is_chunked) return args.share.below(max64(0, position / args.sliding_window * args.sliding_window));
+  return args.share.below(max64(0, position - args.sliding_window + 1));
 }
 inline int64_t first_visible(const AttentionArgs& args, const QueryTile& tile) {
   return first_visible(args, tile.first_position);
 }
 
-// The end of what a token of the tile sees. Within a sequence it never falls.
+// The end of the keys that a token of the tile sees. Within a sequence it never falls.
 inline int64_t end_visible(const AttentionArgs& args, const QueryTile& tile, int64_t token) {
-  return args.ends.data == nullptr ? tile.first_position + token + 1 : args.ends[tile.first_row + token];
+  const bool sees_more = args.ends.data != nullptr;
+  return args.share.below(sees_more ? args.ends[tile.first_row + token] : tile.first_position + token + 1);
 }
 
 inline int64_t num_rows(const QueryTile& tile) { return tile.num_tokens * tile.num_heads; }

@@ -62,11 +62,12 @@ void AttentionPlan::share(int64_t sequences) {
   }
 }
 
-// Keys that every new token of the sequence sees, in whole tiles; 0 for one that does not share.
+// Keys that every new token of the sequence sees, in whole tiles and not all that the first one sees; 0 for one that
+// does not share.
 int64_t AttentionPlan::sharing_keys(int64_t sequence) const {
   const int64_t count = args_->query_starts[sequence + 1] - args_->query_starts[sequence];
   if (count <= 0 || count * args_->group_size > SHARING_ROWS) return 0;
-  return max64(0, args_->seq_lens[sequence] - count) / KEY_TILE * KEY_TILE;
+  return max64(0, args_->share.below(args_->seq_lens[sequence] - count + 1) - 1) / KEY_TILE * KEY_TILE;
 }
 
 int64_t AttentionPlan::common_keys(int64_t one, int64_t other) const {
@@ -89,7 +90,9 @@ void AttentionPlan::add_shared(int64_t begin, int64_t end, int64_t keys) {
     for (next = s + 1; next < end && starts[next + 1] - starts[s] <= most_tokens; ++next) {}
     if (next - s == 1) continue;
     // A position from which all of these keys are seen.
-    add_tile({static_cast<int>(s), 0, args_->group_size, starts[s], starts[next] - starts[s], keys}, 0, keys);
+    add_tile({static_cast<int>(s), 0, args_->group_size, starts[s], starts[next] - starts[s],
+              keys * args_->share.size},
+             0, keys);
     tiles_.back().is_shared = true;
     for (int64_t i = s; i < next; ++i) shared_tile_[i] = static_cast<int>(tiles_.size()) - 1;
   }

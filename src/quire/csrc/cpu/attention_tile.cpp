@@ -10,6 +10,8 @@
 // The layout of scratch (floats; e = value_dim padded, d = head_dim padded):
 //   ahead  q [rows, d]  s [rows, 64]  part [rows, e]  total [rows, e]  keys [d, 64]  values [64, e]  zeros  states
 
+#include <type_traits>
+
 #include "attention_keys.h"
 #include "attention_softmax.h"
 #include "attention_values.h"
@@ -247,17 +249,23 @@ template <class C> struct TileKernel {
     for (int64_t c = 0; c < scratch.e; c += W) store(total + c, fma(load(total + c), va, load(values + c) * vb));
   }
 
-  // What the total is divided by, with one more logit in the denominator if there are sinks. Returns the inverse.
-  float inverse_sum(int r, int64_t head) const {
+  // What the total is divided by, with one more logit in the denominator if there are sinks: its inverse, and where it
+  // is asked for its logarithm.
+  struct Divisor {
+    float inverse, logarithm;
+  };
+  Divisor divisor(int r, int64_t head) const {
     float sum = scratch.total_sum[r], factor = Format<C>::has_scales ? Format<C>::factor_out : 1.0f;
+    float top = scratch.total_maximum[r];
     if (args.sinks != nullptr) {
-      const float sink = args.sinks[head] * LOG2_E, before = scratch.total_maximum[r];
-      const float top = sink > before ? sink : before;
+      const float sink = args.sinks[head] * LOG2_E, before = top;
+      top = sink > before ? sink : before;
       const float a = exp2_of(before - top);
       factor *= a;
       sum = sum * a + exp2_of(sink - top);
     }
-    return sum > 0 || sum != sum ? factor / sum : 0.0f;
+    if (!(sum > 0 || sum != sum)) return {0.0f, -__builtin_inff()};
+    return {factor / sum, args.is_part ? (top + __builtin_log2f(sum)) / LOG2_E : 0.0f};
   }
 
   template <class T> void write_row(const float* total, float factor, T* to) {
@@ -276,15 +284,19 @@ template <class C> struct TileKernel {
     for (int h = 0; h < work.num_kv_heads; ++h) {
       for (int r = 0; r < rows; ++r) {
         const int64_t head = query_head(h, r), row = h * rows + r;
-        write_row(scratch.total + row * scratch.e, inverse_sum(static_cast<int>(row), head),
-                  static_cast<T*>(args.out) + (tile.first_row + token(r)) * args.out_token_stride +
-                      head * args.out_head_stride);
+        const Divisor by = divisor(static_cast<int>(row), head);
+        T* const to = static_cast<T*>(args.out) + (tile.first_row + token(r)) * args.out_token_stride +
+                      head * args.out_head_stride;
+        write_row(scratch.total + row * scratch.e, by.inverse, to);
+        if constexpr (std::is_same_v<T, float>) {
+          if (args.is_part) to[args.value_dim] = by.logarithm;
+        }
       }
     }
   }
 
   void write_out() {
-    switch (args.dtype) {
+    switch (args.out_dtype) {
       case DType::float32: return write_rows<float>();
       case DType::bfloat16: return write_rows<bf16>();
       case DType::float16: return write_rows<fp16>();

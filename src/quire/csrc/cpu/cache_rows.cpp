@@ -78,8 +78,10 @@ template <class T> void convert_row(const T* from, int64_t dim, T* to) { memcpy(
 
 template <class T> void store_all(const StoreArgs& args, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
-    const int64_t slot = args.slots[t], block = slot / args.block_size, place = slot - block * args.block_size;
-    if (slot < 0) continue;
+    int64_t slot = args.slots[t];
+    if (slot < 0 || (args.share.size > 1 && slot % args.share.size != args.share.rank)) continue;
+    slot /= args.share.size;
+    const int64_t block = slot / args.block_size, place = slot - block * args.block_size;
     for (int64_t h = 0; h < args.heads; ++h) {
       const T* from = static_cast<const T*>(args.rows) + t * args.token_stride + h * args.head_stride;
       char* to = args.cache + block * args.block_stride + h * args.cache_head_stride;

@@ -1,5 +1,8 @@
 // Operators on the paged KV cache: writing, reading, copying.
 
+#include <algorithm>
+#include <cmath>
+
 #include "attention.h"
 #include "cache.h"
 #include "operators.h"
@@ -31,7 +34,12 @@ void check_cache(const Tensor& cache, const char* name) {
                   ": the head dimension must be a multiple of 4 where scales follow");
 }
 
-StoreArgs store_args(const Tensor& rows, const Tensor& cache, Indices slots, const char* name) {
+KeyShare share_of(int64_t rank, int64_t size) {
+  STD_TORCH_CHECK(0 <= rank && rank < size, "rank ", rank, " of ", size, ": there is none");
+  return {rank, size};
+}
+
+StoreArgs store_args(const Tensor& rows, const Tensor& cache, Indices slots, const KeyShare& share, const char* name) {
   check_rows(rows, 3, name);
   check_cache(cache, "cache");
   STD_TORCH_CHECK(rows.size(1) == cache.size(1) && rows.size(2) == dim_of(cache), name,
@@ -40,7 +48,7 @@ StoreArgs store_args(const Tensor& rows, const Tensor& cache, Indices slots, con
   StoreArgs args{};
   args.dtype = dtype_of(rows), args.format = format_of(cache);
   args.rows = rows.const_data_ptr(), args.cache = static_cast<char*>(cache.mutable_data_ptr());
-  args.slots = slots;
+  args.slots = slots, args.share = share;
   args.token_stride = rows.stride(0), args.head_stride = rows.stride(1);
   args.block_stride = cache.stride(0) * size, args.cache_head_stride = cache.stride(1) * size;
   args.heads = static_cast<int>(rows.size(1)), args.dim = static_cast<int>(rows.size(2));
@@ -57,15 +65,16 @@ Indices indices(const Tensor& t, const char* name) {
 }
 
 void write_kv_op(const Tensor& key, std::optional<Tensor> value, const Tensor& k_cache, const Tensor& v_cache,
-                 const Tensor& slots) {
+                 const Tensor& slots, int64_t rank, int64_t size) {
   STD_TORCH_CHECK(slots.dim() == 1 && key.size(0) == slots.size(0) &&
                       (!value.has_value() || value->size(0) == slots.size(0)),
                   "one slot for each token");
   STD_TORCH_CHECK(k_cache.size(2) == v_cache.size(2), "both caches must have the same block size");
-  const int64_t num_slots = min64(k_cache.size(0), v_cache.size(0)) * k_cache.size(2);
+  const int64_t num_slots = min64(k_cache.size(0), v_cache.size(0)) * k_cache.size(2) * size;
   const Indices slot = indices(slots, "slots");
-  std::vector<StoreArgs> stores{store_args(key, k_cache, slot, "key")};
-  if (value.has_value()) stores.push_back(store_args(*value, v_cache, slot, "value"));
+  const KeyShare share = share_of(rank, size);
+  std::vector<StoreArgs> stores{store_args(key, k_cache, slot, share, "key")};
+  if (value.has_value()) stores.push_back(store_args(*value, v_cache, slot, share, "value"));
   perform(std::make_unique<WriteStep>(std::move(stores), num_slots), {slots.size(0), 0});
 }
 
@@ -143,17 +152,16 @@ std::vector<float> sinks_as_float(const std::optional<Tensor>& sinks, int64_t nu
 }
 
 void check_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& out,
-                     const Tensor& block_tables) {
+                     int64_t value_dim, const Tensor& block_tables) {
   check_rows(query, 3, "query");
   check_rows(out, 3, "out");
   check_cache(k_cache, "k_cache");
   check_cache(v_cache, "v_cache");
-  STD_TORCH_CHECK(query.scalar_type() == out.scalar_type(), "query and out must have the same dtype");
   STD_TORCH_CHECK(k_cache.scalar_type() == v_cache.scalar_type(), "both caches must have the same dtype");
   // Where values are the beginnings of keys, both caches are one.
   const bool is_one = k_cache.const_data_ptr() == v_cache.const_data_ptr() && dim_of(k_cache) == dim_of(v_cache);
   STD_TORCH_CHECK(query.size(2) == dim_of(k_cache) &&
-                      (out.size(2) == dim_of(v_cache) || (is_one && out.size(2) < dim_of(v_cache))),
+                      (value_dim == dim_of(v_cache) || (is_one && value_dim < dim_of(v_cache))),
                   "head dimensions do not fit");
   STD_TORCH_CHECK(query.size(0) == out.size(0) && query.size(1) == out.size(1), "out must have the rows of query");
   STD_TORCH_CHECK(k_cache.size(1) == v_cache.size(1) && k_cache.size(2) == v_cache.size(2) &&
@@ -163,9 +171,9 @@ void check_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v
 }
 
 AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& tables,
-                             const Tensor& out) {
+                             const Tensor& out, int64_t value_dim) {
   AttentionArgs args{};
-  args.dtype = dtype_of(query);
+  args.dtype = dtype_of(query), args.out_dtype = dtype_of(out);
   args.query = query.const_data_ptr();
   args.format = format_of(k_cache);
   args.k_cache = static_cast<const char*>(k_cache.const_data_ptr());
@@ -182,32 +190,125 @@ AttentionArgs attention_args(const Tensor& query, const Tensor& k_cache, const T
   args.num_kv_heads = static_cast<int>(k_cache.size(1));
   args.group_size = static_cast<int>(query.size(1) / k_cache.size(1));
   args.head_dim = static_cast<int>(query.size(2));
-  args.value_dim = static_cast<int>(out.size(2));
+  args.value_dim = static_cast<int>(value_dim);
   args.v_row_dim = static_cast<int>(dim_of(v_cache));
   args.block_size = static_cast<int>(k_cache.size(2));
   return args;
+}
+
+// What attention does with the scores, and which keys are seen.
+struct AttentionOptions {
+  const std::optional<Tensor>&sinks, &ends;
+  double scale;
+  int64_t sliding_window;
+  bool is_chunked;
+  double soft_cap;
+};
+
+// The rows of `out` are values; where they are those of a part, with a logarithm behind them.
+void attend(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
+            const Tensor& seq_lens, const Tensor& query_starts, const Tensor& out, int64_t value_dim,
+            const AttentionOptions& options, const KeyShare& share) {
+  check_attention(query, k_cache, v_cache, out, value_dim, block_tables);
+  const int64_t num_sequences = block_tables.size(0);
+  STD_TORCH_CHECK(seq_lens.dim() == 1 && seq_lens.size(0) == num_sequences && query_starts.dim() == 1 &&
+                      query_starts.size(0) == num_sequences + 1,
+                  "seq_lens and query_starts must fit the ", num_sequences, " rows of block_tables");
+  AttentionArgs args = attention_args(query, k_cache, v_cache, block_tables, out, value_dim);
+  args.share = share, args.is_part = value_dim < out.size(2);
+  args.seq_lens = indices(seq_lens, "seq_lens"), args.query_starts = indices(query_starts, "query_starts");
+  if (options.ends.has_value()) {
+    const Tensor& ends = *options.ends;
+    STD_TORCH_CHECK(ends.dim() == 1 && ends.size(0) == query.size(0), "one end for each row of query");
+    args.ends = indices(ends, "ends");
+  }
+  args.scale = static_cast<float>(options.scale);
+  args.sliding_window = options.sliding_window, args.is_chunked = options.is_chunked;
+  args.soft_cap = static_cast<float>(options.soft_cap);
+  perform(std::make_unique<AttentionStep>(args, sinks_as_float(options.sinks, query.size(1))),
+          {query.size(0), num_sequences});
 }
 
 void paged_attention_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
                         const Tensor& seq_lens, const Tensor& query_starts, const Tensor& out,
                         std::optional<Tensor> sinks, std::optional<Tensor> ends, double scale, int64_t sliding_window, bool is_chunked,
                         double soft_cap) {
-  check_attention(query, k_cache, v_cache, out, block_tables);
-  const int64_t num_sequences = block_tables.size(0);
-  STD_TORCH_CHECK(seq_lens.dim() == 1 && seq_lens.size(0) == num_sequences && query_starts.dim() == 1 &&
-                      query_starts.size(0) == num_sequences + 1,
-                  "seq_lens and query_starts must fit the ", num_sequences, " rows of block_tables");
-  AttentionArgs args = attention_args(query, k_cache, v_cache, block_tables, out);
-  args.seq_lens = indices(seq_lens, "seq_lens"), args.query_starts = indices(query_starts, "query_starts");
-  if (ends.has_value()) {
-    STD_TORCH_CHECK(ends->dim() == 1 && ends->size(0) == query.size(0), "one end for each row of query");
-    args.ends = indices(*ends, "ends");
+  STD_TORCH_CHECK(query.scalar_type() == out.scalar_type(), "query and out must have the same dtype");
+  attend(query, k_cache, v_cache, block_tables, seq_lens, query_starts, out, out.size(2),
+         {sinks, ends, scale, sliding_window, is_chunked, soft_cap}, {});
+}
+
+Tensor attention_part_op(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_tables,
+                         const Tensor& seq_lens, const Tensor& query_starts, std::optional<Tensor> sinks,
+                         std::optional<Tensor> ends, double scale, int64_t sliding_window, bool is_chunked,
+                         double soft_cap, int64_t value_dim, int64_t rank, int64_t size) {
+  Tensor part = empty({query.size(0), query.size(1), value_dim + 1}, ScalarType::Float);
+  attend(query, k_cache, v_cache, block_tables, seq_lens, query_starts, part, value_dim,
+         {sinks, ends, scale, sliding_window, is_chunked, soft_cap}, share_of(rank, size));
+  return part;
+}
+
+// Each row of each head of the whole: the parts in their order, each with the weight that its logarithm says.
+class MergeStep final : public TokenStep {
+ public:
+  MergeStep(const Tensor& parts, const Tensor& out)
+      : parts_(static_cast<const float*>(parts.const_data_ptr())), out_(out.mutable_data_ptr()),
+        dtype_(dtype_of(out)), num_parts_(parts.size(1)), heads_(out.size(1)), dim_(out.size(2)),
+        token_stride_(out.stride(0)), head_stride_(out.stride(1)) {}
+
+  int64_t work(const Extent& extent) const override { return extent.tokens * num_parts_ * heads_ * dim_; }
+
+  void run_tokens(int64_t begin, int64_t end) const override {
+    float* row = static_cast<float*>(thread_scratch(dim_ * sizeof(float)));
+    for (int64_t i = begin * heads_; i < end * heads_; ++i) {
+      const int64_t token = i / heads_, head = i % heads_;
+      merge(token, head, row);
+      store_row(row, token * token_stride_ + head * head_stride_);
+    }
   }
-  args.scale = static_cast<float>(scale);
-  args.sliding_window = sliding_window, args.is_chunked = is_chunked;
-  args.soft_cap = static_cast<float>(soft_cap);
-  perform(std::make_unique<AttentionStep>(args, sinks_as_float(sinks, query.size(1))),
-          {query.size(0), num_sequences});
+
+ private:
+  const float* part(int64_t token, int64_t number, int64_t head) const {
+    return parts_ + ((token * num_parts_ + number) * heads_ + head) * (dim_ + 1);
+  }
+
+  void merge(int64_t token, int64_t head, float* row) const {
+    float top = -INFINITY, sum = 0.0f;
+    for (int64_t p = 0; p < num_parts_; ++p) top = std::max(top, part(token, p, head)[dim_]);
+    std::fill(row, row + dim_, 0.0f);
+    for (int64_t p = 0; p < num_parts_; ++p) {
+      const float* from = part(token, p, head);
+      if (from[dim_] == -INFINITY) continue;  // has seen nothing
+      const float weight = std::exp(from[dim_] - top);
+      sum += weight;
+      for (int64_t c = 0; c < dim_; ++c) row[c] += weight * from[c];
+    }
+    if (sum == 0.0f) return;
+    for (int64_t c = 0; c < dim_; ++c) row[c] /= sum;
+  }
+
+  void store_row(const float* row, int64_t to) const {
+    switch (dtype_) {
+      case DType::float32: return std::copy(row, row + dim_, static_cast<float*>(out_) + to), void();
+      case DType::bfloat16: return std::copy(row, row + dim_, static_cast<torch::headeronly::BFloat16*>(out_) + to), void();
+      case DType::float16: return std::copy(row, row + dim_, static_cast<torch::headeronly::Half*>(out_) + to), void();
+    }
+  }
+
+  const float* parts_;
+  void* out_;
+  DType dtype_;
+  int64_t num_parts_, heads_, dim_, token_stride_, head_stride_;
+};
+
+void merge_attention_op(const Tensor& parts, const Tensor& out) {
+  check_rows(out, 3, "out");
+  STD_TORCH_CHECK(parts.is_cpu() && parts.dim() == 4 && parts.is_contiguous() &&
+                      parts.scalar_type() == ScalarType::Float,
+                  "parts must be contiguous float32 [tokens, parts, heads, value_dim + 1] on the CPU");
+  STD_TORCH_CHECK(parts.size(0) == out.size(0) && parts.size(2) == out.size(1) && parts.size(3) == out.size(2) + 1,
+                  "out must have the rows and heads of the parts");
+  perform(std::make_unique<MergeStep>(parts, out), {out.size(0), 0});
 }
 
 }  // namespace
@@ -218,6 +319,8 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
   library.impl("copy_blocks", TORCH_BOX(&copy_blocks_op));
   library.impl("move_blocks", TORCH_BOX(&move_blocks_op));
   library.impl("paged_attention", TORCH_BOX(&paged_attention_op));
+  library.impl("attention_part", TORCH_BOX(&attention_part_op));
+  library.impl("merge_attention", TORCH_BOX(&merge_attention_op));
 }
 
 }  // namespace quire

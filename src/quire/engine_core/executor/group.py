@@ -153,7 +153,7 @@ class GroupExecutor:
     def __init__(self, config: WorkerConfig, placement: Placement) -> None:
         self._grid = config.grid
         self._size = config.grid.size
-        self._block_size = config.block_size
+        self._slots_per_block = config.slots_per_block
         # of a pipeline: layers of all stages, and answers that those before the last one have not heard of yet
         self._layers: list[LayerSpec] = []
         self._answers: list[StepOutput] = []
@@ -190,7 +190,7 @@ class GroupExecutor:
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
         # a stage cannot know: it has some of the layers
-        states = state_layout(self._layers, groups, self._block_size)
+        states = state_layout(self._layers, groups, self._slots_per_block)
         arguments = groups, num_blocks, num_host_blocks, states.num_blocks if states else 0
         self._everywhere("initialize_cache", list(arguments), lambda: self._own.initialize_cache(*arguments))
 

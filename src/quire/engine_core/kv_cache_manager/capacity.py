@@ -35,6 +35,12 @@ class CacheOptions:
     swap_space_bytes: int | None = None
     # engines that share what is free on this machine
     num_replicas: int = 1
+    # workers that share the keys and values of each block; bytes are those of one of them
+    num_context_ranks: int = 1
+
+    @property
+    def slots_per_block(self) -> int:
+        return self.block_size // self.num_context_ranks
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,9 @@ class CachePlan:
 
 def plan_cache(measured: WorkerCapacity, options: CacheOptions) -> CachePlan:
     """The number of blocks and the greatest length; CapacityError says what would fit."""
-    groups, block_bytes = make_groups(measured.layers, options.block_size)
+    groups, block_bytes = make_groups(measured.layers, options.slots_per_block)
     if measured.num_layers_of_stages:
-        block_bytes = largest_part(measured.layers, measured.num_layers_of_stages, groups, options.block_size)
+        block_bytes = largest_part(measured.layers, measured.num_layers_of_stages, groups, options.slots_per_block)
     per_request = _blocks_per_request(groups, options, options.max_model_len)
     num_blocks, reason = _num_blocks(measured, options, block_bytes, per_request)
     if num_blocks * block_bytes > measured.available_bytes:

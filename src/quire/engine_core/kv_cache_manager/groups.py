@@ -80,7 +80,8 @@ class KVGroup:
 
 
 def make_groups(layers: list[LayerSpec], block_size: int = 1) -> tuple[list[KVGroup], int]:
-    """The groups of a model and of what drafts for it, and the bytes of a block of any group."""
+    """The groups of a model and of what drafts for it, and the bytes of a block of any group. `block_size`: the tokens
+    of a block that a worker keeps."""
     attention = [layer for layer in layers if not layer.state_bytes]
     groups = _groups_of_target([layer for layer in attention if not layer.is_draft])
     groups = _with_draft(groups, [layer for layer in attention if layer.is_draft])

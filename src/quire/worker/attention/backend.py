@@ -62,13 +62,19 @@ class AttentionBatch:
 
 
 class PagedKernels(Protocol):
-    """The two operations of attention in blocks (`kernels/`), whatever computes them."""
+    """The operations of attention in blocks (`kernels/`), whatever computes them."""
 
     @property
     def write_kv(self) -> Callable[..., None]: ...
 
     @property
     def paged_attention(self) -> Callable[..., None]: ...
+
+    @property
+    def attention_part(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def merge_attention(self) -> Callable[..., None]: ...
 
 
 class AttentionBackend(Protocol):

@@ -16,6 +16,7 @@ from quire.messages import LayerSpec
 from quire.worker.attention.backend import AttentionBackend, AttentionSpec
 from quire.worker.forward_context import current_forward_context
 from quire.worker.kernels.cache_format import SCALE_BYTES, has_scales, row_elements
+from quire.worker.layers.ranks import current_ranks
 
 # The operator gets a number, because a tensor operator cannot take a module. A number is never used twice.
 _layers: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
@@ -61,6 +62,8 @@ class Attention(nn.Module):
         self.is_chunked = is_chunked and sliding_window > 0
         self.soft_cap = soft_cap
         self.sinks = sinks
+        # the workers that share the keys and values of each sequence: each keeps every size-th position
+        self.ranks = current_ranks().context
         # the type that the model is built in
         self.dtype = torch.get_default_dtype()
         # what keys and values are kept as; `bind_backend` may change it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -41,20 +41,32 @@ class PagedAttention:
     ) -> None:
         assert layer.k_cache is not None
         assert layer.v_cache is not None
+        ranks = layer.ranks
         if key_TKD is not None:
-            self.kernels.write_kv(key_TKD, value_TKE, layer.k_cache, layer.v_cache, metadata.slots_T)
-        self.kernels.paged_attention(
+            caches = layer.k_cache, layer.v_cache
+            self.kernels.write_kv(key_TKD, value_TKE, *caches, metadata.slots_T, ranks.rank, ranks.size)
+        inputs = (
             query_THD,
             layer.k_cache,
             layer.v_cache,
             metadata.block_tables_SM,
             metadata.seq_lens_S,
             metadata.query_starts_S1,
-            out_THE,
-            scale=layer.scale,
-            sliding_window=layer.sliding_window,
-            is_chunked=layer.is_chunked,
-            soft_cap=layer.soft_cap,
-            sinks_H=layer.sinks,
-            ends_T=metadata.ends_T,
         )
+        options: dict[str, Any] = {
+            "scale": layer.scale,
+            "sliding_window": layer.sliding_window,
+            "is_chunked": layer.is_chunked,
+            "soft_cap": layer.soft_cap,
+            # what ranks add up gets them from one of them
+            "sinks_H": layer.sinks if ranks.rank == 0 else None,
+            "ends_T": metadata.ends_T,
+        }
+        if ranks.size == 1:
+            self.kernels.paged_attention(*inputs, out_THE, **options)
+            return
+        part_THE = self.kernels.attention_part(
+            *inputs, **options, value_dim=layer.value_dim, rank=ranks.rank, size=ranks.size
+        )
+        parts = ranks.gather(part_THE.view(len(part_THE), -1))
+        self.kernels.merge_attention(parts.view(len(parts), ranks.size, *part_THE.shape[1:]), out_THE)

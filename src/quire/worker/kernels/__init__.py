@@ -16,7 +16,14 @@ Shape suffixes used in `kernels`, innermost dimension last:
 """
 
 from quire.worker.kernels.adapters import AdapterFormat, add_adapters
-from quire.worker.kernels.attention import copy_blocks, move_blocks, paged_attention, write_kv
+from quire.worker.kernels.attention import (
+    attention_part,
+    copy_blocks,
+    merge_attention,
+    move_blocks,
+    paged_attention,
+    write_kv,
+)
 from quire.worker.kernels.experts import grouped_linear, route_tokens, weigh_experts
 from quire.worker.kernels.fused import (
     activate,
@@ -62,6 +69,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "apply_bitmask",
+    "attention_part",
     "best_tokens",
     "causal_conv",
     "choose_tokens",
@@ -77,6 +85,7 @@ __all__ = [
     "link_bytes",
     "look_up",
     "meeting_bytes",
+    "merge_attention",
     "move_blocks",
     "multiply",
     "pack_quantized",

@@ -9,12 +9,21 @@ from torch import Tensor
 from quire.worker.kernels import operators
 
 
-def write_kv(key_TKD: Tensor, value_TKE: Tensor | None, k_cache: Tensor, v_cache: Tensor, slots_T: Tensor) -> None:
+def write_kv(
+    key_TKD: Tensor,
+    value_TKE: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots_T: Tensor,
+    rank: int = 0,
+    size: int = 1,
+) -> None:
     """Store keys and values of the step in the cache; slot = block * block_size + place, negative slots are skipped.
 
-    Without values, which are the beginnings of keys then, only keys are stored.
+    Without values, which are the beginnings of keys then, only keys are stored. Of `size` ranks that share the slots of
+    a block each stores those slots that it keeps.
     """
-    operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T)
+    operators.write_kv(key_TKD, value_TKE, k_cache, v_cache, slots_T, rank, size)
 
 
 def paged_attention(
@@ -52,6 +61,50 @@ def paged_attention(
         is_chunked,
         soft_cap,
     )
+
+
+def attention_part(
+    query_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables_SM: Tensor,
+    seq_lens_S: Tensor,
+    query_starts_S1: Tensor,
+    *,
+    scale: float,
+    value_dim: int,
+    rank: int,
+    size: int,
+    sliding_window: int = 0,
+    is_chunked: bool = False,
+    soft_cap: float = 0.0,
+    sinks_H: Tensor | None = None,
+    ends_T: Tensor | None = None,
+) -> Tensor:
+    """[T, H, value_dim + 1] in float32: the same over the keys of those positions that this one of `size` ranks keeps,
+    and behind each row the logarithm of the sum of its weights. Sinks are given to one rank."""
+    return operators.attention_part(
+        query_THD,
+        k_cache,
+        v_cache,
+        block_tables_SM,
+        seq_lens_S,
+        query_starts_S1,
+        sinks_H,
+        ends_T,
+        scale,
+        sliding_window,
+        is_chunked,
+        soft_cap,
+        value_dim,
+        rank,
+        size,
+    )
+
+
+def merge_attention(parts_TPHE: Tensor, out_THE: Tensor) -> None:
+    """Attention over all keys out of what `attention_part` says of the keys of each rank, [T, ranks, H, E + 1]."""
+    operators.merge_attention(parts_TPHE, out_THE)
 
 
 def copy_blocks(caches: Sequence[Tensor], pairs_N2: Tensor) -> None:

@@ -20,10 +20,15 @@ from quire.worker.kernels import reference
 # of a recurrent layer: sequence_states.py
 _STATES = "Tensor(a!)[] places, int first_chunk, Tensor tables, Tensor starts, Tensor query_starts, Tensor num_kept"
 _SCHEMAS = {
-    "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()",
+    "write_kv": "(Tensor key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
+    "int rank, int size) -> ()",
     "paged_attention": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor query_starts, Tensor(a!) out, Tensor? sinks, Tensor? ends, float scale, int sliding_window, "
     "bool is_chunked, float soft_cap) -> ()",
+    "attention_part": "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
+    "Tensor query_starts, Tensor? sinks, Tensor? ends, float scale, int sliding_window, bool is_chunked, "
+    "float soft_cap, int value_dim, int rank, int size) -> Tensor",
+    "merge_attention": "(Tensor parts, Tensor(a!) out) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
     "move_blocks": "(Tensor[] sources, Tensor(a!)[] destinations, Tensor pairs) -> ()",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
@@ -100,6 +105,7 @@ def _logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, most: int) ->
 
 # What torch.compile needs to know: shapes and dtypes of results. Operators that write into their arguments have none.
 _SHAPES: dict[str, Callable[..., Any]] = {
+    "attention_part": lambda query, *others: query.new_empty((*query.shape[:2], others[-3] + 1), dtype=torch.float32),
     "rms_norm": lambda x, weight, eps: _contiguous_like(x),
     "add_rms_norm": lambda x, residual, weight, eps: (_contiguous_like(x), _contiguous_like(x)),
     "gated_rms_norm": lambda x, gate, weight, eps, gates_first: _contiguous_like(x),
@@ -169,6 +175,8 @@ _register()
 # Bound once: looking an operator up costs more than calling it.
 write_kv = torch.ops.quire.write_kv.default
 paged_attention = torch.ops.quire.paged_attention.default
+attention_part = torch.ops.quire.attention_part.default
+merge_attention = torch.ops.quire.merge_attention.default
 copy_blocks = torch.ops.quire.copy_blocks.default
 move_blocks = torch.ops.quire.move_blocks.default
 rms_norm = torch.ops.quire.rms_norm.default

@@ -32,6 +32,11 @@ class RankGroup:
         """Rank 0's: what only time tells is decided once. All of the group call it at the same place."""
         return self.total(number if self.rank == 0 else 0.0)
 
+    def gather(self, x: Tensor) -> Tensor:
+        """[N, size * columns]: the rows of all of the group side by side."""
+        assert self.meeting is not None
+        return kernels.all_gather(x, self.meeting, self.rank, self.size, self.size * x.shape[1])
+
     def total(self, number: float) -> float:
         """The sum of what all of the group bring, each at the same place."""
         if self.meeting is None:

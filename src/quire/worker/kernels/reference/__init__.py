@@ -29,7 +29,7 @@ from quire.worker.kernels.reference.pack_quantized import pack_quantized
 from quire.worker.kernels.reference.pack_weight import pack_weight
 from quire.worker.kernels.reference.packed_linear import packed_linear
 from quire.worker.kernels.reference.packed_rows import packed_rows
-from quire.worker.kernels.reference.paged_attention import paged_attention
+from quire.worker.kernels.reference.paged_attention import attention_part, merge_attention, paged_attention
 from quire.worker.kernels.reference.penalise import penalise
 from quire.worker.kernels.reference.rms_norm import rms_norm
 from quire.worker.kernels.reference.rotary_embedding import rotary_embedding
@@ -52,6 +52,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "apply_bitmask",
+    "attention_part",
     "best_tokens",
     "causal_conv",
     "choose_tokens",
@@ -65,6 +66,7 @@ __all__ = [
     "join",
     "layer_norm",
     "look_up",
+    "merge_attention",
     "move_blocks",
     "multiply",
     "new_rows",

@@ -1,0 +1,118 @@
+"""Workers that share the keys and values of each sequence give the tokens of one."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire.testing.greedy import assert_same_tokens, generate_greedy, real_core, reference_generate
+from quire.testing.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+
+# in the default run, a way each; the others by night
+SAMPLE = {
+    "chunks": "llama",
+    "preempted": "gpt_oss",
+    "swapped": "deepseek_v3_groups",
+    "ahead": "qwen3_next",
+    "drafts": "llama4",
+}
+OTHERS = [
+    "mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe", "deepseek_v2", "lfm2", "qwen3_5_text",
+    "mamba2", "granitemoehybrid", "gemma3", "gemma4",
+]  # fmt: skip
+WAYS = {
+    "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
+    "preempted": {"num_gpu_blocks_override": 30, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
+    "swapped": {"num_gpu_blocks_override": 30, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
+    "ahead": {"async_scheduling": True},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+}
+# those with several block tables, or states, need more for one request
+MORE_BLOCKS = {
+    "qwen3_next": 160, "granitemoehybrid": 160, "qwen3_5_text": 160, "lfm2": 80, "gpt_oss": 80, "llama4": 80,
+    "gemma3": 80, "gemma4": 80,
+}  # fmt: skip
+LENGTHS = (1, 17, 40, 40)
+NUM_TOKENS = 24
+
+
+def prompts():
+    generator = torch.Generator().manual_seed(11)
+    made = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
+    made[3][:32] = made[2][:32]  # a prefix that is found
+    return made
+
+
+def generate(path, **options):
+    """(tokens of each prompt, statistics)"""
+    core = real_core(path, **{"context_parallel_size": 2, "kv_cache_memory_bytes": 16 << 20, **options})
+    try:
+        return generate_greedy(core, prompts(), NUM_TOKENS), core.statistics()
+    finally:
+        core.shutdown()
+
+
+def check(tmp_path, family, **options):
+    path = make_checkpoint(tmp_path, family)
+    if "num_gpu_blocks_override" in options:
+        options["num_gpu_blocks_override"] = MORE_BLOCKS.get(family, options["num_gpu_blocks_override"])
+    found, statistics = generate(path, **options)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    for ours, prompt in zip(found, prompts(), strict=True):
+        assert_same_tokens(ours, reference_generate(model, prompt, NUM_TOKENS), f"{family}, {options}")
+    if "preemption_mode" in options:
+        assert statistics["num_preemptions_total"] > 0
+
+
+@pytest.mark.parametrize(("way", "family"), SAMPLE.items(), ids=str)
+def test_tokens_are_those_of_transformers(tmp_path, family, way):
+    check(tmp_path, family, **WAYS[way])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", [*SAMPLE.values(), *OTHERS])
+def test_tokens_of_every_family_in_every_way(tmp_path, family, way):
+    check(tmp_path, family, **WAYS[way])
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+@pytest.mark.nightly
+def test_beside_other_ways_of_sharing(tmp_path, options):
+    check(tmp_path, "llama", **options)
+
+
+@pytest.mark.nightly
+def test_four_share_a_block(tmp_path):
+    check(tmp_path, "gpt_oss", context_parallel_size=4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("kept_as", ["bfloat16", "int8", "fp8"])
+def test_keys_and_values_that_are_kept_as_something_else(tmp_path, kept_as, backend):
+    path = make_checkpoint(tmp_path, "llama")
+    options = {"kv_cache_dtype": kept_as, "attention_backend": backend}
+    assert generate(path, **options)[0] == generate(path, context_parallel_size=1, **options)[0]
+
+
+def test_a_worker_keeps_its_share_of_the_keys_and_values(tmp_path):
+    path = make_checkpoint(tmp_path, "llama")
+    alone, shared = (real_core(path, context_parallel_size=size, num_gpu_blocks_override=64) for size in (1, 2))
+    try:
+        bytes_alone, bytes_shared = (
+            core.executor.control("statistics", {})["kv_cache_bytes"] for core in (alone, shared)
+        )
+        assert bytes_alone == 2 * bytes_shared > 0
+    finally:
+        alone.shutdown()
+        shared.shutdown()
+
+
+def test_the_same_memory_holds_as_many_times_the_tokens(tmp_path):
+    path = make_checkpoint(tmp_path, "llama")
+    found = []
+    for size in (1, 2):
+        core = real_core(path, context_parallel_size=size, kv_cache_memory_bytes=1 << 20)
+        found.append(core.statistics()["num_blocks"])
+        core.shutdown()
+    assert found[1] == 2 * found[0] > 0
