@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from msgspec import structs
 
@@ -16,7 +17,9 @@ from quire.config.quantization import SCHEMES
 from quire.config.weight_sizes import expert_bytes, looked_up_bytes, weight_bytes
 from quire.engine_core.kv_cache_manager.capacity import bytes_on_cpu
 from quire.errors import OptionError
+from quire.interfaces.cli import plan_slo
 from quire.messages import LayerSpec
+from quire.simulation.shapes import model_folder, shape_names
 from quire.state_layout import STATE_HEADER_BYTES, state_layout
 
 _STATE_ALIGNMENT = 16
@@ -39,7 +42,10 @@ DOES_NOT_FIT = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", default=EMBEDDED, help="directory, GGUF file or hub name (default: embedded)"
+        "model",
+        nargs="?",
+        default=EMBEDDED,
+        help="directory, GGUF file, hub name, or the name of a shape: opt-13b (default: embedded)",
     )
     parser.add_argument("--quantization", choices=SCHEMES, help="weights as this option makes them while loading")
     parser.add_argument(
@@ -60,10 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default, what in _ENGINE_OPTIONS:
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=type(default), default=default, help=f"{what} (default: {default:g})")
+    plan_slo.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    facts = ModelFacts.read(locate(arguments.model))
+    if arguments.slo is not None:
+        return plan_slo.run(arguments)
+    name = arguments.model.lower()
+    facts = ModelFacts.read(model_folder(name) if name in shape_names() else Path(locate(arguments.model)))
     deployment = Deployment.of(arguments)
     context = arguments.context or facts.max_model_len or 2048
     shape = ModelShape.of(facts.hf_config)

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     slo = Slo.parse(arguments.slo)
     seed = whole_number("--seed", arguments.seed, 0)
-    load = _load(arguments, seed)
+    load = load_of(arguments, seed)
     deployment = _deployment(arguments, has_contents=load.has_contents)
     progress = _progress(load.num_requests)
     outcome = simulate(deployment, load.arrivals, slo=slo, seed=seed, progress=progress)
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class _Load:
+class Load:
     """What arrives, and how much of it."""
 
     name: str
@@ -74,20 +74,20 @@ class _Load:
     has_contents: bool
 
 
-def _load(arguments: argparse.Namespace, seed: int) -> _Load:
+def load_of(arguments: argparse.Namespace, seed: int) -> Load:
     rate = number("--rate", arguments.rate) if arguments.rate is not None else None
     count = whole_number("--num-requests", arguments.num_requests, 1) if arguments.num_requests is not None else None
     if arguments.trace in drawn.names():
         if rate is None:
             raise OptionError(f"trace={arguments.trace}: says no times. Give --rate, in requests a second.")
         synthetic = drawn.DrawnTrace(arguments.trace, rate, count or drawn.DEFAULT_REQUESTS, seed)
-        return _Load(synthetic.name, synthetic.arrivals(), synthetic.num_requests, has_contents=False)
+        return Load(synthetic.name, synthetic.arrivals(), synthetic.num_requests, has_contents=False)
     trace = open_trace(arguments.trace)
     if rate is not None:
         arrivals = drawn.at_rate(trace, rate, count, seed)
-        return _Load(trace.name, arrivals, count or len(trace.table), trace.has_contents)
+        return Load(trace.name, arrivals, count or len(trace.table), trace.has_contents)
     count = min(count or len(trace.table), len(trace.table))
-    return _Load(trace.name, islice(trace.arrivals(), count), count, trace.has_contents)
+    return Load(trace.name, islice(trace.arrivals(), count), count, trace.has_contents)
 
 
 def _deployment(arguments: argparse.Namespace, *, has_contents: bool) -> Deployment:
