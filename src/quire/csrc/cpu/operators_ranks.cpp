@@ -6,9 +6,14 @@
 // A rank writes what it brings to its place, says that it has arrived, and waits until all have. A place is written again
 // two turns later: whoever does so has seen that all ranks arrived at the turn between, so nobody reads it any more. Every
 // rank adds the same numbers in the same order.
+//
+// Ranks on several machines have such memory each for itself. There a relay (worker/crossing.py) fills the places of the
+// others when this rank has filled its own.
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <unordered_map>
 
 #include "meeting.h"
 #include "operators.h"
@@ -18,10 +23,22 @@ namespace {
 
 constexpr int64_t MOST_RANKS = 64, HEAD_BYTES = MEETING_HEAD_BYTES;
 
+// Fetches `bytes` of each other rank into the places of a turn; returns with any content once the memory is aborted.
+using Relay = void (*)(int64_t turn, int64_t bytes);
+std::mutex relays_lock;
+std::unordered_map<const char*, Relay> relays;
+
+Relay relay_of(const char* memory) {
+  const std::lock_guard<std::mutex> guard(relays_lock);
+  const auto found = relays.find(memory);
+  return found == relays.end() ? nullptr : found->second;
+}
+
 class Meeting {
  public:
   Meeting(char* memory, int64_t bytes, int rank, int size)
-      : memory_(memory), rank_(rank), size_(size), capacity_((bytes - HEAD_BYTES) / (2 * size) / LINE * LINE) {}
+      : memory_(memory), rank_(rank), size_(size), capacity_((bytes - HEAD_BYTES) / (2 * size) / LINE * LINE),
+        relay_(relay_of(memory)) {}
 
   int size() const { return size_; }
   int64_t capacity() const { return capacity_; }
@@ -33,7 +50,12 @@ class Meeting {
     return memory_ + HEAD_BYTES + ((count & 1) * size_ + rank) * capacity_;
   }
 
-  void arrive(uint32_t count) const { arrival(rank_).arrive(count); }
+  // The own place of this turn has so many bytes in it.
+  void arrive(uint32_t turn, int64_t bytes) const {
+    if (relay_ == nullptr) return arrival(rank_).arrive(turn + 1);
+    relay_(turn & 1, bytes);
+    for (int rank = 0; rank < size_; ++rank) arrival(rank).arrive(turn + 1);
+  }
 
   // Until all have arrived, or nobody will.
   void wait_for_all(uint32_t count) const {
@@ -49,6 +71,7 @@ class Meeting {
   char* memory_;
   int rank_, size_;
   int64_t capacity_;
+  Relay relay_;
 };
 
 // Elements whose sums are formed at once: a level of the tree each stays in the first-level cache.
@@ -102,7 +125,7 @@ class AllReduceStep final : public Step {
       const int64_t first = n * crew.rank / crew.size, last = n * (crew.rank + 1) / crew.size;
       widen(x_dtype_, x_, begin + first, last - first, meeting_.own_place(meeting) + first);
       crew.barrier();
-      if (crew.rank == 0) meeting_.arrive(meeting + 1);
+      if (crew.rank == 0) meeting_.arrive(meeting, n * 4);
       meeting_.wait_for_all(meeting + 1);
       for (int64_t i = first; i < last; i += TOGETHER) sum_up(meeting, i, min64(TOGETHER, last - i), begin + i);
     }
@@ -165,7 +188,7 @@ class AllGatherStep final : public Step {
           std::memcpy(meeting_.bytes(turn, own) + (t - row) * columns + from - column, x_ + t * width(own) + from, n);
         });
         crew.barrier();
-        if (crew.rank == 0) meeting_.arrive(turn + 1);
+        if (crew.rank == 0) meeting_.arrive(turn, (last - row) * columns);
         meeting_.wait_for_all(turn + 1);
         for (int rank = 0; rank < meeting_.size(); ++rank) {
           each_row(piece, rank, crew, [&](int64_t t, int64_t from, int64_t n) {
@@ -247,3 +270,10 @@ STABLE_TORCH_LIBRARY_IMPL(quire, CPU, library) {
 }
 
 }  // namespace quire
+
+// Called through ctypes by worker/kernels/ranks.py, before the memory is used; null when nobody may be called any more.
+extern "C" __attribute__((visibility("default"))) void quire_set_relay(const char* memory, quire::Relay relay) {
+  const std::lock_guard<std::mutex> guard(quire::relays_lock);
+  quire::relays.erase(memory);
+  if (relay != nullptr) quire::relays.emplace(memory, relay);
+}

@@ -49,7 +49,16 @@ from quire.worker.kernels.linear import (
     sliced_linear,
     unpack_weight,
 )
-from quire.worker.kernels.ranks import all_gather, all_reduce, link_bytes, meeting_bytes, receive, send
+from quire.worker.kernels.ranks import (
+    all_gather,
+    all_reduce,
+    link_bytes,
+    meeting_bytes,
+    receive,
+    relay_links,
+    relay_sums,
+    send,
+)
 from quire.worker.kernels.recurrent import causal_conv, gated_delta_rule, ssd_scan
 from quire.worker.kernels.sampling import (
     apply_bitmask,
@@ -95,6 +104,8 @@ __all__ = [
     "paged_attention",
     "penalise",
     "receive",
+    "relay_links",
+    "relay_sums",
     "rms_norm",
     "rotary_embedding",
     "route_tokens",
