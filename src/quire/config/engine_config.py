@@ -63,6 +63,9 @@ class WorkerConfig:
     grid: RankGrid = field(default_factory=RankGrid)
     rank: int = 0
     rank_invariant: bool = False
+    # who places them, mp or ray, and with ray the address at which the first one listens for the others
+    executor_backend: str = "mp"
+    host_ip: str | None = None
     # slots for adapters, and the greatest rank that one of them may have; 0: no adapters
     max_loras: int = 0
     max_lora_rank: int = 0

@@ -255,6 +255,14 @@ class EngineOptions:
         "with the fewest requests, or each in its turn",
         section="execution", choices=("least_time", "least_loaded", "round_robin"),
     )  # fmt: skip
+    distributed_executor_backend: str | None = option(
+        None, "who places the workers that share a model: mp on this machine, ray on the machines of a cluster; by "
+        "default mp where the weights fit here, else ray", section="execution", choices=("mp", "ray"),
+    )  # fmt: skip
+    host_ip: str | None = option(
+        None, "with ray: the address at which this machine listens for workers on others, which need a key",
+        section="execution",
+    )  # fmt: skip
     rank_invariant: bool = option(
         False, "the same bits with 1, 2, 4 and 8 workers that share each layer; products that are summed over them "
         "take longer", section="execution",

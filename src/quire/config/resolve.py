@@ -10,6 +10,7 @@ from pathlib import Path
 from quire.config.arithmetic import has_experts
 from quire.config.engine_config import SLICES_OF_A_SUM, EngineConfig, KVConnectorConfig, WorkerConfig
 from quire.config.engine_options import EMBEDDED, EngineOptions
+from quire.config.executor_backend import resolve_executor_backend
 from quire.config.image_sizes import ImageSizes
 from quire.config.images import resolve_images
 from quire.config.kv_events import resolve_kv_events
@@ -57,7 +58,12 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
     kv_cache_dtype, decided["kv_cache_dtype"] = _kv_cache_dtype(options, dtype)
     length, decided["max_model_len"] = _max_model_len(options, facts)
     grid = _grid(options)
-    num_workers = grid.size * options.data_parallel_size
+    backend, decided["distributed_executor_backend"] = resolve_executor_backend(
+        options, grid.size, facts.num_weight_bytes
+    )
+    # those of this machine; Ray puts workers that share layers on one, if it can
+    num_here = grid.tensor * grid.context if backend == "ray" else grid.size
+    num_workers = num_here * options.data_parallel_size
     threads, decided["num_threads"] = _num_threads(options, facts, num_workers)
     swap_space, decided["swap_space"] = _swap_space(options)
     speculation, decided["speculative_config"] = resolve_speculation(options.speculative_config)
@@ -97,6 +103,8 @@ def resolve(options: EngineOptions) -> tuple[EngineConfig, Reasons]:
         enforce_eager=options.enforce_eager,
         seed=options.seed,
         grid=grid,
+        executor_backend=backend,
+        host_ip=options.host_ip,
         rank_invariant=options.rank_invariant,
         swap_directory=options.swap_directory,
         speculation=speculation,

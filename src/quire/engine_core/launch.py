@@ -14,6 +14,7 @@ from quire.engine_core.executor.child_placement import ChildPlacement
 from quire.engine_core.executor.executor import Executor
 from quire.engine_core.executor.group import GroupExecutor
 from quire.engine_core.executor.in_process import InProcessExecutor
+from quire.engine_core.executor.placement import Placement
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
 from quire.engine_core.kv_cache_manager.cache_changes import CacheChangeLog
 from quire.engine_core.kv_cache_manager.capacity import CacheOptions, CachePlan, plan_cache
@@ -117,7 +118,15 @@ def build_engine_core(
 def _executor(config: WorkerConfig) -> InProcessExecutor | GroupExecutor:
     if config.grid.size == 1:
         return InProcessExecutor(config)
-    return GroupExecutor(config, ChildPlacement(config))
+    return GroupExecutor(config, _placement(config))
+
+
+def _placement(config: WorkerConfig) -> Placement:
+    if config.executor_backend == "mp":
+        return ChildPlacement(config)
+    from quire.engine_core.executor.ray_placement import RayPlacement
+
+    return RayPlacement(config)
 
 
 def make_scheduler(

@@ -8,66 +8,93 @@ import os
 from typing import TYPE_CHECKING
 
 from quire.config import WorkerConfig
+from quire.engine_core.executor.keyed_channel import KeyedAddress
 from quire.engine_core.executor.placement import Rank, RankSight, Sight
 from quire.engine_core.executor.rank_channel import channel_pair
-from quire.engine_core.executor.shared_memory import GridMeetings, SharedMeeting
+from quire.engine_core.executor.shared_memory import GridMeetings
 from quire.processes.child_process import ChildProcess
 from quire.processes.documents import encode_document
 from quire.processes.process_state import is_stopped, processor_ticks
 
 if TYPE_CHECKING:
+    from quire.worker.crossing import Facts
     from quire.worker.layers.ranks import Ranks
 
 _PROGRAM = "quire.engine_core.executor.rank_process"
 
 
-def start_child(config: WorkerConfig, meetings: dict[str, SharedMeeting]) -> Rank:
-    """A rank of this machine."""
-    # imported here: the core itself knows no torch
-    from quire.engine_core.executor.rank_process import RankDocument, SharedBytes
-
-    channel, theirs = channel_pair()
-    memories: dict[str, SharedBytes] = {}
-    for direction, meeting in meetings.items():
-        assert meeting.descriptor is not None
-        memories[direction] = SharedBytes(meeting.descriptor, meeting.num_bytes)
-    document = RankDocument(
-        config=config,
-        channel=theirs,
-        memories=memories,
-        log_level=logging.getLogger("quire").getEffectiveLevel(),
-    )
-    try:
-        inherited = (theirs, *(memory.descriptor for memory in memories.values()))
-        process = ChildProcess(encode_document(document), [], inherited, program=_PROGRAM)
-    finally:
-        os.close(theirs)
-    return Rank(config.rank, process, channel)
-
-
 class ChildPlacement:
-    def __init__(self, config: WorkerConfig) -> None:
+    """The ranks of one machine; by default all of them, and rank 0 among them."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        numbers: list[int] | None = None,
+        addresses: dict[int, KeyedAddress] | None = None,
+        host_ip: str = "",
+    ) -> None:
+        """`addresses`: of the core on another machine; `host_ip`: of this one, where there are others. Then ranks have
+        to find each other first (joining.py)."""
         from quire.worker.kernels import link_bytes, meeting_bytes
 
         self._grid = config.grid
+        self._numbers = list(range(config.grid.size)) if numbers is None else numbers
+        self._addresses = addresses or {}
+        self._host_ip = host_ip
         self._meetings = GridMeetings(
-            config.grid, lambda direction, size: (link_bytes if direction == "stage" else meeting_bytes)(size)
+            config.grid,
+            lambda direction, size: (link_bytes if direction == "stage" else meeting_bytes)(size),
+            self._numbers,
         )
         self.ranks: list[Rank] = []
         try:
             with contextlib.ExitStack() as if_one_fails:
-                for number in range(1, config.grid.size):
-                    self.ranks.append(start_child(config.of_rank(number), self._meetings.of_rank(number)))
-                    if_one_fails.callback(self.ranks[-1].end)
+                for number in self._numbers:
+                    if number > 0:
+                        self.ranks.append(self._start(config.of_rank(number)))
+                        if_one_fails.callback(self.ranks[-1].end)
                 if_one_fails.pop_all()
         finally:
             # inherited by then, or of no use any more
             self._meetings.close_descriptors()
 
-    def ranks_around_first(self, config: WorkerConfig) -> Ranks:
+    def _start(self, config: WorkerConfig) -> Rank:
+        # imported here: the core itself knows no torch
+        from quire.engine_core.executor.rank_process import RankDocument, SharedBytes
+
+        number = config.rank
+        channel, theirs = channel_pair()
+        memories: dict[str, SharedBytes] = {}
+        for direction, meeting in self._meetings.of_rank(number).items():
+            assert meeting.descriptor is not None
+            memories[direction] = SharedBytes(meeting.descriptor, meeting.num_bytes)
+        document = RankDocument(
+            config=config,
+            channel=self._addresses.get(number, theirs),
+            memories=memories,
+            crossings=self._meetings.crossings_of(number),
+            host_ip=self._host_ip,
+            log_level=logging.getLogger("quire").getEffectiveLevel(),
+        )
+        try:
+            inherited = (theirs, *(memory.descriptor for memory in memories.values()))
+            process = ChildProcess(encode_document(document), [], inherited, program=_PROGRAM)
+        finally:
+            os.close(theirs)
+        return Rank(number, process, channel)
+
+    def ranks_around_first(self, config: WorkerConfig, facts: Facts | None = None) -> Ranks:
         from quire.engine_core.executor.rank_process import ranks_around
 
-        return ranks_around(config, self._meetings.of_rank(0))
+        crossings = self._meetings.crossings_of(0)
+        return ranks_around(config, self._meetings.of_rank(0), crossings, facts, self._host_ip)
+
+    def num_neighbours(self, rank: int) -> int:
+        return len(self._numbers)
+
+    @property
+    def has_crossings(self) -> bool:
+        return False
 
     def look(self) -> Sight:
         return Sight(
@@ -84,8 +111,7 @@ class ChildPlacement:
         meetings = self._meetings.of_rank(number)
         stage = self._grid.place_of(number).stage
         link = meetings.get("stage")
-        sums = [meeting for direction, meeting in meetings.items() if direction != "stage"]
-        return any(one.has_sleepers for one in sums) or (
+        return any(one.has_sleepers for one in meetings.values()) or (
             link is not None and link.is_waiting(stage, self._grid.pipeline)
         )
 

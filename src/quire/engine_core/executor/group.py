@@ -112,7 +112,7 @@ class RankWatch:
                 sight = self._placement.look()
                 self._look_who_is_stopped(sight)
                 self._look_who_is_behind(sight)
-                if self._grid.pipeline > 1:
+                if self._grid.pipeline > 1 or self._placement.has_crossings:
                     self._look_who_does_nothing(sight)
 
     def _look_who_is_stopped(self, sight: Sight) -> None:
@@ -138,7 +138,10 @@ class RankWatch:
         still. Who computes for long does not."""
         for rank in self._ranks:
             number = rank.number
-            seen = sight.ranks[number]
+            seen = sight.ranks.get(number)
+            if seen is None:
+                # nobody has told of it yet
+                continue
             ticks = seen.cpu_ticks
             is_idle = ticks == self._ticks[number] and rank.has_work and not seen.is_waiting
             self._ticks[number] = ticks
@@ -163,7 +166,7 @@ class GroupExecutor:
         self._first: InProcessExecutor | None = None
         try:
             of_first = config.of_rank(0)
-            around_first = placement.ranks_around_first(of_first)
+            around_first = self.joined(lambda: placement.ranks_around_first(of_first))
             self._everywhere("load", [], lambda: self._load(of_first, around_first))
         except BaseException:
             self.shutdown()
@@ -176,8 +179,10 @@ class GroupExecutor:
         """That of the least, and where they share a memory, a share of it."""
         own, others = self._everywhere("measure_capacity", [], self._own.measure_capacity)
         all_ranks = [own, *(msgspec.convert(other, WorkerCapacity) for other in others)]
-        own.available_bytes = min(one.available_bytes for one in all_ranks) // self._size
-        own.host_bytes = min(one.host_bytes for one in all_ranks) // self._size
+        num_sharing = [self._placement.num_neighbours(number) for number in range(self._size)]
+        shared = list(zip(all_ranks, num_sharing, strict=True))
+        own.available_bytes = min(one.available_bytes // size for one, size in shared)
+        own.host_bytes = min(one.host_bytes // size for one, size in shared)
         own.seconds_per_token = max(one.seconds_per_token for one in all_ranks)
         own.seconds_per_step = max(one.seconds_per_step for one in all_ranks)
         own.explanation += f" {self._size} ranks share it, each with its part of the model."

@@ -7,8 +7,9 @@ and whether that one keeps up, is the same wherever it stands.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from quire.config import WorkerConfig
 from quire.engine_core.executor.rank_channel import RankMessage
@@ -51,7 +52,7 @@ class Rank:
     def __init__(self, number: int, process: RankProcess, channel: RankChannel) -> None:
         self.number = number
         self.process = process
-        self._channel = channel
+        self.channel = channel
         self._open: deque[Reply] = deque()
 
     @property
@@ -62,20 +63,20 @@ class Rank:
     def ask(self, message: bytes) -> Reply:
         reply = Reply(self)
         self._open.append(reply)
-        self._channel.send(message)
+        self.channel.send(message)
         return reply
 
     def wait_for(self, reply: Reply, seconds: float) -> RankMessage | None:
         """None: it did not come in time."""
         while reply.message is None:
-            message = self._channel.receive(seconds)
+            message = self.channel.receive(seconds)
             if message is None:
                 return None
             self._open.popleft().message = message
         return reply.message
 
     def end(self) -> None:
-        self._channel.close()
+        self.channel.close()
         self.process.close()
 
 
@@ -88,8 +89,7 @@ class Reply:
         self.message: RankMessage | None = None
 
 
-@dataclass
-class RankSight:
+class RankSight(msgspec.Struct, array_like=True):
     """What a process was seen doing."""
 
     # the processor time that it has had; -1: it has ended
@@ -100,13 +100,12 @@ class RankSight:
     is_waiting: bool = False
 
 
-@dataclass
-class Sight:
+class Sight(msgspec.Struct, array_like=True):
     """What there is to be seen at a moment."""
 
-    ranks: dict[int, RankSight] = field(default_factory=dict)
+    ranks: dict[int, RankSight] = {}
     # by group: how many times each of its ranks has met the others
-    arrivals: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    arrivals: dict[tuple[int, ...], list[int]] = {}
 
 
 class Placement(Protocol):
@@ -117,7 +116,14 @@ class Placement(Protocol):
         """All but the first, in order."""
 
     def ranks_around_first(self, config: WorkerConfig) -> Ranks:
-        """The groups of rank 0, as it sees them."""
+        """The groups of rank 0, as it sees them; all others have found theirs by then."""
+
+    def num_neighbours(self, rank: int) -> int:
+        """How many ranks share its machine, itself among them."""
+
+    @property
+    def has_crossings(self) -> bool:
+        """Ranks of one group are on several machines, so that nothing shows how often each has met the others."""
 
     def look(self) -> Sight: ...
 

@@ -2,6 +2,7 @@
 
 core -> rank    ["step", SchedulerOutput, answers]     ["call", name, arguments]
 rank -> core    ["step", digest or answer]             ["call", value]            ["error", kind, text]
+both            ["fact", key, value] and ["joined"] before the first of them (joining.py)
 """
 
 from __future__ import annotations
@@ -49,6 +50,17 @@ class CallDone(RankMessage):
     value: Any
 
 
+class Fact(RankMessage):
+    """Before ranks of several machines are joined: what one of them tells all."""
+
+    key: str
+    value: bytes
+
+
+class Joined(RankMessage):
+    """It has found those of all its groups."""
+
+
 class Failed(RankMessage):
     # of an error of Quire's own, its class; else ""
     kind: str
@@ -56,7 +68,9 @@ class Failed(RankMessage):
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
-_decoder = msgspec.msgpack.Decoder(RunStep | Call | StepDone | StepAnswer | CallDone | Failed, dec_hook=decode_array)
+_decoder = msgspec.msgpack.Decoder(
+    RunStep | Call | StepDone | StepAnswer | CallDone | Fact | Joined | Failed, dec_hook=decode_array
+)
 
 
 class Channel:
@@ -72,8 +86,7 @@ class Channel:
         """None: nothing came in time. EOFError: the other end is gone."""
         if not self._connection.poll(seconds):
             return None
-        message: RankMessage = _decoder.decode(self._connection.recv_bytes())
-        return message
+        return decode_message(self._connection.recv_bytes())
 
     def close(self) -> None:
         self._connection.close()
@@ -87,6 +100,11 @@ def channel_pair() -> tuple[Channel, int]:
 
 def encode_message(message: RankMessage) -> bytes:
     return _encoder.encode(message)
+
+
+def decode_message(data: bytes) -> RankMessage:
+    message: RankMessage = _decoder.decode(data)
+    return message
 
 
 def encode_step(decision: SchedulerOutput, answers: list[StepOutput]) -> bytes:

@@ -13,13 +13,19 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
+import zmq
 
 from quire.config import WorkerConfig
+from quire.engine_core.executor.joining import RankFacts
+from quire.engine_core.executor.keyed_channel import KeyedAddress, KeyedChannel, connected
+from quire.engine_core.executor.placement import RankChannel
 from quire.engine_core.executor.rank_channel import (
     Call,
     CallDone,
     Channel,
+    Fact,
     Failed,
+    Joined,
     RankMessage,
     RunStep,
     StepAnswer,
@@ -37,6 +43,7 @@ from quire.processes.documents import read_document
 from quire.processes.parent_watch import die_with_parent, watch_parent
 
 if TYPE_CHECKING:
+    from quire.worker.crossing import Facts
     from quire.worker.layers.ranks import Ranks
     from quire.worker.worker import Worker
 
@@ -54,29 +61,54 @@ class RankDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a rank is told when it starts."""
 
     config: WorkerConfig
-    # the descriptor of the channel to the core
-    channel: int
+    # to the core: a descriptor, or where it is on another machine its address
+    channel: int | KeyedAddress
     # where it meets the ranks of each of its groups, by direction
     memories: dict[str, SharedBytes]
+    # the members of groups that have ranks on other machines, by direction
+    crossings: dict[str, list[int]] = {}
+    # the address of this machine where there are others; "": there are none
+    host_ip: str = ""
     log_level: int = logging.WARNING
 
 
-def ranks_around(config: WorkerConfig, meetings: dict[str, SharedMeeting]) -> Ranks:
-    """The groups of a rank, as it sees them."""
+def ranks_around(
+    config: WorkerConfig,
+    meetings: dict[str, SharedMeeting],
+    crossings: dict[str, list[int]],
+    facts: Facts | None,
+    host_ip: str,
+) -> Ranks:
+    """The groups of a rank, as it sees them. `facts`: by which it finds those on other machines."""
     import torch
 
+    from quire.worker.crossing import StageCrossing, SumCrossing
+    from quire.worker.kernels import relay_links, relay_sums
     from quire.worker.layers.ranks import Ranks
 
     shared = {name: torch.frombuffer(meeting.memory, dtype=torch.uint8) for name, meeting in meetings.items()}
+    # in the same order everywhere: each waits for all members
+    for direction, members in sorted(crossings.items()):
+        assert facts is not None
+        memory, rank = shared[direction], members.index(config.rank)
+        if direction == "stage":
+            relay_links(StageCrossing(memory, members, rank, facts, host_ip), memory)
+        else:
+            relay_sums(SumCrossing(memory, members, rank, facts, host_ip), memory, len(members))
     return Ranks.of(config, shared)
 
 
-def serve(worker: Worker, channel: Channel, meetings: dict[str, SharedMeeting], *, answers_steps: bool = False) -> None:
+def serve(
+    worker: Worker, channel: RankChannel, meetings: dict[str, SharedMeeting], *, answers_steps: bool = False
+) -> None:
     """Until the core closes its end. `answers_steps`: this rank samples, and rank 0 does not."""
     while True:
         try:
             message = channel.receive()
             assert message is not None
+            if isinstance(message, Fact):
+                # it knew enough before
+                continue
             answer = _answer(worker, message, meetings, answers_steps)
             channel.send(encode_message(answer))
         except (EOFError, OSError):
@@ -90,6 +122,9 @@ def _answer(
         if isinstance(message, RunStep):
             is_corrupt = failpoint("rank_step")
             output = worker.execute(with_arrays(message.decision), message.answers)
+            if any(meeting.is_aborted for meeting in meetings.values()):
+                # what this one has computed means nothing
+                return Failed("", "another rank has gone away")
             if answers_steps:
                 return StepAnswer(output)
             digest = digest_of(output)
@@ -115,6 +150,10 @@ def _call(worker: Worker, name: str, arguments: list[Any]) -> Any:
     return msgspec.to_builtins(getattr(worker, name)(*arguments))
 
 
+def _channel(told: int | KeyedAddress) -> RankChannel:
+    return Channel(told) if isinstance(told, int) else KeyedChannel(connected(zmq.DEALER, told))
+
+
 def main() -> NoReturn:
     log = BackgroundHandler(sys.stderr)
     logging.basicConfig(level=logging.WARNING, format=LINE_FORMAT, datefmt=TIME_FORMAT, handlers=[log])
@@ -124,14 +163,18 @@ def main() -> NoReturn:
     die_with_parent()
     # it ends when the core says so
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(document.channel)
+    channel = _channel(document.channel)
     meetings = {name: SharedMeeting(of.num_bytes, of.descriptor) for name, of in document.memories.items()}
     for meeting in meetings.values():
         meeting.close_descriptor()
     from quire.worker.worker import Worker
 
     config = document.config
-    worker = Worker(config, ranks=ranks_around(config, meetings))
+    facts = RankFacts(channel) if document.host_ip else None
+    ranks = ranks_around(config, meetings, document.crossings, facts, document.host_ip)
+    if facts is not None:
+        channel.send(encode_message(Joined()))
+    worker = Worker(config, ranks=ranks)
     answers_steps = config.grid.pipeline > 1 and config.rank == config.grid.first_of_last_stage
     serve(worker, channel, meetings, answers_steps=answers_steps)
     log.flush()

@@ -68,29 +68,45 @@ class SharedMeeting:
 
 
 class GridMeetings:
-    """A memory for each group of ranks, as the core's process has them: all."""
+    """The memory of each group of ranks, as the process has it that starts those of one machine."""
 
-    def __init__(self, grid: RankGrid, num_bytes: Callable[[str, int], int]) -> None:
-        """`num_bytes`: of a group in that direction, of so many ranks."""
+    def __init__(self, grid: RankGrid, num_bytes: Callable[[str, int], int], host: list[int] | None = None) -> None:
+        """`num_bytes`: of a group in that direction, of so many ranks; `host`: the ranks of this machine, by default
+        all."""
         self._grid = grid
+        on_host = list(range(grid.size)) if host is None else host
         self.by_group: dict[tuple[int, ...], SharedMeeting] = {}
-        for rank in range(grid.size):
+        # of a group that has ranks elsewhere too: by rank and direction, for that rank alone
+        self._apart: dict[tuple[int, str], SharedMeeting] = {}
+        for rank in on_host:
             for direction, members in grid.groups_of(rank).items():
-                if tuple(members) not in self.by_group:
+                if not set(members) <= set(on_host):
+                    self._apart[rank, direction] = SharedMeeting(num_bytes(direction, len(members)))
+                elif tuple(members) not in self.by_group:
                     self.by_group[tuple(members)] = SharedMeeting(num_bytes(direction, len(members)))
 
     def of_rank(self, rank: int) -> dict[str, SharedMeeting]:
         """Those in which a rank takes part, by direction."""
-        return {name: self.by_group[tuple(members)] for name, members in self._grid.groups_of(rank).items()}
+        return {
+            name: self._apart.get((rank, name)) or self.by_group[tuple(members)]
+            for name, members in self._grid.groups_of(rank).items()
+        }
+
+    def crossings_of(self, rank: int) -> dict[str, list[int]]:
+        """The members of those of its groups that have ranks elsewhere, by direction."""
+        return {name: members for name, members in self._grid.groups_of(rank).items() if (rank, name) in self._apart}
 
     def abort(self) -> None:
-        for meeting in self.by_group.values():
+        for meeting in self._all():
             meeting.abort()
 
     @property
     def is_aborted(self) -> bool:
-        return any(meeting.is_aborted for meeting in self.by_group.values())
+        return any(meeting.is_aborted for meeting in self._all())
 
     def close_descriptors(self) -> None:
-        for meeting in self.by_group.values():
+        for meeting in self._all():
             meeting.close_descriptor()
+
+    def _all(self) -> list[SharedMeeting]:
+        return [*self.by_group.values(), *self._apart.values()]
