@@ -1,18 +1,15 @@
 """A rank is killed or stopped, at any moment: who waits has an error at once, nobody a wrong token, and the group
 starts again without a trace of the old one."""
 
-import json
 import os
 import signal
-import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import contextmanager
 
 import pytest
 from tests.support.rank_processes import ancestors, is_there, ranks_of
 from tests.support.server_process import ServerProcess
+from tests.support.streams import Client, answers, is_ready, until
 
 from quire.testing.tiny_checkpoints import make_checkpoint
 
@@ -31,7 +28,6 @@ AT_START = {"load": "", "measure": SLOW.format("start_measure", 1.0), "allocate"
 SIGNALS = [signal.SIGKILL, signal.SIGSTOP]
 # an answer is due so long after the signal, or where it only stops a rank after the step in flight would have ended
 LIMIT = 2.0
-NUM_TOKENS = 60
 PROMPTS = [[3, 4, 5], list(range(20, 50)), [7] * 12]
 
 
@@ -62,66 +58,6 @@ def processes(server):
     return [next(ancestors(others[0])), *others] if others else []
 
 
-def until(holds, seconds, what):
-    """Seconds until it held."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < seconds, what
-        time.sleep(0.02)
-    return time.monotonic() - began
-
-
-def is_ready(url):
-    try:
-        with urllib.request.urlopen(f"{url}/health/ready", timeout=60) as answer:
-            return answer.status == 200
-    except urllib.error.HTTPError:
-        return False
-
-
-class Client(threading.Thread):
-    """One stream: the log-probabilities of what it said, which have the same bits whoever else is there, and when it
-    failed."""
-
-    def __init__(self, url, prompt, num_tokens=NUM_TOKENS):
-        super().__init__(daemon=True)
-        body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-        body["logprobs"] = 1
-        self._request = urllib.request.Request(
-            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        self.said = []
-        self.error = None
-        self.ended_at = 0.0
-        self.start()
-
-    def run(self):
-        try:
-            with urllib.request.urlopen(self._request, timeout=60) as answer:
-                for line in answer:
-                    if line.startswith(b"data: {"):
-                        self._take(json.loads(line[6:]))
-        except urllib.error.HTTPError as error:
-            self.error = error.read().decode()
-        self.ended_at = time.monotonic()
-
-    def _take(self, event):
-        if "error" in event:
-            self.error = event["error"]["message"]
-            return
-        for choice in event["choices"]:
-            self.said += (choice["logprobs"] or {}).get("token_logprobs", [])
-
-
-def answers(url):
-    clients = [Client(url, prompt, 8) for prompt in PROMPTS]
-    for client in clients:
-        client.join(60)
-        assert client.error is None
-        assert len(client.said) == 8
-    return [client.said for client in clients]
-
-
 def check_serves_again(server, url, before, expected):
     """A new group, whose answers are those of the old one."""
     until(lambda: is_ready(url), 60.0, "the engine was not started anew")
@@ -129,13 +65,13 @@ def check_serves_again(server, url, before, expected):
     assert len(now) == 2
     assert not set(now) & set(before)
     until(lambda: not any(map(is_there, before)), 5.0, "a process outlived its engine")
-    assert answers(url) == expected
+    assert answers(url, PROMPTS) == expected
 
 
 def lose_at_work(model, moment, rank, number):
     with serving(model, WITH_WORK[moment]) as server:
         url = server.wait_ready()
-        expected = answers(url)
+        expected = answers(url, PROMPTS)
         before = processes(server)
         clients = [Client(url, prompt) for prompt in PROMPTS]
         if moment != "prefill":
@@ -158,7 +94,7 @@ def lose_at_work(model, moment, rank, number):
 def lose_while_idle(model, rank, number):
     with serving(model, "") as server:
         url = server.wait_ready()
-        expected = answers(url)
+        expected = answers(url, PROMPTS)
         before = processes(server)
         os.kill(before[rank], number)
         until(lambda: not is_ready(url), LIMIT, "it says that it is ready")
@@ -169,7 +105,7 @@ def lose_at_start(model, moment, rank, number):
     """Of an engine that is started anew: the server lives, and tries again."""
     with serving(model, AT_START[moment]) as server:
         url = server.wait_ready()
-        expected = answers(url)
+        expected = answers(url, PROMPTS)
         first = processes(server)
         os.kill(first[0], signal.SIGKILL)
         until(lambda: set(processes(server)) - set(first), 30.0, "no new group")

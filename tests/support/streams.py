@@ -1,0 +1,71 @@
+"""Clients of a server that may fail them: what each was told, and when."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def until(holds: Callable[[], object], seconds: float, what: str) -> float:
+    """Seconds until it held."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds, what
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health/ready", timeout=60) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
+
+
+class Client(threading.Thread):
+    """One stream: the log-probabilities of what it said, which have the same bits whoever else is there, and when it
+    failed."""
+
+    def __init__(self, url: str, prompt: list[int], num_tokens: int = 60) -> None:
+        super().__init__(daemon=True)
+        body = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body["logprobs"] = 1
+        self._request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        self.said: list[float] = []
+        self.error: str | None = None
+        self.ended_at = 0.0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with urllib.request.urlopen(self._request, timeout=60) as answer:
+                for line in answer:
+                    if line.startswith(b"data: {"):
+                        self._take(json.loads(line[6:]))
+        except urllib.error.HTTPError as error:
+            self.error = error.read().decode()
+        self.ended_at = time.monotonic()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            self.error = event["error"]["message"]
+            return
+        for choice in event["choices"]:
+            self.said += (choice["logprobs"] or {}).get("token_logprobs", [])
+
+
+def answers(url: str, prompts: Sequence[list[int]]) -> list[list[float]]:
+    clients = [Client(url, prompt, 8) for prompt in prompts]
+    for client in clients:
+        client.join(60)
+        assert client.error is None
+        assert len(client.said) == 8
+    return [client.said for client in clients]
