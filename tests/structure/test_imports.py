@@ -24,6 +24,7 @@ ROOMS = {
     "front door": ("quire",),
     "server": ("quire.interfaces.server",),
     "gateway": ("quire.interfaces.gateway",),
+    "deploy": ("quire.interfaces.deploy",),
     "command line": ("quire.interfaces.cli", "quire.__main__"),
     "interfaces": ("quire.interfaces",),
     "renderer": ("quire.renderer",),
@@ -82,6 +83,7 @@ ROOMS = {
 FLOORS = (
     ("front door",),
     ("command line",),
+    ("deploy",),  # whole servers, as others see them
     ("gateway",),
     ("server",),
     ("interfaces",),

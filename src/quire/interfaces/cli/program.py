@@ -20,6 +20,7 @@ from quire.version import __version__
 COMMANDS = {
     "serve": ("quire.interfaces.cli.serve", "answer HTTP requests in the way of OpenAI's API"),
     "chat": ("quire.interfaces.cli.chat", "talk with a model in the terminal"),
+    "deploy": ("quire.interfaces.cli.deploy", "several copies of a server behind one front, on machines of Ray"),
     "generate": ("quire.interfaces.cli.generate", "continue a text, or several"),
     "run-batch": ("quire.interfaces.cli.run_batch", "answer a file of requests without a server"),
     "bench": ("quire.interfaces.cli.bench", "measure throughput and latency"),
@@ -46,7 +47,7 @@ examples:
 """
 
 # What a command says on stderr unless it is told otherwise: the others keep stderr for what is wrong.
-_LEVELS = {"serve": "info"}
+_LEVELS = {"serve": "info", "deploy": "info"}
 
 OK = 0
 ENGINE_FAILED = 1

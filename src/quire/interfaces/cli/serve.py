@@ -31,11 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     from quire.interfaces.gateway import run_server
 
     engine_options = engine_options_of(arguments)
-    server_options = _server_options_of(arguments)
-    return run_server(engine_options, arguments.host, _port_of(arguments.port), **server_options)
+    server_options = server_options_of(arguments)
+    return run_server(engine_options, arguments.host, port_of(arguments.port), **server_options)
 
 
-def _server_options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def server_options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Those that were typed, and the secrets of the environment."""
     typed = typed_options(vars(arguments), ServerOptions)
     if _KEY_VARIABLE in os.environ:
@@ -51,7 +51,7 @@ def _server_options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return typed
 
 
-def _port_of(text: str) -> int:
+def port_of(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) > 65535:
         raise OptionError(f"--port {text}: must be a whole number between 0 and 65535.")
     return int(text)

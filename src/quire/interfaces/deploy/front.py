@@ -1,0 +1,224 @@
+"""The front of several servers: gives each request to one of them, and passes on what it says.
+
+    client --- HTTP ---> front (Ray Serve's ingress) ---> copy 0: a server of its own, with its engine
+                           Router                    ---> copy 1
+
+It knows texts, not tokens: a prompt is the body of a request, cut into pieces that are named by everything before them,
+and a copy holds the pieces of what it has answered. A copy that is lost before it has said anything costs its clients
+nothing: another one answers. Knows nothing of Ray; belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.routing import Router
+
+# Of a text that is a piece, about as many tokens as a block has.
+_PIECE_BYTES = 64
+_PIECE_TOKENS = 16
+# Pieces that are remembered of all copies; the oldest are forgotten.
+_MOST_PIECES = 200_000
+_LOOK_SECONDS = 0.5
+# in the order in which they stand in a prompt, more or less
+_PROMPT_FIELDS = ("model", "tools", "system", "messages", "prompt", "input")
+_EVENT_STREAM = "text/event-stream"
+# What one copy keeps for itself has no place behind a front of several.
+_ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    "/version",
+)
+logger = logging.getLogger("quire.deploy")
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    # path and query
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Head:
+    """What an answer begins with."""
+
+    status: int
+    headers: list[tuple[str, str]]
+
+    @property
+    def is_event_stream(self) -> bool:
+        return any(name.lower() == "content-type" and value.startswith(_EVENT_STREAM) for name, value in self.headers)
+
+
+class Copy(Protocol):
+    """One server, wherever it runs."""
+
+    def answer(self, request: Request) -> AsyncIterator[Head | bytes]:
+        """Its head, then the body in parts. Raises whatever there is once it is lost."""
+
+    async def is_ready(self) -> bool:
+        """Raises, or says no, where it takes no requests."""
+
+
+class Front:
+    def __init__(
+        self,
+        copies: Sequence[Copy],
+        policy: str = "least_time",
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._copies = copies
+        self._sleep = sleep
+        self._router = Router(policy, _PIECE_TOKENS)
+        self._num_begun = 0
+        self._key = secrets.token_bytes(16)
+        self._held: OrderedDict[tuple[int, int], None] = OrderedDict()
+        # of copies that are lost, until they are back
+        self._watches: dict[int, asyncio.Task[None]] = {}
+        for number in range(len(copies)):
+            self._router.add(number)
+
+    @property
+    def num_serving(self) -> int:
+        return len(self._router)
+
+    async def answer(self, request: Request) -> tuple[Head, AsyncIterator[bytes]]:
+        """The first copy's that says anything."""
+        path = request.target.partition("?")[0]
+        if path in ("/health", "/health/live", "/health/ready", "/ping"):
+            return _answered(200 if self.num_serving else 503, {"serving": self.num_serving, "of": len(self._copies)})
+        if path not in _ROUTES and not path.startswith("/v1/models/"):
+            return _refused(
+                404,
+                f"{path}: is not there behind several copies of a server. Sessions, files, batches and stored "
+                "responses would be one copy's; use quire serve for them.",
+                "not_found",
+            )
+        pieces = self._pieces_of(request.body)
+        num_tokens = len(request.body) * _PIECE_TOKENS // _PIECE_BYTES + 1
+        while self.num_serving:
+            choice = self._router.choose(pieces, num_tokens)
+            self._num_begun += 1
+            name = self._num_begun
+            self._router.begin(name, choice, pieces, num_tokens)
+            parts = self._copies[choice.replica].answer(request)
+            try:
+                head = await anext(parts)
+                assert isinstance(head, Head)
+                if head.status != 503 or self.num_serving == 1:
+                    return head, self._rest(name, choice.replica, head, parts, pieces)
+            except asyncio.CancelledError:
+                self._router.end(name)
+                raise
+            except Exception as error:
+                logger.warning("copy %d is lost: %s", choice.replica, type(error).__name__)
+            self._lose(choice.replica)
+        return _refused(503, "no copy of the server is ready. Try again soon.", "engine_restarted")
+
+    async def _rest(
+        self, name: int, number: int, head: Head, parts: AsyncIterator[Head | bytes], pieces: list[int]
+    ) -> AsyncIterator[bytes]:
+        try:
+            async for part in parts:
+                assert isinstance(part, bytes)
+                self._router.first_token(name)
+                yield part
+            self._holds(number, pieces)
+        except Exception as error:
+            logger.warning("copy %d is lost in the middle of an answer: %s", number, type(error).__name__)
+            self._lose(number)
+            if not head.is_event_stream:
+                # the length was promised, or its end is in a frame: the client sees that it is cut off
+                raise
+            yield b"data: " + _error("the server that answered was lost. Try again.", "engine_restarted") + b"\n\n"
+        finally:
+            self._router.end(name)
+
+    def _holds(self, number: int, pieces: list[int]) -> None:
+        self._router.stored(number, pieces)
+        for piece in pieces:
+            self._held[number, piece] = None
+            self._held.move_to_end((number, piece))
+        while len(self._held) > _MOST_PIECES:
+            (holder, oldest), _ = self._held.popitem(last=False)
+            self._router.removed(holder, [oldest])
+
+    def _lose(self, number: int) -> None:
+        """It gets no requests until it says that it is ready."""
+        self._router.remove(number)
+        if number not in self._watches:
+            self._watches[number] = asyncio.create_task(self._watch(number))
+
+    async def _watch(self, number: int) -> None:
+        while True:
+            await self._sleep(_LOOK_SECONDS)
+            try:
+                is_ready = await self._copies[number].is_ready()
+            except Exception:
+                continue
+            if is_ready:
+                break
+        del self._watches[number]
+        self._router.add(number)
+        logger.warning("copy %d serves again", number)
+
+    def _pieces_of(self, body: bytes) -> list[int]:
+        """Names of the pieces of a prompt, each of all that stands before its end."""
+        text = _prompt_of(body)
+        digest = hashlib.blake2b(digest_size=8, key=self._key)
+        pieces = []
+        for begin in range(0, len(text) - _PIECE_BYTES + 1, _PIECE_BYTES):
+            digest.update(text[begin : begin + _PIECE_BYTES])
+            pieces.append(int.from_bytes(digest.copy().digest(), "big"))
+        return pieces
+
+
+def _prompt_of(body: bytes) -> bytes:
+    """What of a request is computed, as its beginning: other fields differ where prompts do not."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return b""
+    if not isinstance(fields, dict):
+        return b""
+    kept = {
+        name: fields[name] for name in ("model", "tools", "system", "messages", "prompt", "input") if name in fields
+    }
+    # the end of one text is not the beginning of what follows it: brackets stay out
+    return json.dumps(kept, ensure_ascii=False).rstrip('"]}').encode(errors="replace")
+
+
+def _error(text: str, code: str) -> bytes:
+    return json.dumps({"error": {"message": text, "type": "server_error", "param": None, "code": code}}).encode()
+
+
+def _refused(status: int, text: str, code: str) -> tuple[Head, AsyncIterator[bytes]]:
+    return _whole(status, _error(text, code))
+
+
+def _answered(status: int, fields: dict[str, int]) -> tuple[Head, AsyncIterator[bytes]]:
+    return _whole(status, json.dumps(fields).encode())
+
+
+def _whole(status: int, body: bytes) -> tuple[Head, AsyncIterator[bytes]]:
+    async def parts() -> AsyncIterator[bytes]:
+        yield body
+
+    return Head(status, [("content-type", "application/json"), ("content-length", str(len(body)))]), parts()

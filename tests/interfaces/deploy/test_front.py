@@ -1,0 +1,171 @@
+"""The front of several servers: where requests go, and what clients see of a copy that is lost."""
+
+import asyncio
+import json
+
+import pytest
+
+from quire.interfaces.deploy.front import Front, Head, Request
+from quire.interfaces.deploy.served_copy import ServedCopy
+
+JSON = Head(200, [("content-type", "application/json")])
+STREAM = Head(200, [("content-type", "text/event-stream; charset=utf-8")])
+
+
+class FakeCopy:
+    """Says `parts`, and is lost before the one that is None."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+        self.asked = []
+        self.is_up = True
+
+    async def is_ready(self):
+        if not self.is_up:
+            raise ConnectionError
+        return True
+
+    async def answer(self, request):
+        self.asked.append(request.body)
+        for part in self.parts:
+            if part is None:
+                raise ConnectionError
+            yield part
+
+
+def chat(text, target="/v1/chat/completions"):
+    return Request("POST", target, [], json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
+
+
+async def said(front, request):
+    head, parts = await front.answer(request)
+    return head.status, b"".join([part async for part in parts])
+
+
+def run(test):
+    asyncio.run(test)
+
+
+def test_a_copy_that_is_lost_before_it_has_said_anything_costs_nothing():
+    async def test():
+        lost, other = FakeCopy(None), FakeCopy(JSON, b"{}")
+        lost.is_up = False
+        front = Front([lost, other])
+        assert [await said(front, chat(str(number))) for number in range(4)] == [(200, b"{}")] * 4
+        assert front.num_serving == 1
+        # it was not asked again
+        assert len(lost.asked) == 1
+
+    run(test())
+
+
+def test_a_copy_that_still_loads_passes_its_requests_on():
+    async def test():
+        front = Front([FakeCopy(Head(503, []), b"not ready"), FakeCopy(JSON, b"{}")])
+        assert await said(front, chat("a")) == (200, b"{}")
+
+    run(test())
+
+
+def test_a_stream_that_is_cut_off_ends_with_one_error():
+    async def test():
+        front = Front([FakeCopy(STREAM, b"data: 1\n\n", None)])
+        status, text = await said(front, chat("a"))
+        assert status == 200
+        first, error, end = text.split(b"\n\n")
+        assert first == b"data: 1"
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_restarted"
+        assert end == b""
+
+    run(test())
+
+
+def test_an_answer_that_is_cut_off_is_no_whole_one():
+    async def test():
+        front = Front([FakeCopy(JSON, b"{", None)])
+        with pytest.raises(ConnectionError):
+            await said(front, chat("a"))
+
+    run(test())
+
+
+def test_without_a_copy_there_is_one_error_until_one_is_back():
+    async def test():
+        copy = FakeCopy(None)
+        copy.is_up = False
+        looks = asyncio.Queue()
+        front = Front([copy], sleep=lambda seconds: looks.get())
+        for _ in range(2):
+            status, text = await said(front, chat("a"))
+            assert status == 503
+            assert "error" in json.loads(text)
+        assert (await said(front, Request("GET", "/health/ready", [], b"")))[0] == 503
+        await looks.put(None)
+        copy.is_up = True
+        copy.parts = (JSON, b"{}")
+        await looks.put(None)
+        while not front.num_serving:
+            await asyncio.sleep(0)
+        assert await said(front, chat("a")) == (200, b"{}")
+        assert (await said(front, Request("GET", "/health/ready", [], b"")))[0] == 200
+
+    run(test())
+
+
+def test_who_has_answered_the_beginning_of_a_chat_gets_the_rest():
+    async def test():
+        copies = [FakeCopy(JSON, b"{}") for _ in range(3)]
+        front = Front(copies)
+        texts = {name: name * 700 for name in "abc"}
+        for _ in range(5):
+            for name in texts:
+                await said(front, chat(texts[name]))
+                texts[name] += f"{name} goes on. " * 20
+        places = [{body.decode().split('"content": "')[1][0] for body in copy.asked} for copy in copies]
+        assert sorted("".join(sorted(place)) for place in places) == ["a", "b", "c"]
+
+    run(test())
+
+
+def test_what_one_copy_would_keep_is_refused_by_name():
+    async def test():
+        copy = FakeCopy(JSON, b"{}")
+        front = Front([copy])
+        for target in ("/v1/files", "/v1/sessions", "/v1/batches/x", "/v1/responses", "/admin"):
+            status, text = await said(front, chat("a", target))
+            assert status == 404
+            assert target in json.loads(text)["error"]["message"]
+        assert copy.asked == []
+        assert (await said(front, Request("GET", "/v1/models/m?x=1", [], b"")))[0] == 200
+
+    run(test())
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff{", b"[" * 100_000, b'{"prompt": "\\ud800"}'])
+def test_any_body_is_passed_on(body):
+    async def test():
+        copy = FakeCopy(JSON, b"{}")
+        assert (await said(Front([copy]), Request("POST", "/v1/completions", [], body)))[0] == 200
+        assert copy.asked == [body]
+
+    run(test())
+
+
+def test_a_copy_is_a_whole_server():
+    async def test():
+        copy = ServedCopy({"model": "embedded", "num_threads": 1, "device": "cpu"}, {})
+        try:
+            await asyncio.wait_for(copy.wait_ready(), 120)
+            body = json.dumps({"prompt": "One", "max_tokens": 3, "stream": True}).encode()
+            headers = [("content-type", "application/json"), ("host", "elsewhere")]
+            front = Front([copy])
+            status, text = await said(front, Request("POST", "/v1/completions", headers, body))
+            assert status == 200
+            assert text.endswith(b"data: [DONE]\n\n")
+            copy.close()
+            assert copy.has_ended
+            assert (await said(front, Request("POST", "/v1/completions", headers, body)))[0] == 503
+        finally:
+            copy.close()
+
+    run(test())
