@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from quire.config.processors import Processors, processors
+from quire.config.processors import Processors, keep_near, processors
 
 
 @pytest.fixture
@@ -70,3 +70,44 @@ def test_a_quota_without_limit_is_none(machine):
 
 def test_this_machine_has_at_least_one():
     assert processors().num_threads >= 1
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """What threads were told to keep to."""
+    told = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: told.append(sorted(cpus)))
+    return told
+
+
+def test_each_rank_keeps_to_the_node_of_its_processors(machine, kept, tmp_path):
+    pinned = machine().pinned(4)
+    for rank in range(2):
+        keep_near(pinned[2 * rank : 2 * rank + 2], tmp_path)
+    assert kept == [[1, 3, 5, 7], [0, 2, 4, 6]]
+
+
+def test_what_was_forbidden_stays_so(machine, kept, tmp_path):
+    machine(allowed=(1, 3, 5, 0))
+    keep_near((1, 3), tmp_path)
+    # the core, which has started this rank, keeps to its own node already
+    machine(allowed=(1, 3, 5, 7))
+    keep_near((0, 2), tmp_path)
+    assert kept == [[1, 3, 5], [0, 2]]
+
+
+def test_nothing_changes_for_who_has_all_nodes_and_on_one_node(machine, kept, tmp_path):
+    keep_near(machine().cores, tmp_path)
+    machine(allowed=(0, 2, 4, 6))
+    keep_near((0,), tmp_path)
+    keep_near((0, 1), tmp_path / "no such machine")
+    assert kept == []
+
+
+def test_a_refusal_is_no_error(machine, monkeypatch, tmp_path):
+    def refuse(pid, cpus):
+        raise PermissionError("no")
+
+    machine()
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    keep_near((1,), tmp_path)

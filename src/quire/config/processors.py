@@ -7,7 +7,9 @@ is node by node of a machine with several memories, so that neighbours among thr
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +58,22 @@ def processors(root: Path = Path("/")) -> Processors:
             cores.append((nodes.get(cpu, 0), cpu))
     ordered = tuple(cpu for _, cpu in sorted(cores))
     return Processors(ordered, _quota(root), len({node for node, _ in cores}))
+
+
+def keep_near(cores: Sequence[int], root: Path = Path("/")) -> None:
+    """Keeps this thread, and those that it starts from now on, to the memory nodes of these processors. What they touch
+    first lies there too: a system gives a thread the memory that is nearest. On a machine of one node, and for a worker
+    that has processors of all nodes, nothing changes."""
+    nodes = _nodes(root)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    own = {nodes.get(cpu, 0) for cpu in cores}
+    if own >= {nodes.get(cpu, 0) for cpu in allowed}:
+        return
+    # its own in any case: who started this process may keep to another node
+    wanted = {cpu for cpu in allowed if nodes.get(cpu, 0) in own} | set(cores)
+    # refused by some containers: then the system places its threads
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, wanted)
 
 
 def _nodes(root: Path) -> dict[int, int]:

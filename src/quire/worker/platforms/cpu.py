@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from quire.config.processors import keep_near
 from quire.worker.platforms.platform import MemoryReport, PeakMemory, dtype_by_name
 from quire.worker.platforms.process_memory import peak_resident_bytes, process_memory, reset_peak, resident_bytes
 
@@ -59,6 +60,9 @@ class CpuPlatform:
         # Imported here: the package of the kernels is nothing that a look at the memory should load.
         from quire.worker.kernels import cpu
 
+        if processors is not None:
+            # before weights and cache are touched
+            keep_near(processors)
         torch.set_num_threads(num_threads)
         cpu.set_crew(num_threads, processors)
 
