@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,20 @@ def children_of(process_id: int) -> list[int]:
     """Processes that it has started and that are there, on Linux."""
     files = Path(f"/proc/{process_id}/task").glob("*/children")
     return sorted(int(child) for file in files for child in file.read_text(encoding="utf-8").split())
+
+
+def owner_of(client_port: int, server_port: int, pids: list[int]) -> int | None:
+    """Who has the server's end of a connection open."""
+    wanted = (f"{server_port:04X}", f"{client_port:04X}")
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if (fields[1].partition(":")[2], fields[2].partition(":")[2]) != wanted or fields[9] == "0":
+            continue
+        for pid in pids:
+            links = (os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
+            if f"socket:[{fields[9]}]" in links:
+                return pid
+    return None
 
 
 def _text_of(completion: dict[str, Any]) -> str:

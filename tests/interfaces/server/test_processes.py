@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.completion_clients import children_of
+from tests.support.completion_clients import children_of, owner_of
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks into /proc")
@@ -120,20 +120,6 @@ def command_of(pid: int) -> bytes:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def owner_of(client_port: int, server_port: int, pids: list[int]) -> int | None:
-    """Who has the server's end of a connection open."""
-    wanted = (f"{server_port:04X}", f"{client_port:04X}")
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if (fields[1].partition(":")[2], fields[2].partition(":")[2]) != wanted or fields[9] == "0":
-            continue
-        for pid in pids:
-            links = (os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
-            if f"socket:[{fields[9]}]" in links:
-                return pid
-    return None
 
 
 def until(condition, seconds: float = 60.0) -> None:
