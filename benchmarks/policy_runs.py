@@ -24,6 +24,7 @@ POLICIES: dict[str, tuple[str, dict[str, float]]] = {
     "priority": ("priority", {}),
     "srtf": ("srtf", {}),
     "two_level": ("two_level", {}),
+    "bounded_srtf": ("bounded_srtf", {}),
     "two_level, no share": ("two_level", {"progress_share": 0.0}),
 }
 

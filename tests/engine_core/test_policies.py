@@ -95,7 +95,7 @@ def test_a_policy_from_outside_the_tree(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_unknown_policy_is_an_error_with_a_suggestion() -> None:
-    known = r"fifo, priority, srtf, two_level"
+    known = r"bounded_srtf, fifo, priority, srtf, two_level"
     with pytest.raises(OptionError, match=rf'fifoo: must be one of {known}\. Did you mean "fifo"\?'):
         policies.make_policy("fifoo")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from quire.testing.simulator.checking_model import expected_tokens
 from quire.testing.simulator.workload import Workload
 from quire.testing.waiting_bound import steps_to_first_token
 
-POLICIES = ["fifo", "priority", "srtf", "two_level"]
+POLICIES = ["fifo", "priority", "srtf", "two_level", "bounded_srtf"]
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 synchronous_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
@@ -167,7 +168,7 @@ def test_fifo_serves_in_the_order_of_arrival() -> None:
     assert seen.order_of_first_tokens() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("policy", ["srtf", "two_level"])
+@pytest.mark.parametrize("policy", ["srtf", "two_level", "bounded_srtf"])
 def test_the_shorter_go_first(policy: str) -> None:
     seen = observed(policy, budget=10, max_model_len=128)
     for number, length in enumerate([35, 9, 20, 8]):
@@ -194,7 +195,7 @@ def test_what_remains_counts_not_the_length_of_the_prompt() -> None:
 
 def test_decoding_goes_before_prompts() -> None:
     """4.5.2: nothing names it; one token remains, which is less than any prompt has."""
-    for policy in ("srtf", "two_level"):
+    for policy in ("srtf", "two_level", "bounded_srtf"):
         seen = observed(policy, budget=4, max_num_seqs=8, progress_share=0.0)
         for number in range(3):
             seen.core.add(number, [number + 1], max_tokens=8)
@@ -224,7 +225,7 @@ def test_staging_is_refilled_only_when_it_is_empty() -> None:
 # ---------------------------------------------------------------------------------------------- priorities
 
 
-@pytest.mark.parametrize("policy", ["priority", "two_level"])
+@pytest.mark.parametrize("policy", ["priority", "two_level", "bounded_srtf"])
 def test_the_more_important_go_strictly_first(policy: str) -> None:
     seen = observed(policy, budget=10, progress_share=0.0, max_model_len=128)
     for number, (length, priority) in enumerate([(8, 2), (30, 1), (8, 1), (9, 0), (31, 0)]):
@@ -236,7 +237,7 @@ def test_the_more_important_go_strictly_first(policy: str) -> None:
     assert order[4] == 0
 
 
-@pytest.mark.parametrize("policy", ["priority", "two_level"])
+@pytest.mark.parametrize("policy", ["priority", "two_level", "bounded_srtf"])
 def test_an_important_request_pushes_others_out_of_their_rows(policy: str) -> None:
     seen = observed(policy, max_num_seqs=2)
     for number in (0, 1):
@@ -254,7 +255,7 @@ def test_an_important_request_pushes_others_out_of_their_rows(policy: str) -> No
     seen.core.assert_empty()
 
 
-@pytest.mark.parametrize("policy", ["priority", "two_level"])
+@pytest.mark.parametrize("policy", ["priority", "two_level", "bounded_srtf"])
 def test_an_important_request_pushes_others_out_of_their_blocks(policy: str) -> None:
     seen = observed(policy, num_blocks=10, block_size=4, max_model_len=40)
     for number in (0, 1):
@@ -278,7 +279,7 @@ def test_equals_are_not_pushed_out(policy: str) -> None:
     assert seen.core.scheduler.statistics()["num_preemptions_total"] == 0
 
 
-@pytest.mark.parametrize("policy", ["priority", "two_level"])
+@pytest.mark.parametrize("policy", ["priority", "two_level", "bounded_srtf"])
 @pytest.mark.parametrize("priority", [-(2**31), 2**31 - 1])
 def test_the_greatest_and_the_smallest_priority(policy: str, priority: int) -> None:
     seen = observed(policy, budget=10)
@@ -362,3 +363,51 @@ def test_everybody_waits_within_the_bound(seed: int) -> None:
     assert len(lengths) > 20
     for number, bound in bounds.items():
         assert seen.first_token_step[number] - arrivals[number] <= bound
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_is_overtaken_by_more_than_a_share_of_the_line(seed: int) -> None:
+    """bounded_srtf: by at most 0.7 of the most that have waited at once, though short ones come without end."""
+    chance = random.Random(seed)
+    seen = observed("bounded_srtf", **{**LIMITS, "num_blocks": 4000, "max_num_seqs": 24})
+    queues = seen.core.scheduler.queues
+    most_waiting = [0]
+    started: dict[int, int] = {}
+    for number in range(400):
+        seen.core.add(number, prompt_of(number, chance.choice([1, 20, 30, 100, 200])), max_tokens=2)
+        while len(queues) > 12 or (number == 399 and seen.core.core.has_work):
+            most_waiting.append(max(most_waiting[-1], len(queues)))
+            seen.step()
+            for request in seen.grants[-1]:
+                started.setdefault(request, len(seen.grants))
+    assert len(started) == 400
+    overtaken = {
+        number: sum(started[later] < started[number] for later in range(number + 1, 400)) for number in range(400)
+    }
+    for number, count in overtaken.items():
+        assert count <= math.ceil(0.7 * most_waiting[started[number]])
+    assert max(overtaken.values()) > 4, "nothing was shown"
+
+
+@pytest.mark.parametrize("num_steps", [100, 300])
+def test_the_wait_under_bounded_srtf_has_a_bound(num_steps: int) -> None:
+    seen = stream("bounded_srtf", num_steps)
+    most_overtakers = math.ceil(0.7 * 12)
+    to_start = -(-(most_overtakers * SHORT + LONG) // (LIMITS["budget"] - LIMITS["max_num_seqs"])) + 1
+    bound = to_start + -(-LONG // (LIMITS["budget"] // 10))
+    assert bound < 100, "the stream lasts longer than that, or it would show nothing"
+    assert seen.first_token_step[0] <= bound
+
+
+def test_what_is_known_of_a_long_line_stays_in_proportion_to_it() -> None:
+    """While somebody always waits, nothing begins anew; those that have gone are forgotten all the same."""
+    policy = make_policy("bounded_srtf")
+    seen = Observed(CoreUnderTest(policy=policy, **LIMITS))
+    for number in range(2000):
+        seen.core.add(number, prompt_of(number, 10 + number % 30), max_tokens=1)
+        while len(seen.core.scheduler.queues) > 60:
+            seen.step()
+    (known,) = policy._seen.values()
+    assert known.num_arrived > 1900
+    assert len(known.shortest) <= 2 * 61 + 64
+    assert len(known.places) <= 2 * 61 + 64

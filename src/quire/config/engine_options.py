@@ -144,13 +144,17 @@ class EngineOptions:
     )
     max_num_seqs: int = option(256, "sequences that run at once", section="scheduling", least=1, greatest=65536)
     scheduling_policy: str = option(
-        "two_level", "order of serving: two_level, fifo (or fcfs), priority, srtf", section="scheduling"
+        "two_level", "order of serving: two_level, bounded_srtf, fifo (or fcfs), priority, srtf", section="scheduling"
     )
     staging_size: int = option(
-        8, "requests among which two_level chooses the shortest", section="scheduling", least=1, greatest=4096
+        8,
+        "requests among which two_level and bounded_srtf choose the shortest",
+        section="scheduling",
+        least=1,
+        greatest=4096,
     )
     progress_share: float = option(
-        0.1, "share of a short budget for the earliest of the prompts that have started (two_level)",
+        0.1, "share of a short budget for the earliest of the prompts that have started (two_level, bounded_srtf)",
         section="scheduling", least=0, greatest=1,
     )  # fmt: skip
     long_prefill_token_threshold: int = option(

@@ -379,8 +379,8 @@ def _check_policy_options(options: EngineOptions) -> None:
     declared = options_of(EngineOptions)
     for name in ("staging_size", "progress_share"):
         value = getattr(options, name)
-        if options.scheduling_policy != "two_level" and value != declared[name].default:
+        if options.scheduling_policy not in ("two_level", "bounded_srtf") and value != declared[name].default:
             raise OptionError(
-                f"{name}={value}: only scheduling_policy=two_level has it, and scheduling_policy is "
-                f"{options.scheduling_policy}. Leave {name} out, or choose two_level."
+                f"{name}={value}: only two_level and bounded_srtf have it, and scheduling_policy is "
+                f"{options.scheduling_policy}. Leave {name} out, or choose one of these."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
 
+from quire.engine_core.scheduler.policies.bounded_srtf import BoundedShortest
 from quire.engine_core.scheduler.policies.fifo import Fifo
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.policies.priority import Priority
@@ -13,7 +14,8 @@ from quire.errors import OptionError, suggestion
 
 _WITHOUT_OPTIONS: dict[str, type[SchedulingPolicy]] = {"fifo": Fifo, "priority": Priority, "srtf": ShortestRemaining}
 _PARTS = ("key", "waiting", "victim", "is_preemptive", "progress_share")
-_BUILT_IN = [*_WITHOUT_OPTIONS, "two_level"]
+_WITH_OPTIONS: dict[str, type[TwoLevel | BoundedShortest]] = {"two_level": TwoLevel, "bounded_srtf": BoundedShortest}
+_BUILT_IN = [*_WITHOUT_OPTIONS, *_WITH_OPTIONS]
 
 
 def _load(entry: EntryPoint) -> SchedulingPolicy:
@@ -35,9 +37,9 @@ def _load(entry: EntryPoint) -> SchedulingPolicy:
 
 
 def make_policy(name: str, *, staging_size: int = 8, progress_share: float = 0.1) -> SchedulingPolicy:
-    """The policy of that name, built in or installed beside Quire. The options are those of two_level."""
-    if name == "two_level":
-        return TwoLevel(staging_size, progress_share)
+    """The policy of that name, built in or installed beside Quire. Options are for two_level and bounded_srtf."""
+    if name in _WITH_OPTIONS:
+        return _WITH_OPTIONS[name](staging_size, progress_share)
     if name in _WITHOUT_OPTIONS:
         return _WITHOUT_OPTIONS[name]()
     installed = {entry.name: entry for entry in entry_points(group="quire.policies")}

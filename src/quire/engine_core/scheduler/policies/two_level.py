@@ -38,16 +38,16 @@ class TwoLevel:
         if len(self._staging) > queues.num_priorities:
             self._staging = {priority: kept for priority, kept in self._staging.items() if queues.has_line(priority)}
         for line in queues.by_priority(limit):
-            yield from sorted(self._staged(line, queues), key=num_remaining)
+            yield from self.staged(line, queues, num_remaining)
 
     def victim(self, running: list[Request]) -> Request:
         return last_in_rank(running)
 
-    def _staged(self, line: Line, queues: WaitingQueues) -> list[Request]:
-        """Those of one priority; a line that is asked for has somebody in it."""
+    def staged(self, line: Line, queues: WaitingQueues, num_remaining: NumRemaining) -> list[Request]:
+        """Those of one priority that may start, the shortest first; a line that is asked for has somebody in it."""
         priority = next(iter(line.values())).priority
         staged = [request for request in self._staging.get(priority, ()) if queues.is_waiting(request)]
         # 4.5.3: in batches, only when the staging queue is empty
         staged = staged or queues.shares.first(queues.lines_of(priority), self._staging_size, priority)
         self._staging[priority] = staged
-        return staged
+        return sorted(staged, key=num_remaining)
