@@ -24,7 +24,9 @@ from quire.messages import (
     EngineReady,
     EngineRequest,
     ExtendRequest,
+    IntArray,
     SchedulerOutput,
+    no_ints,
 )
 
 ControlOperation = Callable[..., Any]
@@ -136,6 +138,25 @@ class EngineCore:
         if self._check_invariants or self.scheduler.take_doubt():
             self._checked()
         return outputs
+
+    def steady_horizon(self) -> tuple[IntArray, int]:
+        """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens. For whoever
+        knows without a worker what the steps sample, and what they take."""
+        if self._in_flight or self._on_step is not _tell_nobody:
+            return no_ints(), 0
+        return self.scheduler.steady_horizon()
+
+    def advance(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, EngineOutputs]:
+        """As many of these steps as `token_ids` has columns. Blocks that are held after each of them, and who ended in
+        the last."""
+        held = self.scheduler.advance(rows, token_ids)
+        outputs = EngineOutputs(step=0)
+        self.scheduler.take_events(outputs)
+        for follow in self._followers:
+            follow()
+        if self._check_invariants:
+            self._checked()
+        return held, outputs
 
     def watch_steps(self, on_step: Callable[[SchedulerOutput], None]) -> None:
         """Has `on_step` called before each step, with what was decided."""

@@ -65,6 +65,11 @@ class Sequence:
         self._rows: Rows | None = None
 
     @property
+    def is_unnamed(self) -> bool:
+        """Nobody can find its blocks: it has no sibling, and no cache keeps them."""
+        return self.request.is_private and self.request.num_sequences == 1 and self.request.message.keep is None
+
+    @property
     def is_begun(self) -> bool:
         """It holds blocks. A sibling of one that was preempted begins when its turn of the budget comes."""
         return len(self.block_tables[0]) > 0
@@ -161,6 +166,7 @@ class Request:
         self.num_prompt_tokens = len(prompt) - (message.transfer.num_output_tokens if message.transfer else 0)
         self.whole_ranges = WholeRanges([(one.start, one.end) for one in message.media if one.is_whole])
         self.max_total = 0
+        self.is_private = is_private
         # what besides the tokens changes a block's content or its visibility
         self.user_key = user_key(message)
         # a tenant's own: mixed in behind so many blocks, which are those of a pinned prefix and everybody's

@@ -254,6 +254,16 @@ class Rows:
         self.num_known[rows] = known
         self.num_total[rows] = np.maximum(self.num_total[rows], known)
 
+    def learn_many(self, rows: IntArray, token_ids: IntArray) -> None:
+        """What as many steps as there are columns would do to each of these rows: a token is computed, and the next
+        one sampled."""
+        num_steps = token_ids.shape[1]
+        known = self.num_known[rows]
+        self.tokens[rows[:, None], known[:, None] + np.arange(num_steps)] = token_ids
+        self.num_known[rows] = known + num_steps
+        self.num_total[rows] += num_steps
+        self.num_computed[rows] += num_steps
+
     def append(self, row: int, token_id: int) -> None:
         """The core's choice; what a step in flight answers about the row is about the time before it."""
         self.learn(int_array([row]), int_array([token_id]))

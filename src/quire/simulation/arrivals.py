@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,11 @@ def request_of(arrival: Arrival, number: int, vocab_size: int, *, seed: int = 0)
     n = arrival.num_sequences
     sampling = SamplingParams(n=n, max_tokens=arrival.num_output_tokens, ignore_eos=True)
     decoding = DecodingSpec(method="beam_search", args={"width": n}) if arrival.is_beam_search else None
+    # never sent, so it need not be a list, which would be made an array again
+    prompt = cast("list[int]", prompt_of(arrival, number, vocab_size))
     return EngineRequest(
         request_id=number,
-        prompt_token_ids=prompt_of(arrival, number, vocab_size).tolist(),
+        prompt_token_ids=prompt,
         sampling=sampling,
         seed=seed + number,
         decoding=decoding,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from quire.engine_core.executor.modelled import ModelledExecutor, StepWork, VirtualClock
-from quire.messages import AbortRequests, EngineOutputs, EngineRequest, SchedulerOutput, split_sequence_id
+import numpy as np
+
+from quire.engine_core.executor.modelled import Floats, ModelledExecutor, StepWork, VirtualClock
+from quire.messages import AbortRequests, EngineOutputs, EngineRequest, IntArray, SchedulerOutput, split_sequence_id
 from quire.simulation.deployment import Deployment
 from quire.simulation.records import EngineWork, Record
 
@@ -18,8 +20,12 @@ from quire.simulation.records import EngineWork, Record
 class Replica:
     """`on_end` gets each record when its request has ended."""
 
-    def __init__(self, deployment: Deployment, number: int, on_end: Callable[[Record], None]) -> None:
+    def __init__(
+        self, deployment: Deployment, number: int, on_end: Callable[[Record], None], *, may_leap: bool = True
+    ) -> None:
+        """`may_leap`: steps in which nothing happens are made together, which changes nothing but the time it takes."""
         self.number = number
+        self._may_leap = may_leap
         self.clock = VirtualClock()
         self.core = deployment.core(self.clock)
         self.work = EngineWork()
@@ -27,9 +33,9 @@ class Replica:
         self._open: dict[int, Record] = {}
         # when each sequence got its last token
         self._last_token_at: dict[int, float] = {}
-        executor = self.core.executor
-        assert isinstance(executor, ModelledExecutor)
-        executor.on_step = self._count
+        assert isinstance(self.core.executor, ModelledExecutor)
+        self._executor = self.core.executor
+        self._executor.on_step = self._count
         self._pool = self.core.scheduler.manager.pool
         self._last_done_at = 0.0
 
@@ -53,7 +59,22 @@ class Replica:
     def advance(self, until: float = math.inf) -> None:
         """Makes the steps that begin before that time."""
         while self.core.has_work and self.clock.now() < until:
-            self._take(self.core.step())
+            if not (self._may_leap and self._leap(until)):
+                self._take(self.core.step())
+
+    def _leap(self, until: float) -> bool:
+        """Whether there were steps to make together."""
+        rows, num_steps = self.core.steady_horizon()
+        if not num_steps:
+            return False
+        times = self._executor.foresee(rows, num_steps, until)
+        sequence_ids = self.core.scheduler.rows.sequence_id[rows].tolist()
+        held, outputs = self.core.advance(rows, self._executor.advance(rows, times))
+        self._take_many(sequence_ids, times[1:])
+        self._count_many(len(rows), times, held)
+        for end in outputs.ends:
+            self._end(end.sequence_id, end.error or "", self.clock.now())
+        return True
 
     def statistics(self) -> dict[str, float]:
         return self.core.statistics()
@@ -66,22 +87,31 @@ class Replica:
             request_id, index = split_sequence_id(start.sequence_id)
             if not index:
                 self._open[request_id].num_cached_tokens = start.num_cached_tokens
+        self._tokens(outputs.sequence_ids.tolist(), 1, now, now)
+        for end in outputs.ends:
+            self._end(end.sequence_id, end.error or "", now)
+
+    def _take_many(self, sequence_ids: list[int], times: Floats) -> None:
+        """Each of these got a token at each of these times."""
+        self._tokens(sequence_ids, len(times), float(times[0]), float(times[-1]))
+        self.work.gaps.add(np.diff(times), len(sequence_ids))
+
+    def _tokens(self, sequence_ids: list[int], count: int, first: float, last: float) -> None:
+        """So many for each of these sequences."""
         gaps = []
-        for sequence_id in outputs.sequence_ids.tolist():
+        for sequence_id in sequence_ids:
             record = self._open.get(split_sequence_id(sequence_id)[0])
             if record is None:
                 continue
-            record.num_output_tokens += 1
-            record.last_token_at = now
+            record.num_output_tokens += count
+            record.last_token_at = last
             before = self._last_token_at.get(sequence_id)
             if before is not None:
-                gaps.append(now - before)
+                gaps.append(first - before)
             elif record.first_token_at < 0:
-                record.first_token_at = now
-            self._last_token_at[sequence_id] = now
+                record.first_token_at = first
+            self._last_token_at[sequence_id] = last
         self.work.gaps.add(gaps)
-        for end in outputs.ends:
-            self._end(end.sequence_id, end.error or "", now)
 
     def _end(self, sequence_id: int, error: str, now: float) -> None:
         self._last_token_at.pop(sequence_id, None)
@@ -104,3 +134,20 @@ class Replica:
         did.rows_by_step += work.num_rows
         did.row_seconds += work.num_rows * seconds
         did.block_seconds += self._pool.num_held * seconds
+
+    def _count_many(self, num_rows: int, times: Floats, held: IntArray) -> None:
+        """As `_count` would, step by step."""
+        self._last_done_at = float(times[-1])
+        seconds = np.diff(times)
+        did = self.work
+        did.busy_seconds = _sum(did.busy_seconds, seconds)
+        did.num_steps += len(seconds)
+        did.num_tokens += num_rows * len(seconds)
+        did.rows_by_step += num_rows * len(seconds)
+        did.row_seconds = _sum(did.row_seconds, num_rows * seconds)
+        did.block_seconds = _sum(did.block_seconds, held * seconds)
+
+
+def _sum(start: float, values: Floats) -> float:
+    """One after the other, so that the bits are those of a loop."""
+    return float(np.add.accumulate(np.concatenate([[start], values]))[-1])

@@ -36,6 +36,7 @@ def simulate(
     seed: int = 0,
     on_record: Callable[[Record], None] | None = None,
     progress: Progress | None = None,
+    may_leap: bool = True,
 ) -> Outcome:
     """Until everything that arrived has ended. `on_record`: gets each request when it has ended."""
     tally = Tally(slo)
@@ -45,7 +46,7 @@ def simulate(
         if on_record is not None:
             on_record(record)
 
-    replica = Replica(deployment, 0, end)
+    replica = Replica(deployment, 0, end, may_leap=may_leap)
     vocab_size = deployment.config.facts.vocab_size
     for number, arrival in enumerate(arrivals):
         replica.advance(arrival.at)

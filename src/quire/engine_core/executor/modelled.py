@@ -171,6 +171,39 @@ class ModelledExecutor:
             self.on_step(output, work, done_at)
         return ModelledStep(answer, self.clock, done_at)
 
+    def foresee(self, rows: IntArray, num_steps: int, until: float) -> Floats:
+        """When each of these steps is done, in all of which each row gets a token: those that begin before `until`, at
+        most num_steps. Nothing is in flight."""
+        ends = self._rows.num_computed[rows] + 1
+        reads, num_bytes, pairs = self._attention.reads(ends - 1, ends)
+        later = np.arange(num_steps, dtype=np.float64)
+        more = self._attention.growth(len(rows))
+        work = StepWork(
+            num_rows=len(rows),
+            num_tokens=len(rows),
+            num_sampled=len(rows),
+            context_tokens=reads + later * len(rows),
+            context_bytes=num_bytes + later * more[0],
+            attention_pairs=pairs + later * more[1],
+        )
+        begin = max(self._free_at, self.clock.now())
+        seconds = np.broadcast_to(np.asarray(self.costs.seconds(work), dtype=np.float64), (num_steps,))
+        # one after the other, as a clock would add them
+        times = np.add.accumulate(np.concatenate([[begin], seconds]))
+        count = 1 + int(np.searchsorted(times[1:-1], until))
+        done_at: Floats = times[: count + 1]
+        return done_at
+
+    def advance(self, rows: IntArray, times: Floats) -> IntArray:
+        """Makes the steps that were foreseen; what each row samples in them, [rows, steps]."""
+        num_steps = len(times) - 1
+        token_ids = self._rows.sample_many(rows, num_steps, self._vocab_size)
+        self.num_steps += num_steps
+        self.busy_seconds = float(np.add.accumulate(np.concatenate([[self.busy_seconds], np.diff(times)]))[-1])
+        self._free_at = self._last_done_at = float(times[-1])
+        self.clock.wait_until(self._free_at)
+        return token_ids
+
     def control(self, name: str, args: dict[str, Any]) -> Any:
         if name not in self._control:
             raise UserError(f"control {name!r}: a modelled worker has no such operation.")
@@ -301,6 +334,11 @@ class _Attention:
             pairs += seen * kind.num_layers
         return tokens, num_bytes, pairs
 
+    def growth(self, num_rows: int) -> tuple[float, float]:
+        """(bytes, pairs) by which a step of one token a row exceeds the one before, where all tokens are seen."""
+        num_bytes = float(num_rows * sum(kind.bytes_per_token for kind in self.kinds))
+        return num_bytes, float(num_rows * sum(kind.num_layers for kind in self.kinds))
+
 
 def _within_window(kind: _Kind, starts: IntArray, ends: IntArray) -> tuple[float, float]:
     """What lies within the windows of these queries, once a row; and their pairs."""
@@ -414,6 +452,13 @@ class _Rows:
         token_ids = self._tokens_at(rows, totals, vocab_size)
         self.num_total[rows] = totals + 1
         return token_ids
+
+    def sample_many(self, rows: IntArray, num_steps: int, vocab_size: int) -> IntArray:
+        """A token for each in each step, which also computes the one before."""
+        totals = self.num_total[rows]
+        self.num_total[rows] = totals + num_steps
+        self.num_computed[rows] += num_steps
+        return self._tokens_at(rows[:, None], totals[:, None] + np.arange(num_steps), vocab_size)
 
     def tokens_from(self, rows: IntArray, firsts: IntArray, counts: IntArray, vocab_size: int) -> IntArray:
         """So many of each, from that place on, one row after the other."""

@@ -46,6 +46,14 @@ class BlockMoves:
         self.num_swapped_out = 0
         self.num_swapped_in = 0
 
+    @property
+    def are_pending(self) -> bool:
+        """The next step has something to move, or to free behind a copy."""
+        return bool(
+            self._writes or self._write_columns or self._source_by_copy or self._block_by_host_block
+            or self._host_block_by_block or self.late_releases
+        )  # fmt: skip
+
     def write(self, group: int, row: int, start: int, blocks: Iterable[int]) -> None:
         """Table entries from `start` on. A block that is not there is never read: 0 stands for it."""
         self._writes.extend((group, row, start + i, max(block, 0)) for i, block in enumerate(blocks))

@@ -283,7 +283,8 @@ class KVCacheManager:
         As far as their tokens are known: the name of a block that a step in flight completes waits for that step.
         """
         num_computed = min(num_computed, sequence.num_known_tokens)
-        self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
+        if not sequence.is_unnamed:
+            self.cache.name_blocks(sequence, num_computed, is_promise=is_promise)
         self._rows.set_named(sequence.row, num_computed // self.block_size)
 
     def end_output(self, sequence: Sequence, num_settled: int) -> None:

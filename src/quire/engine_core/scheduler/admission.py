@@ -6,12 +6,13 @@ Pure questions about a request and the engine's limits; whether it fits now is t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.constraints import Constraint
-from quire.messages import AdmittedSequence, EngineRequest, SequenceStart
+from quire.messages import AdmittedSequence, EngineRequest, SequenceStart, int_array
 from quire.pooling_params import MEAN, POOLINGS
 
 
@@ -35,12 +36,17 @@ class Admission:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
 
-    def bad_ids(self, token_ids: Iterable[int]) -> str | None:
+    def bad_ids(self, token_ids: list[int]) -> str | None:
         """An id outside the vocabulary would read past the end of a table, and end the engine for everybody."""
-        for token in token_ids:
-            if not 0 <= token < self._vocab_size:
-                return f"token id {token}: must be between 0 and {self._vocab_size - 1}, the last of this model."
-        return None
+        try:
+            ids = int_array(token_ids)
+        except OverflowError:
+            ids = int_array([max(-1, min(token, self._vocab_size)) for token in token_ids])
+        wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
+        if not len(wrong):
+            return None
+        token = token_ids[int(wrong[0])]
+        return f"token id {token}: must be between 0 and {self._vocab_size - 1}, the last of this model."
 
     def reason_of_kind(self, request: Request) -> str | None:
         """A request that could never run, even alone, must not wait for ever in front of the others. Asked before
@@ -158,13 +164,13 @@ class Admission:
         return SequenceStart(sequence.sequence_id, num_computed_tokens)
 
 
-def all_ids(message: EngineRequest) -> Iterator[int]:
-    """Every token id that a request names; each of them indexes a table somewhere."""
+def further_ids(message: EngineRequest) -> list[int]:
+    """Every token id that a request names beside its prompt; each of them indexes a table somewhere."""
     sampling = message.sampling
-    yield from message.prompt_token_ids
-    yield from (*sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()))
-    for word in message.bad_words_token_ids:
-        yield from word
+    of_words = (token for word in message.bad_words_token_ids for token in word)
+    return [
+        *sampling.stop_token_ids, *(sampling.allowed_token_ids or ()), *(sampling.logit_bias or ()), *of_words
+    ]  # fmt: skip
 
 
 def _bad_media(message: EngineRequest) -> str | None:

@@ -21,6 +21,7 @@ from quire.observability.recorder import Counts
 
 # steps after which a request that waits for blocks looks again what it finds computed
 _LOOK_AGAIN_AFTER = 16
+_FOR_EVER = 1 << 30
 # steps in which one that came back for a piece of input may wait for the next one, and need not be computed again
 _STAYS_FOR = 16
 
@@ -97,6 +98,30 @@ class AdmissionControl:
         (sequence,) = request.sequences.values()
         num_computed = self._manager.get_computed_blocks(sequence).num_tokens
         return sequence.num_total_tokens - num_computed - self._transfers.num_found(sequence, num_computed)
+
+    def num_steps_without_start(self, step: int) -> int:
+        """From this step on nobody would start in so many, if nobody comes or ends, nobody gives way, and blocks only
+        become fewer."""
+        if not len(self._queues):
+            return _FOR_EVER
+        if self._open_inputs or self._may_displace():
+            return 0
+        if self._queues.num_preempted:
+            # new ones are more important than these, or wait behind them
+            if self._may_let_new_ones_in() and next(self.waiting(), None) is not None:
+                return 0
+            first = min(self._queues.preempted(), key=self._rank)
+            return self._num_steps_without(first, step) if self._may_have_rows(first) else 0
+        if self._num_free_rows <= 0:
+            return _FOR_EVER
+        before = self._turned_away
+        if before is None or self._num_arrivals_then != self._lifecycle.num_arrivals:
+            return 0
+        return self._num_steps_without(before, step) if self._queues.is_waiting(before) else 0
+
+    def _num_steps_without(self, head: Request, step: int) -> int:
+        """Before it looks again whether blocks suffice by now, and too few are there."""
+        return max(0, head.look_again_at - step) if self._manager.num_within_reach < head.needed_blocks else 0
 
     def make_room_for_stuck(self) -> bool:
         """Nothing was granted. Returns whether somebody who waits has more room now, so that it may decide anew."""

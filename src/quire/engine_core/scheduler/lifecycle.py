@@ -17,7 +17,7 @@ from quire.engine_core.decoding.method import DecodingMethod
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows, Tokens
-from quire.engine_core.scheduler.admission import Admission, all_ids
+from quire.engine_core.scheduler.admission import Admission, further_ids
 from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
 from quire.engine_core.scheduler.in_flight import StepsInFlight
 from quire.engine_core.scheduler.queues import WaitingQueues
@@ -83,7 +83,8 @@ class Lifecycle:
         if message.request_id in self.requests:
             return  # a client that repeats an id gets the outputs of the first
         can = self._admission
-        refusal = can.bad_ids(all_ids(message)) or can.bad_handle(message) or can.bad_pooling(message)
+        refusal = can.bad_ids(message.prompt_token_ids) or can.bad_ids(further_ids(message))
+        refusal = refusal or can.bad_handle(message) or can.bad_pooling(message)
         if refusal is not None:
             self._refuse_unseen(message.request_id, message.sampling.n, refusal)
             return

@@ -34,6 +34,7 @@ from quire.engine_core.scheduler.constraints import (
     Uncut,
 )
 from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
+from quire.engine_core.scheduler.leap import Leap
 from quire.engine_core.scheduler.lifecycle import Lifecycle
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
@@ -96,6 +97,16 @@ class Scheduler:
             manager, rows, policy, recovery, self.lifecycle, self._transfers, reach, self._granted
         )
         self.recorder.attach(rows.sequence_id, self.admission_control.counts)
+        self._leap = Leap(
+            manager,
+            rows,
+            self.lifecycle,
+            self.admission_control,
+            self.speculation,
+            self._in_flight,
+            self._constraints,
+            max_num_batched_tokens,
+        )
         self._gave_way = False
         self._num_steps = 0
 
@@ -149,6 +160,16 @@ class Scheduler:
         if not self._gave_way:
             self._admit(self.max_num_batched_tokens - int(self._granted.sum()))
         return np.flatnonzero(self._granted)
+
+    def steady_horizon(self) -> tuple[IntArray, int]:
+        """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens."""
+        return self._leap.horizon(self._num_steps)
+
+    def advance(self, rows: IntArray, token_ids: IntArray) -> IntArray:
+        """As many of these steps as there are columns. Blocks that are held after each of them; events tell who ended
+        in the last."""
+        self._num_steps += token_ids.shape[1]
+        return self._leap.advance(rows, token_ids)
 
     def update_from_output(self, output: StepOutput) -> EngineOutputs:
         """The results of the earliest step that has none yet."""

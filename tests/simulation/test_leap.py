@@ -1,0 +1,91 @@
+"""Steps that are made together leave everything as one by one would have left it, bit by bit."""
+
+import random
+from dataclasses import asdict
+
+import pytest
+
+from quire.config.device_sheets import device_sheet
+from quire.simulation.arrivals import Arrival
+from quire.simulation.costs.linear import LinearCosts
+from quire.simulation.deployment import deploy
+from quire.simulation.replica import Replica
+from quire.simulation.run import simulate
+
+
+def random_arrivals(pick):
+    at = 0.0
+    rate = pick.choice([0.2, 2.0, 20.0])
+    contents = [(name, pick.choice([16, 40, 64, 130])) for name in range(4)]
+    for _ in range(pick.randrange(5, 30)):
+        at += pick.expovariate(rate) if pick.random() < 0.8 else 0.0
+        pieces = tuple(pick.sample(contents, pick.randrange(0, 3)))
+        prompt = sum(tokens for _, tokens in pieces) + pick.choice([1, 7, 16, 90, 300])
+        yield Arrival(
+            at,
+            prompt,
+            pick.choice([1, 2, 17, 60, 250]),
+            pieces,
+            num_sequences=pick.choice([1, 1, 1, 3]),
+            is_beam_search=pick.random() < 0.05,
+            priority=pick.choice([0, 0, 0, 1]),
+        )
+
+
+def random_options(pick):
+    return {
+        "scheduling_policy": pick.choice(["fifo", "two_level", "srtf", "priority"]),
+        "enable_prefix_caching": pick.random() < 0.6,
+        "num_gpu_blocks_override": pick.choice([180, 240, 3000]),
+        "block_size": pick.choice([8, 16]),
+        "max_model_len": 700,
+        "max_num_seqs": pick.choice([4, 8, 64]),
+        "max_num_batched_tokens": pick.choice([32, 200, 2048]),
+        "preemption_mode": pick.choice(["auto", "swap", "recompute"]),
+        "check_invariants": True,
+    }
+
+
+def outcome_of(seed, *, may_leap):
+    pick = random.Random(seed)
+    options = random_options(pick)
+    costs = LinearCosts(0.013, 1.7e-4, 3.1e-7) if pick.random() < 0.5 else None
+    model = pick.choice(["llama-3-8b", "opt-13b", "gpt-oss-20b"])
+    deployment = deploy(model, device_sheet("h100"), options, costs=costs)
+    records = []
+    outcome = simulate(deployment, random_arrivals(pick), on_record=records.append, may_leap=may_leap)
+    return [asdict(record) for record in records], outcome.summary
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_workloads_come_out_the_same(seed):
+    assert outcome_of(seed, may_leap=True) == outcome_of(seed, may_leap=False)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(100, 500))
+def test_many_random_workloads_come_out_the_same(seed):
+    assert outcome_of(seed, may_leap=True) == outcome_of(seed, may_leap=False)
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_most_steps_of_long_answers_are_leapt_over(is_cached, monkeypatch):
+    made = []
+    take = Replica._take
+    monkeypatch.setattr(Replica, "_take", lambda self, outputs: (made.append(1), take(self, outputs)))
+    deployment = deploy("llama-3-8b", device_sheet("h100"), {"enable_prefix_caching": is_cached})
+    outcome = simulate(deployment, [Arrival(0.1 * number, 100, 500) for number in range(10)])
+    assert outcome.summary["engines"][0]["steps"] > 500
+    assert len(made) < 50
+
+
+def test_who_waits_for_memory_does_not_stop_the_others_from_leaping(monkeypatch):
+    made = []
+    take = Replica._take
+    monkeypatch.setattr(Replica, "_take", lambda self, outputs: (made.append(1), take(self, outputs)))
+    options = {"num_gpu_blocks_override": 70, "max_model_len": 1100, "scheduling_policy": "fifo"}
+    deployment = deploy("llama-3-8b", device_sheet("h100"), options)
+    outcome = simulate(deployment, [Arrival(0.0, 500, 500) for _ in range(3)])
+    assert outcome.tally.num_completed == 3
+    assert outcome.summary["engines"][0]["steps"] > 1000
+    assert len(made) < 300
