@@ -52,8 +52,13 @@ def outcome_of(seed, *, may_leap):
     costs = LinearCosts(0.013, 1.7e-4, 3.1e-7) if pick.random() < 0.5 else None
     model = pick.choice(["llama-3-8b", "opt-13b", "gpt-oss-20b"])
     deployment = deploy(model, device_sheet("h100"), options, costs=costs)
+    fleet = {
+        "num_replicas": pick.choice([1, 1, 3]),
+        "router": pick.choice(["least_time", "least_loaded", "round_robin"]),
+        "age": pick.choice([0.0, 0.5]),
+    }
     records = []
-    outcome = simulate(deployment, random_arrivals(pick), on_record=records.append, may_leap=may_leap)
+    outcome = simulate(deployment, random_arrivals(pick), on_record=records.append, may_leap=may_leap, **fleet)
     return [asdict(record) for record in records], outcome.summary
 
 

@@ -45,6 +45,10 @@ class Deployment:
     def num_devices(self) -> int:
         return self.config.worker.grid.size
 
+    def of_replica(self, number: int, prefix_hash_key: bytes) -> Deployment:
+        """The same for one of several, which tells what its cache gains and loses."""
+        return replace(self, config=self.config.of_replica(number, prefix_hash_key))
+
     def core(self, clock: VirtualClock) -> EngineCore:
         """A replica with an empty cache."""
         return build_engine_core(self.config, self.executor(clock))

@@ -8,24 +8,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from quire.engine_core.executor.modelled import Floats, ModelledExecutor, StepWork, VirtualClock
-from quire.messages import AbortRequests, EngineOutputs, EngineRequest, IntArray, SchedulerOutput, split_sequence_id
+from quire.messages import (
+    AbortRequests,
+    CacheChanged,
+    EngineOutputs,
+    EngineRequest,
+    IntArray,
+    SchedulerOutput,
+    split_sequence_id,
+)
 from quire.simulation.deployment import Deployment
 from quire.simulation.records import EngineWork, Record
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """Steps to come, as long as nobody disturbs them: who gets a token in each, when the first one begins and when each
+    is done."""
+
+    rows: IntArray
+    sequence_ids: list[int]
+    times: Floats
+
+
+# (when, requests whose prompts are computed, requests that ended, changes of the cache): what a router hears
+Tell = Callable[[float, list[int], list[int], list[CacheChanged]], None]
 
 
 class Replica:
     """`on_end` gets each record when its request has ended."""
 
     def __init__(
-        self, deployment: Deployment, number: int, on_end: Callable[[Record], None], *, may_leap: bool = True
+        self,
+        deployment: Deployment,
+        number: int,
+        on_end: Callable[[Record], None],
+        *,
+        may_leap: bool = True,
+        tell: Tell | None = None,
     ) -> None:
-        """`may_leap`: steps in which nothing happens are made together, which changes nothing but the time it takes."""
+        """`may_leap`: steps in which nothing happens are made together, which changes nothing but the time it takes.
+        `tell` is called where a request begins or ends; changes of the cache wait for that."""
         self.number = number
         self._may_leap = may_leap
+        self._tell = tell
         self.clock = VirtualClock()
         self.core = deployment.core(self.clock)
         self.work = EngineWork()
@@ -38,6 +69,12 @@ class Replica:
         self._executor.on_step = self._count
         self._pool = self.core.scheduler.manager.pool
         self._last_done_at = 0.0
+        self._foreseen: _Foreseen | None = None
+        self._first_tokens: list[int] = []
+        self._ended: list[int] = []
+        self._changes: list[CacheChanged] = []
+        if tell is not None:
+            self.core.watch_cache(self._changes.append)
 
     @property
     def num_open(self) -> int:
@@ -52,29 +89,47 @@ class Replica:
             request.request_id, self.number, at, len(request.prompt_token_ids), num_open=n, num_sequences=n
         )
         self.core.add(request)
+        self._foreseen = None
 
     def abort(self, request_id: int) -> None:
         self.core.abort(AbortRequests(request_ids=[request_id]))
+        self._foreseen = None
 
     def advance(self, until: float = math.inf) -> None:
         """Makes the steps that begin before that time."""
         while self.core.has_work and self.clock.now() < until:
-            if not (self._may_leap and self._leap(until)):
-                self._take(self.core.step())
+            self.make_next(until)
 
-    def _leap(self, until: float) -> bool:
-        """Whether there were steps to make together."""
-        rows, num_steps = self.core.steady_horizon()
-        if not num_steps:
-            return False
-        times = self._executor.foresee(rows, num_steps, until)
-        sequence_ids = self.core.scheduler.rows.sequence_id[rows].tolist()
-        held, outputs = self.core.advance(rows, self._executor.advance(rows, times))
-        self._take_many(sequence_ids, times[1:])
-        self._count_many(len(rows), times, held)
-        for end in outputs.ends:
-            self._end(end.sequence_id, end.error or "", self.clock.now())
-        return True
+    def next_moment(self) -> float:
+        """Whoever looks at it before this time finds it as it is now, but for tokens that come one by one."""
+        if not self.core.has_work:
+            return math.inf
+        ahead = self._foresee()
+        return self.clock.now() if ahead is None else float(ahead.times[-1])
+
+    def make_next(self, until: float = math.inf) -> None:
+        """A step, or as many as can be foreseen and begin before that time."""
+        ahead = self._foresee()
+        self._foreseen = None
+        if ahead is None:
+            self._take(self.core.step())
+            return
+        times = ahead.times[: 2 + int(np.searchsorted(ahead.times[1:-1], until))]
+        held, outputs = self.core.advance(ahead.rows, self._executor.advance(ahead.rows, times))
+        self._take_many(ahead.sequence_ids, times[1:])
+        self._count_many(len(ahead.rows), times, held)
+        self._take_events(outputs)
+
+    def _foresee(self) -> _Foreseen | None:
+        """Nothing, where the next step is not like those after it."""
+        if self._foreseen is None and self._may_leap:
+            rows, num_steps = self.core.steady_horizon()
+            if num_steps:
+                sequence_ids = self.core.scheduler.rows.sequence_id[rows].tolist()
+                if any(one not in self._last_token_at for one in sequence_ids):
+                    num_steps = 1  # a first token is told of when it comes
+                self._foreseen = _Foreseen(rows, sequence_ids, self._executor.foresee(rows, num_steps))
+        return self._foreseen
 
     def statistics(self) -> dict[str, float]:
         return self.core.statistics()
@@ -82,14 +137,22 @@ class Replica:
     # ------------------------------------------------------------------------------------------ what comes back
 
     def _take(self, outputs: EngineOutputs) -> None:
-        now = self.clock.now()
         for start in outputs.starts:
             request_id, index = split_sequence_id(start.sequence_id)
             if not index:
                 self._open[request_id].num_cached_tokens = start.num_cached_tokens
+        now = self.clock.now()
         self._tokens(outputs.sequence_ids.tolist(), 1, now, now)
+        self._take_events(outputs)
+
+    def _take_events(self, outputs: EngineOutputs) -> None:
+        now = self.clock.now()
         for end in outputs.ends:
             self._end(end.sequence_id, end.error or "", now)
+        if self._tell is not None and (outputs.starts or outputs.ends or self._first_tokens):
+            self._tell(now, self._first_tokens, self._ended, list(self._changes))
+            self._first_tokens, self._ended = [], []
+            self._changes.clear()
 
     def _take_many(self, sequence_ids: list[int], times: Floats) -> None:
         """Each of these got a token at each of these times."""
@@ -110,6 +173,7 @@ class Replica:
                 gaps.append(first - before)
             elif record.first_token_at < 0:
                 record.first_token_at = first
+                self._first_tokens.append(record.number)
             self._last_token_at[sequence_id] = last
         self.work.gaps.add(gaps)
 
@@ -122,6 +186,7 @@ class Replica:
         if not record.num_open:
             record.ended_at = now
             del self._open[request_id]
+            self._ended.append(request_id)
             self._on_end(record)
 
     def _count(self, decision: SchedulerOutput, work: StepWork, done_at: float) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from quire.simulation.arrivals import Arrival, request_of
 from quire.simulation.deployment import Deployment
+from quire.simulation.fleet import Fleet
 from quire.simulation.records import Record
-from quire.simulation.replica import Replica
 from quire.simulation.slo import Slo
 from quire.simulation.summary import Tally, summary_of
 
@@ -36,9 +36,13 @@ def simulate(
     seed: int = 0,
     on_record: Callable[[Record], None] | None = None,
     progress: Progress | None = None,
+    num_replicas: int = 1,
+    router: str = "least_time",
+    age: float = 0.0,
     may_leap: bool = True,
 ) -> Outcome:
-    """Until everything that arrived has ended. `on_record`: gets each request when it has ended."""
+    """Until everything that arrived has ended. `on_record`: gets each request when it has ended. `router`: how one of
+    several replicas is chosen, by what was true `age` seconds ago."""
     tally = Tally(slo)
 
     def end(record: Record) -> None:
@@ -46,13 +50,13 @@ def simulate(
         if on_record is not None:
             on_record(record)
 
-    replica = Replica(deployment, 0, end, may_leap=may_leap)
+    fleet = Fleet(deployment, num_replicas, end, policy=router, age=age, may_leap=may_leap)
     vocab_size = deployment.config.facts.vocab_size
     for number, arrival in enumerate(arrivals):
-        replica.advance(arrival.at)
-        replica.add(request_of(arrival, number, vocab_size, seed=seed), arrival.at)
+        fleet.add(request_of(arrival, number, vocab_size, seed=seed), arrival.at)
         if progress is not None:
             progress(number + 1, arrival.at)
-    replica.advance()
-    summary = summary_of(tally, [replica.work], [replica.statistics()], deployment.num_devices)
-    return Outcome(tally, summary)
+    fleet.advance()
+    works = [replica.work for replica in fleet.replicas]
+    statistics = [replica.statistics() for replica in fleet.replicas]
+    return Outcome(tally, summary_of(tally, works, statistics, deployment.num_devices))

@@ -171,9 +171,9 @@ class ModelledExecutor:
             self.on_step(output, work, done_at)
         return ModelledStep(answer, self.clock, done_at)
 
-    def foresee(self, rows: IntArray, num_steps: int, until: float) -> Floats:
-        """When each of these steps is done, in all of which each row gets a token: those that begin before `until`, at
-        most num_steps. Nothing is in flight."""
+    def foresee(self, rows: IntArray, num_steps: int) -> Floats:
+        """When the first of so many steps begins, in all of which each row gets a token, and when each is done. Nothing
+        is in flight."""
         ends = self._rows.num_computed[rows] + 1
         reads, num_bytes, pairs = self._attention.reads(ends - 1, ends)
         later = np.arange(num_steps, dtype=np.float64)
@@ -189,13 +189,11 @@ class ModelledExecutor:
         begin = max(self._free_at, self.clock.now())
         seconds = np.broadcast_to(np.asarray(self.costs.seconds(work), dtype=np.float64), (num_steps,))
         # one after the other, as a clock would add them
-        times = np.add.accumulate(np.concatenate([[begin], seconds]))
-        count = 1 + int(np.searchsorted(times[1:-1], until))
-        done_at: Floats = times[: count + 1]
-        return done_at
+        times: Floats = np.add.accumulate(np.concatenate([[begin], seconds]))
+        return times
 
     def advance(self, rows: IntArray, times: Floats) -> IntArray:
-        """Makes the steps that were foreseen; what each row samples in them, [rows, steps]."""
+        """Makes steps that were foreseen, from the first on; what each row samples in them, [rows, steps]."""
         num_steps = len(times) - 1
         token_ids = self._rows.sample_many(rows, num_steps, self._vocab_size)
         self.num_steps += num_steps

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from quire.config.device_sheets import DEVICE_SHEETS, device_sheet
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_flags import number, whole_number
 from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_of
+from quire.routing import POLICIES
+from quire.routing.router import MOST_REPLICAS
 from quire.simulation.arrivals import Arrival
 from quire.simulation.deployment import Deployment, deploy
 from quire.simulation.run import Outcome, Progress, simulate
@@ -39,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--rate", metavar="X", help="requests a second, at drawn times, in place of the trace's own")
     group.add_argument("--num-requests", metavar="N", help="so many, the first of a trace (default: all, or 1000)")
+    group.add_argument("--replicas", default="1", metavar="N", help="engines, each on devices of its own (default: 1)")
+    group.add_argument("--router", choices=list(POLICIES), default="least_time", help="which of them gets a request")
+    group.add_argument(
+        "--router-age", default="0", metavar="SECONDS", help="how old what the router knows of them is (default: 0)"
+    )
     group.add_argument("--slo", default="", metavar="TERMS", help="what is promised, as ttft_p90<1s,tpot_p90<50ms")
     group.add_argument("--seed", default="0", metavar="N", help="of all that is drawn; the same one, the same bytes")
     group.add_argument("--json", metavar="FILE", help="write all numbers there; - prints them and no table")
@@ -51,11 +59,25 @@ def run(arguments: argparse.Namespace) -> int:
     load = load_of(arguments, seed)
     deployment = _deployment(arguments, has_contents=load.has_contents)
     progress = _progress(load.num_requests)
-    outcome = simulate(deployment, load.arrivals, slo=slo, seed=seed, progress=progress)
+    num_replicas = whole_number("--replicas", arguments.replicas, 1)
+    if num_replicas > MOST_REPLICAS:
+        raise OptionError(f"--replicas {num_replicas}: a router has at most {MOST_REPLICAS}.")
+    outcome = simulate(
+        deployment,
+        load.arrivals,
+        slo=slo,
+        seed=seed,
+        progress=progress,
+        num_replicas=num_replicas,
+        router=arguments.router,
+        age=0.0 if arguments.router_age == "0" else number("--router-age", arguments.router_age),
+    )
     asked = {
         "model": arguments.model,
         "device": deployment.device.name,
-        "devices": deployment.num_devices,
+        "devices": deployment.num_devices * num_replicas,
+        "replicas": num_replicas,
+        "router": arguments.router,
         "trace": load.name,
         "arrived": load.num_requests,
         "seed": seed,
@@ -132,7 +154,8 @@ def _print(asked: dict[str, Any], outcome: Outcome, json_file: str | None) -> No
 def as_table(document: dict[str, Any]) -> str:
     """The numbers that most people ask for."""
     requests, tokens = document["requests"], document["tokens"]
-    engine = document["engines"][0]
+    engines = document["engines"]
+    engine = {key: fmean(one[key] for one in engines) for key in engines[0]}
     lines = [
         f"{document['model']} on {document['devices']} x {document['device']}, {document['trace']}",
         f"requests            {requests['completed']:,} in {document['seconds']:,.1f} s "
@@ -142,8 +165,8 @@ def as_table(document: dict[str, Any]) -> str:
         f"prefix cache        {document['cache_hit_rate']:.1%} of prompt tokens",
         f"preemptions         {document['preemptions']['recomputed']:,.0f} computed again, "
         f"{document['preemptions']['swapped']:,.0f} swapped",
-        f"engine              busy {engine['busy']:.1%}, {engine['sequences_at_once']:.1f} sequences at once, "
-        f"{engine['kv_blocks_held']:.1%} of KV blocks held",
+        f"{'engine' if len(engines) == 1 else 'mean of engines':<20}busy {engine['busy']:.1%}, "
+        f"{engine['sequences_at_once']:.1f} sequences at once, {engine['kv_blocks_held']:.1%} of KV blocks held",
     ]
     if "slo" in document:
         slo = document["slo"]
