@@ -112,9 +112,11 @@ class ModelledExecutor:
         vocab_size: int = 32_000,
         drafts: DraftQuality | None = None,
         control: dict[str, Any] | None = None,
+        answers: Callable[[int], StepOutput] | None = None,
     ) -> None:
         """`capacity`: what a worker would have measured. `num_stages`: of a pipeline, which begins a step while others
-        are under way. `control`: answers to management operations, such as measure_swap."""
+        are under way. `control`: answers to management operations, such as measure_swap. `answers`: what a worker said
+        to the step of that number, in the place of what is made up."""
         self.capacity = capacity
         self.costs = costs
         self.clock = clock or VirtualClock()
@@ -128,6 +130,7 @@ class ModelledExecutor:
         self._vocab_size = vocab_size
         self._drafts = drafts or DraftQuality()
         self._control = control or {}
+        self._answers = answers
         self._attention = _kinds_of(capacity.layers)
         # when the first stage is free again, and when the last step that was handed in is done
         self._free_at = 0.0
@@ -231,6 +234,10 @@ class ModelledExecutor:
         """A token, or candidates, or a vector of each row that has computed all it has; and how many were sampled, how
         many drafts came of how many passes."""
         state = self._rows
+        if self._answers is not None:
+            answer = self._answers(output.step)
+            state.take(answer)
+            return answer, len(answer.rows) + len(answer.candidates), 0, 0
         asked = output.step_data.get(NUM_DRAFTS)
         if asked is not None or state.has_drafts(rows):
             return self._answer_with_drafts(output, rows, asked)
@@ -443,6 +450,14 @@ class _Rows:
 
     def has_drafts(self, rows: IntArray) -> bool:
         return bool(self.num_drafts[rows].any())
+
+    def take(self, answer: StepOutput) -> None:
+        """What a worker said: its numbers are exact where it had drafts."""
+        np.add.at(self.num_total, answer.rows, 1)
+        if answer.speculated.size:
+            rows, computed, totals = answer.speculated[:3]
+            self.num_computed[rows] = computed
+            self.num_total[rows] = totals
 
     def sample(self, rows: IntArray, vocab_size: int) -> IntArray:
         """A token for each, at its end."""
