@@ -22,6 +22,7 @@ from quire.errors import CapacityError, OptionError
 from quire.messages import WorkerCapacity
 from quire.simulation.costs.roofline import Efficiency, ModelPart, RooflineCosts
 from quire.simulation.layers import layer_specs
+from quire.simulation.measured import MeasuredSteps
 from quire.simulation.shapes import model_folder
 
 _GIB = 2**30
@@ -110,6 +111,26 @@ def deploy(
         budget=budget,
         drafts=drafts or DraftQuality(),
         swap_seconds_per_block=priced.swap_seconds(),
+    )
+
+
+def deploy_measured(model: str, measured: MeasuredSteps, options: Mapping[str, Any] | None = None) -> Deployment:
+    """On the machine where these steps were measured, with this model."""
+    asked = {"recorder_bytes": 0, "async_scheduling": False, "num_threads": 1, **(options or {})}
+    config, _ = resolve(EngineOptions(model=str(model_folder(model)), device="cpu", load_format="dummy", **asked))
+    for name, size in (("tensor", config.worker.grid.tensor), ("pipeline", config.worker.grid.pipeline)):
+        if size > 1:
+            raise OptionError(f"{name}_parallel_size={size}: steps were measured with one worker. Leave it out.")
+    memory = measured.capacity.available_bytes
+    sheet = DeviceSheet("cpu", memory, bytes_per_second=1.0, flops=1.0, link_bytes_per_second=1.0, runtime_bytes=0)
+    return Deployment(
+        config=replace(config, engine_process=False),
+        device=sheet,
+        capacity=measured.capacity,
+        costs=measured.costs(),
+        budget=MemoryBudget(memory, 1.0, 0, 0, 0),
+        drafts=DraftQuality(),
+        swap_seconds_per_block=measured.swap_seconds_per_block,
     )
 
 

@@ -19,6 +19,7 @@ from quire.engine_core.executor.in_process import InProcessExecutor
 from quire.engine_core.executor.modelled import ModelledExecutor, StepWork, VirtualClock
 from quire.engine_core.launch import build_engine_core
 from quire.messages import EngineOutputs, EngineRequest, SchedulerOutput, StepOutput, WorkerCapacity
+from quire.simulation.costs.linear import LinearCosts
 
 
 @dataclass
@@ -32,6 +33,8 @@ class RecordedRun:
     answers: list[StepOutput] = field(default_factory=list)
     # from the beginning of a step to that of the next one
     seconds: list[float] = field(default_factory=list)
+    # what each step did, as a simulation counts it
+    works: list[StepWork] = field(default_factory=list)
     # when each step was over, and what it brought
     outputs: list[tuple[float, EngineOutputs]] = field(default_factory=list)
 
@@ -42,10 +45,16 @@ class RecordingExecutor:
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
         self.run = RecordedRun(WorkerCapacity(layers=[], available_bytes=0, explanation=""), {})
+        # keeps the numbers of rows beside the worker
+        self._counter: ModelledExecutor | None = None
 
     def measure_capacity(self) -> WorkerCapacity:
-        self.run.capacity = self._inner.measure_capacity()
-        return self.run.capacity
+        run = self.run
+        run.capacity = self._inner.measure_capacity()
+        answers = run.answers
+        self._counter = ModelledExecutor(run.capacity, LinearCosts(), answers=lambda step: answers[-1])
+        self._counter.on_step = lambda decided, work, done_at: run.works.append(work)
+        return run.capacity
 
     def initialize_cache(self, groups: list[list[str]], num_blocks: int, num_host_blocks: int = 0) -> None:
         self._inner.initialize_cache(groups, num_blocks, num_host_blocks)
@@ -54,6 +63,8 @@ class RecordingExecutor:
         self.run.decisions.append(output)
         pending = self._inner.execute(output)
         self.run.answers.append(pending.result())
+        assert self._counter is not None
+        self._counter.execute(output)
         return pending
 
     def run_ahead(self) -> None:

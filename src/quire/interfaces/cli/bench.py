@@ -35,6 +35,7 @@ WORKLOADS = {
     "parallel": ("w4", "bench_engine", "PARALLEL", "several answers to one prompt, and beam search"),
     "prompt": ("w5", "bench_engine", "PROMPT", "one long prompt"),
     "serve": ("w6", "bench_serve", "SERVE", "the server, under requests that arrive at random"),
+    "steps": ("w8", "bench_steps", "STEPS", "steps of all sizes, for simulations"),
     "start": ("w7", "bench_start", "START", "from the start of a process to its first token"),
 }
 _SIZES = (

@@ -19,7 +19,8 @@ from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_o
 from quire.routing import POLICIES
 from quire.routing.router import MOST_REPLICAS
 from quire.simulation.arrivals import Arrival
-from quire.simulation.deployment import Deployment, deploy
+from quire.simulation.deployment import Deployment, deploy, deploy_measured
+from quire.simulation.measured import MeasuredSteps
 from quire.simulation.run import Outcome, Progress, simulate
 from quire.simulation.shapes import shape_names
 from quire.simulation.slo import Slo
@@ -34,7 +35,9 @@ _BAR = 30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is simulated")
     group.add_argument("--model", required=True, help=f"a folder with a config.json, or {', '.join(shape_names())}")
-    group.add_argument("--device", required=True, help=", ".join(DEVICE_SHEETS))
+    group.add_argument(
+        "--device", required=True, help=f"{', '.join(DEVICE_SHEETS)}, or a file of quire bench steps (.json)"
+    )
     group.add_argument(
         "--trace", required=True, metavar="FILE",
         help=f"arrivals: Azure's form (.csv), Mooncake's or Quire's own (.jsonl), ShareGPT's (.json); or lengths that "
@@ -118,6 +121,8 @@ def _deployment(arguments: argparse.Namespace, *, has_contents: bool) -> Deploym
     if not has_contents:
         # nothing could be found in it, and keeping the names of blocks takes time
         options.setdefault("enable_prefix_caching", False)
+    if arguments.device.endswith(".json"):
+        return deploy_measured(arguments.model, MeasuredSteps.read(Path(arguments.device)), options)
     return deploy(arguments.model, device_sheet(arguments.device), options)
 
 

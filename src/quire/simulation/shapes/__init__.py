@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.config import EMBEDDED
+from quire.config.model_source import embedded_path
 from quire.errors import ModelError, suggestion
 
 _FOLDER = Path(__file__).parent
@@ -15,6 +17,8 @@ def shape_names() -> list[str]:
 
 def model_folder(name: str) -> Path:
     """Of a shape that ships with Quire, or a folder that has a config.json."""
+    if name == EMBEDDED:
+        return embedded_path()
     if name.lower() in shape_names():
         return _FOLDER / name.lower()
     path = Path(name).expanduser()

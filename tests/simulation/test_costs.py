@@ -1,0 +1,84 @@
+"""Cost models against what they are made of."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from quire.config.device_sheets import device_sheet
+from quire.engine_core.executor.modelled import StepWork
+from quire.interfaces.cli.program import main
+from quire.simulation.costs.table import TableCosts
+from quire.simulation.deployment import deploy
+
+
+def truth(work):
+    """A processor for which 16 tokens cost what one does."""
+    many = 2e-5 * max(0, work.num_tokens - 16)
+    return 2e-3 + many + 1e-5 * work.num_sampled + 3e-8 * work.context_tokens + 1e-9 * work.attention_pairs
+
+
+def random_works(count, seed):
+    pick = random.Random(seed)
+    for _ in range(count):
+        num_tokens = int(2 ** pick.uniform(0, 11))
+        context = float(num_tokens + pick.randrange(50_000))
+        rows = min(num_tokens, pick.choice([1, 4, 60]))
+        yield StepWork(rows, num_tokens, rows, context, context * 1e4, 24 * num_tokens * context / rows)
+
+
+def test_a_table_finds_what_steps_take_among_accidents():
+    pick = random.Random(1)
+    works = list(random_works(1500, 2))
+    seconds = [truth(work) * (1 + 0.02 * pick.random()) * (pick.choice([1, 1, 1, 8])) for work in works]
+    costs = TableCosts.fit(works, seconds)
+    others = list(random_works(300, 3))
+    errors = [abs(costs.seconds(work) / truth(work) - 1) for work in others]
+    assert np.median(errors) < 0.03
+    assert np.percentile(errors, 95) < 0.1
+
+
+def test_a_table_prices_columns_as_single_steps():
+    works = list(random_works(300, 4))
+    costs = TableCosts.fit(works, list(map(truth, works)))
+    context = np.arange(1000.0, 1010.0)
+    column = costs.seconds(StepWork(8, 8, 8, context, context, 3 * context))
+    assert column.tolist() == [costs.seconds(StepWork(8, 8, 8, one, one, 3 * one)) for one in context.tolist()]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "gpt-oss-20b"])
+def test_a_roofline_prices_columns_as_single_steps(model):
+    costs = deploy(model, device_sheet("h200")).costs
+    context = np.arange(100_000.0, 900_000.0, 70_001.0)
+    column = costs.seconds(StepWork(64, 64, 64, context, context * 1e5, 32 * context))
+    assert column.tolist() == [
+        costs.seconds(StepWork(64, 64, 64, one, one * 1e5, 32 * one)) for one in context.tolist()
+    ]
+
+
+def test_a_roofline_is_the_weights_below_the_ridge_and_arithmetic_above():
+    """2.1.1: 8 billion weights of two bytes are read in 5 ms; 2,048 tokens multiply them."""
+    deployment = deploy("llama-3-8b", device_sheet("h100"))
+
+    def seconds(num_tokens):
+        return float(deployment.costs.seconds(StepWork(1, num_tokens, 1)))
+
+    # at 80 % of the bandwidth, and the launches
+    assert seconds(1) == pytest.approx(15.0e9 / 3.35e12 / 0.8 + 0.6e-3 + 32 * 12e-6, rel=0.05)
+    assert seconds(64) < 1.05 * seconds(1)
+    assert seconds(2048) == pytest.approx(2 * 7.0e9 * 2048 / 989e12 / 0.65 + 1e-3, rel=0.1)
+
+
+def test_steps_that_were_measured_are_a_device(tmp_path, capsys):
+    path = str(tmp_path / "steps.json")
+    options = ["--device", "cpu", "--num-threads", "1", "--max-model-len", "512"]
+    assert main(["bench", "steps", "--output", path, "--rounds", "2", *options]) == 0
+    document = json.loads((tmp_path / "steps.json").read_text())
+    assert len(document["works"]) == len(document["seconds"]) > 3
+    argv = ["simulate", "--model", "embedded", "--device", path, "--trace", "alpaca", "--rate", "10"]
+    assert main([*argv, "--num-requests", "5", "--max-model-len", "512"]) == 0
+    assert "5 in" in capsys.readouterr().out
+    (tmp_path / "steps.json").write_text("{}")
+    assert main(argv) == 2
+    assert "Make some: quire bench steps" in capsys.readouterr().err
