@@ -70,3 +70,18 @@ def test_the_command_sums_up_replicas(capsys):
     assert "mean of engines" in capsys.readouterr().out
     assert main([*argv, "--replicas", "9999"]) == 2
     assert "at most 4096" in capsys.readouterr().err
+
+
+def test_the_page_has_all_numbers_and_plots_and_is_the_same_each_time(tmp_path, capsys):
+    argv = ["simulate", "--model", "opt-13b", "--device", "a100-80gb", "--trace", "sharegpt", "--rate", "8"]
+    pages = []
+    for name in ("first.html", "second.html"):
+        path = tmp_path / name
+        assert main([*argv, "--num-requests", "20", "--slo", "ttft<1s", "--report", str(path)]) == 0
+        pages.append(path.read_text())
+    assert pages[0] == pages[1]
+    assert pages[0].count("<svg") == 2
+    assert "ttft&lt;1s: " in pages[0]
+    assert "src=" not in pages[0]
+    assert main([*argv, "--report", str(tmp_path / "nowhere" / "page.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -21,7 +21,8 @@ from quire.routing.router import MOST_REPLICAS
 from quire.simulation.arrivals import Arrival
 from quire.simulation.deployment import Deployment, deploy, deploy_measured
 from quire.simulation.measured import MeasuredSteps
-from quire.simulation.run import Outcome, Progress, simulate
+from quire.simulation.report import page_of
+from quire.simulation.run import Progress, simulate
 from quire.simulation.shapes import shape_names
 from quire.simulation.slo import Slo
 from quire.simulation.traces import drawn
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--slo", default="", metavar="TERMS", help="what is promised, as ttft_p90<1s,tpot_p90<50ms")
     group.add_argument("--seed", default="0", metavar="N", help="of all that is drawn; the same one, the same bytes")
+    group.add_argument("--report", metavar="FILE", help="write a page with plots there (HTML)")
     group.add_argument("--json", metavar="FILE", help="write all numbers there; - prints them and no table")
     add_engine_flags(parser, leave_out=_NOT_HERE)
 
@@ -85,7 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
         "arrived": load.num_requests,
         "seed": seed,
     }
-    _print(asked, outcome, arguments.json)
+    document = {**asked, **outcome.summary}
+    if arguments.report:
+        _write("--report", arguments.report, page_of(document, outcome.tally))
+    _print(document, arguments.json)
     return 0
 
 
@@ -143,17 +148,20 @@ def _progress(num_requests: int) -> Progress | None:
     return tell
 
 
-def _print(asked: dict[str, Any], outcome: Outcome, json_file: str | None) -> None:
-    document = {**asked, **outcome.summary}
+def _print(document: dict[str, Any], json_file: str | None) -> None:
     if json_file == "-":
         print(json.dumps(document))
         return
     if json_file:
-        try:
-            Path(json_file).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"--json {json_file}: cannot be written ({error.strerror}).") from error
+        _write("--json", json_file, json.dumps(document, indent=1) + "\n")
     print(as_table(document))
+
+
+def _write(flag: str, file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{flag} {file}: cannot be written ({error.strerror}).") from error
 
 
 def as_table(document: dict[str, Any]) -> str:
