@@ -1,13 +1,15 @@
 """Workers that share a model: what a sum over two of them takes, and what a step does beside one worker's.
 
-    python benchmarks/ranks.py [--rounds 5] [--output-length 64]
+    python benchmarks/ranks.py [--rounds 5] [--output-length 64] [--only PART_OF_A_NAME]
 
 1. Two processes add 2,048 numbers of each, over and over: the time of one sum, as both see it, and beside it a sum over
    gloo (torch.distributed) by the same two.
 2. Random weights in the shape of Qwen3-0.6B in bfloat16, turn about, each in a process of its own: one worker with two
-   threads, two workers with one thread each, and both with `rank_invariant`. One stream, and 24 requests at once.
+   threads, two workers with one thread each, and both with `rank_invariant`; and two stages of a pipeline with one
+   thread each, which have a step under way each as soon as there are two requests. One stream, and 24 requests at once:
+   milliseconds between the tokens of a stream, and tokens a second of all.
 
-The last line is JSON.
+`--only stages` measures the pipeline beside one worker. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ ENGINES = {
     "two workers": ("--num-threads", "1", "--tensor-parallel-size", "2"),
     "one worker, invariant": ("--num-threads", "2", "--rank-invariant"),
     "two workers, invariant": ("--num-threads", "1", "--tensor-parallel-size", "2", "--rank-invariant"),
+    "two stages": ("--num-threads", "1", "--pipeline-parallel-size", "2"),
 }
+BASE = "one worker"
 LOADS = {"one stream": ("1", "2"), "24 requests": ("24", "24")}
 
 
@@ -85,50 +89,68 @@ def measure_sums() -> dict[str, float]:
     return {way: max(one[way] for one in found) for way in found[0]}
 
 
-def bench(folder: Path, *options: str) -> float:
-    """Milliseconds a token, as `quire bench` measures it in a process of its own."""
+def bench(folder: Path, *options: str) -> tuple[float, float]:
+    """Milliseconds between two tokens of a stream, and tokens a second of all, as `quire bench` measures them in a
+    process of its own."""
     command = [
         sys.executable, "-m", "quire", "bench", "--model", str(folder), "--load-format", "dummy", "--dtype", "bfloat16",
         "--max-model-len", "1024", "--kv-cache-memory-bytes", str(2**29), "--input-length", "32", "--json", *options,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    return float(json.loads(done.stdout.splitlines()[-1])["inter_token_latency_ms"]["p50"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return float(found["inter_token_latency_ms"]["p50"]), float(found["output_tokens_per_second"])
+
+
+def measure_engines(engines: dict[str, tuple[str, ...]], rounds: int, output_length: int) -> dict[str, Any]:
+    gaps: dict[str, dict[str, list[float]]] = {load: {engine: [] for engine in engines} for load in LOADS}
+    rates: dict[str, dict[str, list[float]]] = {load: {engine: [] for engine in engines} for load in LOADS}
+    with tempfile.TemporaryDirectory() as name:
+        folder = shape_0_6b_config(Path(name))
+        write_tokenizer(folder)
+        for _ in range(rounds):
+            for load, (at_once, count) in LOADS.items():
+                for engine, more in engines.items():
+                    sizes = ("--concurrency", at_once, "--num-requests", count)
+                    gap, rate = bench(folder, *sizes, "--output-length", str(output_length), *more)
+                    gaps[load][engine].append(gap)
+                    rates[load][engine].append(rate)
+    for load in LOADS:
+        for engine in engines:
+            print(f"{load:12} {engine:24} {_beside(gaps[load], engine)} ms, {_beside(rates[load], engine)} tokens/s")
+    return {"milliseconds between tokens": gaps, "tokens a second": rates}
+
+
+def _beside(found: dict[str, list[float]], engine: str) -> str:
+    """The median, and round by round what it is of one worker's."""
+    ratios = [own / base for own, base in zip(found[engine], found[BASE], strict=True)]
+    return (
+        f"{statistics.median(found[engine]):8.2f} ({statistics.median(ratios):.2f} of one worker's, "
+        f"{min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output-length", type=int, default=64)
+    parser.add_argument("--only", default="", help="engines whose name contains this, beside one worker")
     parser.add_argument("--sum", type=int, nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sum:
         return sum_up(*options.sum)
-    sums = [measure_sums() for _ in range(options.rounds)]
-    result: dict[str, Any] = {"microseconds of a sum": {way: [one[way] for one in sums] for way in sums[0]}}
-    for way, times in result["microseconds of a sum"].items():
-        print(
-            f"sum of {NUM_FLOATS}, {way:14} {statistics.median(times):8.1f} us ({min(times):.1f} to {max(times):.1f})"
-        )
-    times: dict[str, dict[str, list[float]]] = {load: {engine: [] for engine in ENGINES} for load in LOADS}
-    with tempfile.TemporaryDirectory() as name:
-        folder = shape_0_6b_config(Path(name))
-        write_tokenizer(folder)
-        for _ in range(options.rounds):
-            for load, (at_once, count) in LOADS.items():
-                for engine, more in ENGINES.items():
-                    sizes = ("--concurrency", at_once, "--num-requests", count)
-                    times[load][engine].append(
-                        bench(folder, *sizes, "--output-length", str(options.output_length), *more)
-                    )
-    result["milliseconds of a step"] = times
-    for load, of_load in times.items():
-        for engine, found in of_load.items():
-            ratios = [own / base for own, base in zip(found, of_load["one worker"], strict=True)]
+    result: dict[str, Any] = {}
+    if options.only in "sum":
+        sums = [measure_sums() for _ in range(options.rounds)]
+        result["microseconds of a sum"] = {way: [one[way] for one in sums] for way in sums[0]}
+        for way, times in result["microseconds of a sum"].items():
             print(
-                f"{load:12} {engine:24} {statistics.median(found):8.2f} ms, {statistics.median(ratios):.2f} of one "
-                f"worker ({min(ratios):.2f} to {max(ratios):.2f})"
+                f"sum of {NUM_FLOATS}, {way:14} {statistics.median(times):8.1f} us "
+                f"({min(times):.1f} to {max(times):.1f})"
             )
+    engines = {name: more for name, more in ENGINES.items() if name == BASE or options.only in name}
+    if len(engines) > 1:
+        result |= measure_engines(engines, options.rounds, options.output_length)
     print(json.dumps(result))
     return None
 
