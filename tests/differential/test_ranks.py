@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tests.support import quantized_checkpoints as writers
+from tests.support.gguf_checkpoints import write_gguf
 from transformers import AutoModelForCausalLM
 
 from quire.messages import EngineRequest
@@ -58,6 +60,41 @@ def test_tokens_are_those_of_transformers(tmp_path, family, way):
 @pytest.mark.parametrize("family", SAMPLE + OTHERS)
 def test_tokens_of_every_family_in_every_way(tmp_path, family, way):
     check(tmp_path, family, way)
+
+
+# what a checkpoint comes in, of which each rank reads its part
+STORED = {
+    "gptq": (writers.write_gptq, {}),
+    "gguf": (lambda path, source, kind: write_gguf(path / "model.gguf", source, kind), {"kind": "Q4_0"}),
+    "gptq act-order": (writers.write_gptq, {"act_order": True}),
+    "awq": (writers.write_awq, {}),
+    "packed 4": (writers.write_compressed_packed, {"symmetric": False}),
+    "fp8": (writers.write_fp8, {"block": (24, 40)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "grid"),
+    [
+        pytest.param(form, grid, marks=() if (form, size) in (("gptq", 2), ("gguf", 2)) else pytest.mark.nightly)
+        for form in STORED
+        for size, grid in (
+            (2, {"tensor_parallel_size": 2}),
+            (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+        )
+    ],
+    ids=str,
+)
+def test_tokens_in_every_form_of_weights_are_those_of_one_rank(tmp_path, form, grid):
+    write, arguments = STORED[form]
+    source = make_checkpoint(tmp_path / "plain", "llama")
+    path = tmp_path / "stored"
+    path.mkdir()
+    write(path, source, **arguments)
+    path = path / "model.gguf" if form == "gguf" else path
+    # inputs that are rounded to 8 bits would turn last bits of a sum into other tokens
+    options = {"quantization": "int8_weight_only"} if form == "gguf" else {}
+    assert with_two(path, "chunks", **grid, **options) == with_two(path, "chunks", tensor_parallel_size=1, **options)
 
 
 def log_probabilities(path, **options):
