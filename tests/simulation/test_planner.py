@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -75,7 +77,7 @@ def test_the_command(tmp_path, capsys):
     files = ["--json", str(tmp_path / "plan.json"), "--write", str(tmp_path / "plan.svg")]
     status, text = run_command(capsys, "--slo", "ttft_p90<1s,tpot_p90<50ms", "--devices", "h100,h200", *files)
     assert status == 0
-    assert re.search(r"cheapest +1 h100: 1 devices, \$2.50 an hour", text)
+    assert re.search(r"cheapest +1 h100, \$2.50 an hour", text)
     assert "what binds" in text
     written = json.loads((tmp_path / "plan.json").read_text())
     assert [one["engines"]["device"] for one in written["found"]] == ["h100", "h200"]
@@ -86,7 +88,7 @@ def test_prices_decide_what_is_cheapest(capsys):
     flags = ("--slo", "ttft_p90<1s", "--devices", "h100,h200", "--prices", "h100=9,h200=2")
     status, text = run_command(capsys, *flags)
     assert status == 0
-    assert re.search(r"cheapest +1 h200: 1 devices, \$2.00 an hour", text)
+    assert re.search(r"cheapest +1 h200, \$2.00 an hour", text)
 
 
 def test_a_promise_that_nothing_keeps(capsys):
@@ -122,3 +124,19 @@ def test_a_plan_of_a_shape_by_its_name(capsys):
     argv = ["plan", "opt-13b", "--dtype", "float16", "--device", "a100-40gb", "--gpu-memory-utilization", "0.94"]
     assert main(argv) == 0
     assert "15,616 tokens" in capsys.readouterr().out
+
+
+PLANNING = Path(__file__).parents[2] / "docs" / "planning.md"
+SHOWN = re.findall(r"^    (quire plan .+)\n    (.+)$", PLANNING.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "answer"), SHOWN)
+def test_the_page_says_what_its_commands_say(command, answer, capsys, monkeypatch):
+    """Each command of docs/planning.md, and the line of its output that stands below it."""
+    monkeypatch.chdir(PLANNING.parents[1])
+    assert main(shlex.split(command)[1:]) == 0
+    assert answer in capsys.readouterr().out.splitlines()
+
+
+def test_the_page_answers_five_questions():
+    assert len(SHOWN) >= 5

@@ -101,7 +101,7 @@ def report(found: Plan, slo: Slo) -> list[str]:
     best = found.found[0]
     engines = best.trial.engines
     lines = [
-        f"cheapest            {engines}: {engines.num_devices} devices, ${engines.price:.2f} an hour",
+        f"cheapest            {engines}, ${engines.price:.2f} an hour",
         f"what binds          {best.binds}",
         "",
         f"{'engines':<18}{'$/hour':>8}  {'busy':>5} {'memory':>7}  {'  '.join(map(str, slo.terms))}",

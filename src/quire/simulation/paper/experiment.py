@@ -24,9 +24,9 @@ from quire.simulation.replica import Replica
 
 # of the requests, while the first ones fill the memory
 _WARM_UP = 0.2
-# requests between two looks whether it is lost anyway, and every so many arrivals memory is counted
+# requests between two looks whether it is lost anyway; so many times memory is counted
 _LOOK_EVERY = 50
-_COUNT_EVERY = 4
+_NUM_COUNTS = 1000
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,10 @@ def measure(
     seen = _Seen()
     arrivals = list(case.workload.arrivals(rate, num_requests, assumed, seed))
     most = give_up_beyond * num_requests
+    count_every = 1 + num_requests // _NUM_COUNTS
     for number, arrival in enumerate(arrivals):
         run.arrive(number, arrival)
-        if counts_memory and number >= _WARM_UP * num_requests and not number % _COUNT_EVERY:
+        if counts_memory and number >= _WARM_UP * num_requests and not number % count_every:
             seen.look(run.replica)
         if not number % _LOOK_EVERY and run.sum_of_normalized_latencies() > most:
             break

@@ -45,7 +45,7 @@ class SavedBlocks:
     @staticmethod
     def _run(dataset: Workload, n: int, is_beam_search: bool) -> RunAt:
         workload = replace(dataset, num_sequences=n, is_beam_search=is_beam_search)
-        rate, num_requests = (4.0, 300) if dataset is ALPACA else (0.4, 60)
+        rate, num_requests = (4.0, 300) if dataset is ALPACA else (0.4, 120)
         return RunAt(Case(PAGED, OPT_13B, workload), rate / n * 2, num_requests)
 
     def tasks(self, assumed: Assumptions) -> Sequence[Task]:
