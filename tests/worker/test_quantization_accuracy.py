@@ -1,4 +1,4 @@
-"""What quantising costs on the embedded model stays within the bounds that docs/quantization.md states."""
+"""What quantising costs on the embedded model stays near what docs/quantization.md states."""
 
 import pytest
 from benchmarks.quantization_accuracy import VARIANTS, divergence, log_probabilities, task_accuracy, task_texts
