@@ -95,6 +95,20 @@ def test_a_head_of_keys_that_there_are_too_few_of_is_kept_by_several():
     assert shape.of_worker(4, 1).num_expert_parameters == shape.num_expert_parameters // 4
 
 
+def test_a_worker_has_whole_experts():
+    shape = ModelShape.of(
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+         "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+    )  # fmt: skip
+    # of eight experts, one of three workers has three
+    part, divided = shape.of_worker(3, 1, has_whole_experts=True), shape.of_worker(3, 1)
+    assert part.num_expert_parameters == shape.num_expert_parameters * 3 // 8
+    assert part.num_float_parameters == shape.num_float_parameters
+    assert part.num_linear_parameters == divided.num_linear_parameters
+    # what an expert makes of a token is as wide as it is
+    assert LargestStep(2048, 1).num_bytes(part, "bfloat16") > LargestStep(2048, 1).num_bytes(divided, "bfloat16")
+
+
 def test_a_stage_has_its_layers_and_one_end_of_the_model():
     shape = ModelShape.of(
         {"hidden_size": 64, "num_hidden_layers": 10, "num_attention_heads": 4, "intermediate_size": 128,

@@ -56,6 +56,8 @@ class ExpertShape:
     inner_size: int
     # of a feed-forward layer beside them that computes every token; 0: there is none
     shared_size: int = 0
+    # of all experts, those that a worker holds; 0: all, or a part of each
+    num_held: int = 0
 
     @classmethod
     def of(cls, config: dict[str, Any], num_layers: int) -> ExpertShape | None:
@@ -174,17 +176,18 @@ class ModelShape:
             recurrent=recurrent,
         )
 
-    def of_worker(self, tensor: int, pipeline: int) -> ModelShape:
+    def of_worker(self, tensor: int, pipeline: int, *, has_whole_experts: bool = False) -> ModelShape:
         """The part of a worker, where `tensor` workers share each layer and the layers are divided over `pipeline`
-        stages; of the stage that has most of it."""
-        return self._of_stage(pipeline)._of_rank(tensor)
+        stages; of the worker that has most of it. `has_whole_experts`: some on each, instead of a part of all."""
+        return self._of_stage(pipeline)._of_rank(tensor, has_whole_experts)
 
-    def _of_rank(self, num_ranks: int) -> ModelShape:
+    def _of_rank(self, num_ranks: int, has_whole_experts: bool) -> ModelShape:
         """Heads, inner features and the vocabulary are shared out. Whole everywhere: a head of keys that there are too
         few of, latent vectors, routers, recurrent layers."""
         if num_ranks == 1:
             return self
         experts, mixed = self.experts, self.mixed
+        parts_of_experts = 1 if has_whole_experts else num_ranks
         return replace(
             self,
             num_heads=_part(self.num_heads, num_ranks),
@@ -194,7 +197,8 @@ class ModelShape:
             experts=experts
             and replace(
                 experts,
-                inner_size=_part(experts.inner_size, num_ranks),
+                num_held=_part(experts.num_experts, num_ranks) if has_whole_experts else 0,
+                inner_size=_part(experts.inner_size, parts_of_experts),
                 shared_size=_part(experts.shared_size, num_ranks),
             ),
             mixed=mixed and mixed.of_rank(num_ranks),
@@ -290,7 +294,8 @@ class ModelShape:
         experts = self.experts
         if experts is None:
             return 0
-        return experts.num_layers * experts.num_experts * 3 * self.hidden_size * experts.inner_size
+        num_held = experts.num_held or experts.num_experts
+        return experts.num_layers * num_held * 3 * self.hidden_size * experts.inner_size
 
     def weight_bytes(self, dtype: str) -> int:
         return self.num_parameters * FLOAT_BYTES[dtype]

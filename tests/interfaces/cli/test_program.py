@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.config import EngineOptions
 from quire.errors import CapacityError, EngineDeadError
 from quire.interfaces.cli import main, program
+from quire.testing.greedy import real_core
+from quire.testing.tiny_checkpoints import make_checkpoint
 from quire.version import __version__
 
 SRC = Path(__file__).parents[3] / "src"
@@ -184,6 +187,26 @@ def test_a_plan_that_does_not_fit(capsys):
     assert main(["plan", "--memory", "1K"]) == 1
     assert "does not fit" in capsys.readouterr().out
     assert main(["plan"]) == 0
+
+
+def test_a_plan_for_workers_that_share_experts_and_what_is_kept_of_a_token(tmp_path, capsys):
+    path = make_checkpoint(tmp_path, "mixtral", num_local_experts=5)
+    sharing = ["--tensor-parallel-size", "2", "--context-parallel-size", "2", "--enable-expert-parallel"]
+    assert main(["plan", str(path), "--dtype", "float32", *sharing]) == 0
+    text = capsys.readouterr().out
+    core = real_core(
+        path, tensor_parallel_size=2, context_parallel_size=2, enable_expert_parallel=True, num_gpu_blocks_override=64
+    )
+    try:
+        num_bytes = core.executor.control("statistics", {})["kv_cache_bytes"]
+    finally:
+        core.shutdown()
+    per_token = num_bytes // (64 * EngineOptions.block_size)
+    assert (
+        f"4 (2 share each layer, 1 stages, 2 share what is kept of a token), {per_token} bytes a token on each" in text
+    )
+    assert main(["plan", str(path), "--context-parallel-size", "3"]) == 2
+    assert "context_parallel_size=3: must divide the 16 tokens" in capsys.readouterr().err
 
 
 def test_help_and_version_need_nothing_heavy():

@@ -32,6 +32,7 @@ _MOST_OF_A_DEVICE = 0.94
 _ENGINE_OPTIONS: tuple[tuple[str, int | float, str], ...] = (
     ("tensor_parallel_size", 1, "workers that share each layer"),
     ("pipeline_parallel_size", 1, "stages that the layers are divided over"),
+    ("context_parallel_size", 1, "workers that share the keys and values of each sequence"),
     ("gpu_memory_utilization", EngineOptions.gpu_memory_utilization, "share of the memory that the engine may use"),
     ("max_num_batched_tokens", EngineOptions.max_num_batched_tokens, "tokens of the largest step"),
     ("max_num_seqs", EngineOptions.max_num_seqs, "sequences that sample in one step"),
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default, what in _ENGINE_OPTIONS:
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=type(default), default=default, help=f"{what} (default: {default:g})")
+    parser.add_argument("--enable-expert-parallel", action="store_true", help="whole experts on each worker of a layer")
     plan_slo.add_arguments(parser)
 
 
@@ -81,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError("pipeline_parallel_size: the layers of this model depend on each other. Leave it out.")
     weights = Weights.of(facts, shape, arguments.dtype, arguments.quantization)
     kv_dtype = arguments.kv_cache_dtype or arguments.dtype
-    part = shape.of_worker(deployment.num_ranks, deployment.num_stages)
+    part = deployment.part_of(shape)
     budget = MemoryBudget(
         total=deployment.memory_of_worker,
         utilization=deployment.utilization,
@@ -104,6 +106,9 @@ class Deployment:
     utilization: float
     num_ranks: int
     num_stages: int
+    # workers that keep a part of each block
+    num_sharing: int
+    has_whole_experts: bool
     step: LargestStep
     device: str | None = None
 
@@ -126,7 +131,12 @@ class Deployment:
         if bandwidth <= 0 or tflops <= 0 or arguments.context < 0:
             raise OptionError("bandwidth and tflops must be above 0, and context at least 0.")
         num_ranks, num_stages = arguments.tensor_parallel_size, arguments.pipeline_parallel_size
-        given = parse_bytes(arguments.memory or "16GiB", "memory") // (num_ranks * num_stages)
+        num_sharing = arguments.context_parallel_size
+        if EngineOptions.block_size % num_sharing:
+            raise OptionError(
+                f"context_parallel_size={num_sharing}: must divide the {EngineOptions.block_size} tokens of a block."
+            )
+        given = parse_bytes(arguments.memory or "16GiB", "memory") // (num_ranks * num_stages * num_sharing)
         return cls(
             memory_of_worker=given if sheet is None or arguments.memory else sheet.memory_bytes,
             runtime_bytes=sheet.runtime_bytes if sheet is not None else 0,
@@ -134,13 +144,19 @@ class Deployment:
             utilization=arguments.gpu_memory_utilization,
             num_ranks=num_ranks,
             num_stages=num_stages,
+            num_sharing=num_sharing,
+            has_whole_experts=arguments.enable_expert_parallel,
             step=LargestStep(arguments.max_num_batched_tokens, arguments.max_num_seqs),
             device=sheet.name if sheet is not None else None,
         )
 
     @property
     def num_workers(self) -> int:
-        return self.num_ranks * self.num_stages
+        return self.num_ranks * self.num_stages * self.num_sharing
+
+    def part_of(self, shape: ModelShape) -> ModelShape:
+        """What a worker has of a model, without what it keeps of a sequence."""
+        return shape.of_worker(self.num_ranks, self.num_stages, has_whole_experts=self.has_whole_experts)
 
 
 def _size(num_bytes: int) -> str:
@@ -238,8 +254,7 @@ def report(
     shape: ModelShape, weights: Weights, kv_dtype: str, deployment: Deployment, budget: MemoryBudget, context: int
 ) -> list[str]:
     """The plan as lines; every figure is a formula of chapter 2."""
-    part = shape.of_worker(deployment.num_ranks, deployment.num_stages)
-    kept = Kept(part.kv_bytes_per_token(kv_dtype), part.kv_bytes(context, kv_dtype), KeptState.of(part, kv_dtype))
+    kept = Kept.of(deployment.part_of(shape), kv_dtype, context, deployment.num_sharing)
     lines = [
         *_lines_of_weights(shape, weights),
         f"KV cache            {shape.kv_bytes_per_token(kv_dtype):,} bytes a token as {kv_dtype}; "
@@ -259,25 +274,37 @@ def report(
 
 @dataclass(frozen=True)
 class Kept:
-    """What a worker keeps, in bytes: of a token, of a whole request, and whatever its length is."""
+    """What a worker keeps, in bytes: of a block of tokens, of a whole request, and whatever its length is."""
 
-    per_token: int
+    per_block: int
     per_request: int
     state: KeptState
 
+    @classmethod
+    def of(cls, part: ModelShape, kv_dtype: str, context: int, num_sharing: int) -> Kept:
+        """`num_sharing`: workers with an equal part of each block; a state is whole on each of them."""
+        slots = EngineOptions.block_size // num_sharing
+        return cls(
+            part.kv_bytes_per_token(kv_dtype) * slots,
+            part.kv_bytes(context, kv_dtype) // num_sharing,
+            KeptState.of(part, kv_dtype, slots),
+        )
+
     def num_tokens(self, num_bytes: int) -> int | None:
         """In whole blocks, beside one state; None: their number is no matter."""
-        if not self.per_token:
+        if not self.per_block:
             return None
-        block_size = EngineOptions.block_size
-        return max(0, num_bytes - self.state.num_bytes) // (self.per_token * block_size) * block_size
+        return max(0, num_bytes - self.state.num_bytes) // self.per_block * EngineOptions.block_size
 
 
 def _lines_of_workers(deployment: Deployment, kept: Kept) -> list[str]:
     if deployment.num_workers == 1:
         return []
     shape = f"{deployment.num_ranks} share each layer, {deployment.num_stages} stages"
-    return [f"workers             {deployment.num_workers} ({shape}), {kept.per_token:,} bytes a token on each"]
+    if deployment.num_sharing > 1:
+        shape += f", {deployment.num_sharing} share what is kept of a token"
+    per_token = kept.per_block / EngineOptions.block_size
+    return [f"workers             {deployment.num_workers} ({shape}), {per_token:,.0f} bytes a token on each"]
 
 
 def _lines_of_budget(deployment: Deployment, budget: MemoryBudget) -> list[str]:
