@@ -294,6 +294,8 @@ def _check_ranks(options: EngineOptions, grid: RankGrid, device: str, speculatio
         "enable_lora and pipeline_parallel_size": options.enable_lora and grid.pipeline > 1,
         # what adapters add is summed up in as many parts as there are workers
         "enable_lora and rank_invariant": options.enable_lora and options.rank_invariant,
+        # the parts of a softmax are rounded before they are merged
+        "context_parallel_size and rank_invariant": grid.context > 1 and options.rank_invariant,
         "kv_connector": options.kv_connector is not None,
         "compile": options.compile,
         "model_impl=transformers": options.model_impl == "transformers",

@@ -159,6 +159,7 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(checkpoint):
         {"tensor_parallel_size": 2, "model_impl": "transformers"},
         {"tensor_parallel_size": 3, "rank_invariant": True},
         {"context_parallel_size": 3},
+        {"context_parallel_size": 2, "rank_invariant": True},
         {"enable_expert_parallel": True},
         {"enable_expert_parallel": True, "tensor_parallel_size": 2},
     ],
