@@ -21,8 +21,8 @@ SAMPLE = {
 OTHERS = ["qwen2_moe", "deepseek_v2_groups", "deepseek_v3_groups", "llama4", "granitemoehybrid"]
 WAYS = {
     "chunks": {"max_num_batched_tokens": 24, "block_size": 4},
-    "preempted": {"num_gpu_blocks_override": 80, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
-    "swapped": {"num_gpu_blocks_override": 80, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
+    "preempted": {"num_gpu_blocks_override": 96, "preemption_mode": "recompute", "block_size": 4, "max_model_len": 96},
+    "swapped": {"num_gpu_blocks_override": 96, "preemption_mode": "swap", "block_size": 4, "max_model_len": 96},
     "ahead": {"async_scheduling": True},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }
@@ -53,8 +53,8 @@ def check(tmp_path, family, way, **options):
     found, counts = generate(path, **{**EXPERTS, **WAYS[way], **options})
     for ours, prompt in zip(found, prompts(), strict=True):
         assert_same_tokens(ours, reference_generate(model, prompt, NUM_TOKENS), f"{family}, {way}, {options}")
-    # rank 0 tells of the experts of all
-    assert sum(count > 0 for count in counts.values()) > len(counts) // 2
+    # rank 0 tells of the experts of all, as far as its stage has some
+    assert 2 * sum(count > 0 for count in counts.values()) >= len(counts)
 
 
 @pytest.mark.parametrize(("way", "family"), SAMPLE.items(), ids=str)
