@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, cast
 
 import numpy as np
@@ -44,7 +45,7 @@ class Trace(Protocol):
 def request_of(arrival: Arrival, number: int, vocab_size: int, *, seed: int = 0) -> EngineRequest:
     """As a client sends it. The answer has the length that the trace says: nothing else ends it."""
     n = arrival.num_sequences
-    sampling = SamplingParams(n=n, max_tokens=arrival.num_output_tokens, ignore_eos=True)
+    sampling = _sampling(n, arrival.num_output_tokens)
     decoding = DecodingSpec(method="beam_search", args={"width": n}) if arrival.is_beam_search else None
     # never sent, so it need not be a list, which would be made an array again
     prompt = cast("list[int]", prompt_of(arrival, number, vocab_size))
@@ -56,6 +57,12 @@ def request_of(arrival: Arrival, number: int, vocab_size: int, *, seed: int = 0)
         decoding=decoding,
         priority=arrival.priority,
     )
+
+
+@lru_cache(maxsize=4096)
+def _sampling(num_sequences: int, num_tokens: int) -> SamplingParams:
+    """Nobody changes them, and checking them takes as long as a step."""
+    return SamplingParams(n=num_sequences, max_tokens=num_tokens, ignore_eos=True)
 
 
 def prompt_of(arrival: Arrival, number: int, vocab_size: int) -> npt.NDArray[np.int32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.engine_core.executor.modelled import Floats
+from quire.messages import IntArray
 
 _SHORTEST = 1e-6
 _LONGEST = 1e5
@@ -18,7 +19,7 @@ class Gaps:
         self._counts = np.zeros(len(_EDGES) + 1, dtype=np.int64)
         self.longest = 0.0
 
-    def add(self, seconds: Floats | list[float], weight: int = 1) -> None:
+    def add(self, seconds: Floats | list[float], weight: int | IntArray = 1) -> None:
         """Each of these, for so many clients."""
         if not len(seconds):
             return

@@ -70,6 +70,7 @@ class Replica:
         self._pool = self.core.scheduler.manager.pool
         self._last_done_at = 0.0
         self._foreseen: _Foreseen | None = None
+        self._has_looked = False
         self._first_tokens: list[int] = []
         self._ended: list[int] = []
         self._changes: list[CacheChanged] = []
@@ -89,11 +90,11 @@ class Replica:
             request.request_id, self.number, at, len(request.prompt_token_ids), num_open=n, num_sequences=n
         )
         self.core.add(request)
-        self._foreseen = None
+        self._forget()
 
     def abort(self, request_id: int) -> None:
         self.core.abort(AbortRequests(request_ids=[request_id]))
-        self._foreseen = None
+        self._forget()
 
     def advance(self, until: float = math.inf) -> None:
         """Makes the steps that begin before that time."""
@@ -110,7 +111,7 @@ class Replica:
     def make_next(self, until: float = math.inf) -> None:
         """A step, or as many as can be foreseen and begin before that time."""
         ahead = self._foresee()
-        self._foreseen = None
+        self._forget()
         if ahead is None:
             self._take(self.core.step())
             return
@@ -120,9 +121,15 @@ class Replica:
         self._count_many(len(ahead.rows), times, held)
         self._take_events(outputs)
 
+    def _forget(self) -> None:
+        """What was foreseen has come, or will not."""
+        self._foreseen = None
+        self._has_looked = False
+
     def _foresee(self) -> _Foreseen | None:
         """Nothing, where the next step is not like those after it."""
-        if self._foreseen is None and self._may_leap:
+        if not self._has_looked and self._may_leap:
+            self._has_looked = True
             rows, num_steps = self.core.steady_horizon()
             if num_steps:
                 sequence_ids = self.core.scheduler.rows.sequence_id[rows].tolist()
@@ -142,7 +149,7 @@ class Replica:
             if not index:
                 self._open[request_id].num_cached_tokens = start.num_cached_tokens
         now = self.clock.now()
-        self._tokens(outputs.sequence_ids.tolist(), 1, now, now)
+        self.work.gaps.add(self._tokens(outputs.sequence_ids.tolist(), 1, now, now))
         self._take_events(outputs)
 
     def _take_events(self, outputs: EngineOutputs) -> None:
@@ -156,11 +163,13 @@ class Replica:
 
     def _take_many(self, sequence_ids: list[int], times: Floats) -> None:
         """Each of these got a token at each of these times."""
-        self._tokens(sequence_ids, len(times), float(times[0]), float(times[-1]))
-        self.work.gaps.add(np.diff(times), len(sequence_ids))
+        gaps = self._tokens(sequence_ids, len(times), float(times[0]), float(times[-1]))
+        weights = np.ones(len(gaps) + len(times) - 1, dtype=np.int64)
+        weights[len(gaps) :] = len(sequence_ids)
+        self.work.gaps.add(np.concatenate([gaps, times[1:] - times[:-1]]), weights)
 
-    def _tokens(self, sequence_ids: list[int], count: int, first: float, last: float) -> None:
-        """So many for each of these sequences."""
+    def _tokens(self, sequence_ids: list[int], count: int, first: float, last: float) -> list[float]:
+        """So many for each of these sequences. How long those waited for the first that had one before."""
         gaps = []
         for sequence_id in sequence_ids:
             record = self._open.get(split_sequence_id(sequence_id)[0])
@@ -175,7 +184,7 @@ class Replica:
                 record.first_token_at = first
                 self._first_tokens.append(record.number)
             self._last_token_at[sequence_id] = last
-        self.work.gaps.add(gaps)
+        return gaps
 
     def _end(self, sequence_id: int, error: str, now: float) -> None:
         self._last_token_at.pop(sequence_id, None)

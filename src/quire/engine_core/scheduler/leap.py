@@ -58,12 +58,12 @@ class Leap:
         if not self._is_possible or self._in_flight or self._has_news():
             return nothing
         rows = self._running.rows_in_order()
-        if not 0 < len(rows) <= self._max_num_batched_tokens or not self._are_plain(rows):
+        num_steps = min(_FARTHEST, self._admission_control.num_steps_without_start(step))
+        if not 0 < len(rows) <= self._max_num_batched_tokens or not num_steps or not self._are_plain(rows):
             return nothing
         known = self._rows.num_known[rows]
         # the last of them may end somebody
-        num_steps = min(_FARTHEST, int((self._rows.max_total[rows] - known).min()))
-        num_steps = min(num_steps, self._admission_control.num_steps_without_start(step))
+        num_steps = min(num_steps, int((self._rows.max_total[rows] - known).min()))
         if num_steps > 0:
             num_steps = self._steady.num_steps_with_blocks(rows, self._running.sequences_at(rows), num_steps)
         return (rows, num_steps) if num_steps > 0 else nothing
