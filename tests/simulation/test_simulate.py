@@ -6,7 +6,7 @@ import math
 import pytest
 
 from quire.config.device_sheets import device_sheet
-from quire.engine_core.executor.modelled import ModelledExecutor, StepWork, VirtualClock
+from quire.engine_core.executor.modelled import DraftQuality, ModelledExecutor, StepWork, VirtualClock
 from quire.errors import CapacityError, ModelError, OptionError
 from quire.interfaces.cli.program import main
 from quire.simulation.arrivals import Arrival, prompt_of, request_of
@@ -212,3 +212,16 @@ def test_errors_of_a_deployment():
         deploy("llama-3.3-70b", device_sheet("a100-40gb"))
     with pytest.raises(ModelError, match="must be one of"):
         deploy("no-such-model", device_sheet("a100-40gb"))
+
+
+def test_drafts_that_are_right_save_steps_and_wrong_ones_are_given_up():
+    def steps(acceptance):
+        options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+        deployment = deploy("llama-3-8b", device_sheet("h100"), options, drafts=DraftQuality(acceptance))
+        outcome = simulate(deployment, [Arrival(0.0, 100, 400)])
+        assert outcome.tally.num_output_tokens == 400
+        return outcome.summary["engines"][0]["steps"]
+
+    assert steps(1.0) < 110
+    assert 130 < steps(0.7) < 280
+    assert 350 < steps(0.0) <= 401

@@ -28,6 +28,8 @@ from quire.simulation.shapes import model_folder
 _GIB = 2**30
 # memory of the host that each device may use for swapped blocks
 _HOST_BYTES = 32 * _GIB
+# a step in which drafts are verified
+_MANY_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,13 @@ class Deployment:
             num_stages=self.config.worker.grid.pipeline,
             vocab_size=self.config.facts.vocab_size,
             drafts=self.drafts,
-            control={"measure_swap": self.swap_seconds_per_block},
+            control={"measure_swap": self.swap_seconds_per_block, "measure_speculation": self._speculation_costs()},
         )
+
+    def _speculation_costs(self) -> dict[str, float]:
+        """Of steps of few tokens, and of drafts that are looked up, which cost nothing."""
+        per_token = (_seconds(self.costs, _MANY_TOKENS) - _seconds(self.costs, 1)) / (_MANY_TOKENS - 1)
+        return {"seconds_per_step": _seconds(self.costs, 1) - per_token, "seconds_per_token": per_token}
 
 
 def deploy(
@@ -84,8 +91,8 @@ def deploy(
     asked = {"recorder_bytes": 0, "async_scheduling": False, "num_threads": 1, **given}
     kind = "cpu" if device.name.startswith("cpu") else "cuda"
     config, _ = resolve(EngineOptions(model=str(model_folder(model)), device=kind, load_format="dummy", **asked))
-    if config.speculation is not None:
-        raise OptionError("speculative_config: drafts cannot be priced yet. Leave it out.")
+    if config.speculation is not None and config.speculation.model_path is not None:
+        raise OptionError("speculative_config: models that draft cannot be priced yet. Use ngram, or leave it out.")
     worker = replace(config.worker, grid=RankGrid(tensor=ranks, pipeline=stages), processors=None)
     config = replace(config, worker=worker, engine_process=False)
     part, budget = _memory(config, device)

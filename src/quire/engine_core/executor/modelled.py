@@ -32,7 +32,9 @@ Floats = npt.NDArray[np.float64]
 # of one step, or of several that differ in nothing else
 Amount: TypeAlias = float | Floats
 
+# neighbouring places must have nothing in common
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_MIX_AGAIN = np.uint64(0xBF58476D1CE4E5B9)
 _PARTS = 1 << 16
 
 
@@ -506,5 +508,6 @@ class _Rows:
 
     def _hashes(self, rows: IntArray, places: IntArray) -> npt.NDArray[np.uint64]:
         mixed = (self.seeds[rows] + places.astype(np.uint64)) * _MIX
-        hashes: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(29))
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX_AGAIN
+        hashes: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(32))
         return hashes

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from quire.config.device_sheets import DEVICE_SHEETS, device_sheet
+from quire.engine_core.executor.modelled import DraftQuality
 from quire.errors import OptionError
 from quire.interfaces.cli.bench_flags import number, whole_number
 from quire.interfaces.cli.engine_flags import add_engine_flags, engine_options_of
@@ -50,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--router", choices=list(POLICIES), default="least_time", help="which of them gets a request")
     group.add_argument(
         "--router-age", default="0", metavar="SECONDS", help="how old what the router knows of them is (default: 0)"
+    )
+    group.add_argument(
+        "--draft-acceptance", default="0.7", metavar="X", help="share of drafts that are right (default: 0.7)"
     )
     group.add_argument("--slo", default="", metavar="TERMS", help="what is promised, as ttft_p90<1s,tpot_p90<50ms")
     group.add_argument("--seed", default="0", metavar="N", help="of all that is drawn; the same one, the same bytes")
@@ -128,7 +132,19 @@ def _deployment(arguments: argparse.Namespace, *, has_contents: bool) -> Deploym
         options.setdefault("enable_prefix_caching", False)
     if arguments.device.endswith(".json"):
         return deploy_measured(arguments.model, MeasuredSteps.read(Path(arguments.device)), options)
-    return deploy(arguments.model, device_sheet(arguments.device), options)
+    acceptance = _share("--draft-acceptance", arguments.draft_acceptance)
+    return deploy(arguments.model, device_sheet(arguments.device), options, drafts=DraftQuality(acceptance))
+
+
+def _share(flag: str, text: str) -> float:
+    """A share."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise OptionError(f"{flag} {text[:40]}: must be a number from 0 to 1.")
+    return value
 
 
 def _progress(num_requests: int) -> Progress | None:
