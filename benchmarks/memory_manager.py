@@ -22,7 +22,7 @@ import torch
 from instant_executor import InstantExecutor
 
 from quire.engine_core.request import Request, Sequence
-from quire.engine_core.scheduler.changes import WorkerChanges
+from quire.engine_core.scheduler.lifecycle import WorkerChanges
 from quire.messages import EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.testing.core import CoreUnderTest

@@ -327,7 +327,7 @@ def end_in_shared_blocks(name_end: Method) -> Method:
 def pinned_state_is_taken_over(shared_at: Method) -> Method:
     def broken(self: KVCacheManager, tables: Any, position: int, *, is_taken: bool) -> Any:
         found = shared_at(self, tables, position, is_taken=is_taken)
-        pinned = self.kept.pinned_blocks()
+        pinned = self.kept.pinned_blocks
         return [(number, index) for number, index in found if tables[number][index] not in pinned]
 
     return broken

@@ -16,8 +16,7 @@ import pytest
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission_control import AdmissionControl
-from quire.engine_core.scheduler.changes import WorkerChanges
-from quire.engine_core.scheduler.lifecycle import Lifecycle
+from quire.engine_core.scheduler.lifecycle import Lifecycle, WorkerChanges
 from quire.engine_core.scheduler.queues import WaitingQueues
 from quire.engine_core.scheduler.results import Results
 from quire.engine_core.scheduler.scheduler import Scheduler

@@ -35,7 +35,8 @@ class EngineAdapters:
         self._control = control
         self._most = most
         self._adapters: dict[int, _Adapter] = {}
-        self._leaving: set[int] = set()
+        # no new request may name them
+        self.leaving: set[int] = set()
         self._last_number = 0
         self.loaded: set[int] = set()
 
@@ -82,10 +83,10 @@ class EngineAdapters:
 
     def unload(self, number: int) -> bool:
         """No new request may name it from now on; those that run go on. Whether there was one."""
-        if number not in self._adapters or number in self._leaving:
+        if number not in self._adapters or number in self.leaving:
             return False
         self.loaded.discard(number)
-        self._leaving.add(number)
+        self.leaving.add(number)
         return True
 
     def all(self) -> list[dict[str, Any]]:
@@ -103,7 +104,7 @@ class EngineAdapters:
 
     def _staying(self) -> list[_Adapter]:
         """Those that nobody has unloaded, and that did not fail."""
-        return [one for number, one in self._adapters.items() if number not in self._leaving and one.error is None]
+        return [one for number, one in self._adapters.items() if number not in self.leaving and one.error is None]
 
     def _look(self) -> None:
         """At all that are being loaded: whoever began it may have died, and does not ask any more."""
@@ -115,7 +116,7 @@ class EngineAdapters:
             return
         answer = self._control("adapter_state", {"number": number})
         adapter.error = answer["error"]
-        if answer["state"] != "ready" or number in self._leaving:
+        if answer["state"] != "ready" or number in self.leaving:
             return
         for before in list(self.loaded):
             if self._adapters[before].name == adapter.name:
@@ -124,13 +125,12 @@ class EngineAdapters:
         self.loaded.add(number)
 
     def drop_unused(self, used: Iterable[int]) -> None:
-        """`used`: of all requests that have not ended, as an iterator; nobody looks at it while none is leaving."""
-        if self._leaving:
-            for number in self._leaving.difference(used):
-                self._drop(number)
+        """`used`: of all requests that have not ended. Asked while one is leaving."""
+        for number in self.leaving.difference(used):
+            self._drop(number)
 
     def _drop(self, number: int) -> None:
-        self._leaving.discard(number)
+        self.leaving.discard(number)
         self.loaded.discard(number)
         del self._adapters[number]
         self._control("drop_adapter", {"number": number})

@@ -11,22 +11,10 @@ from quire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.messages import CacheChanged
 
 
-class NoCacheFeed:
-    """Nobody wants to know."""
-
-    # what the pool is told
-    changes: CacheChangeLog | None = None
-
-    def follow(self) -> None: ...
-
-    def watch(self, tell: Callable[[CacheChanged], None]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class CacheFeed(NoCacheFeed):
+class CacheFeed:
     def __init__(self, log: CacheChangeLog, publisher: KVEventPublisher | None, *, tells_client: bool) -> None:
-        self.changes = self._log = log
+        # what the pool is told
+        self.changes = log
         self._publisher = publisher
         self._tells_client = tells_client
         self._tell: Callable[[CacheChanged], None] | None = None
@@ -36,7 +24,7 @@ class CacheFeed(NoCacheFeed):
             self._tell = tell
 
     def follow(self) -> None:
-        events = self._log.take()
+        events = self.changes.take()
         if not events:
             return
         if self._publisher is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine_core.adapters import EngineAdapters
-from quire.engine_core.cache_feed import NoCacheFeed
+from quire.engine_core.cache_feed import CacheFeed
 from quire.engine_core.executor.executor import Executor, PendingStep
 from quire.engine_core.observation import Observation
 from quire.engine_core.scheduler.scheduler import Scheduler
@@ -44,7 +44,7 @@ class EngineCore:
         depth: int = 0,
         check_invariants: bool = False,
         adapters: EngineAdapters | None = None,
-        feed: NoCacheFeed | None = None,
+        feed: CacheFeed | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -54,13 +54,8 @@ class EngineCore:
         self._depth = depth
         self._in_flight: deque[PendingStep] = deque()
         self._check_invariants = check_invariants
-        adapters = adapters or EngineAdapters(executor.control, 0)
-        self._feed = feed or NoCacheFeed()
-        # each is called when a step's results are known: requests may have let go of what it keeps
-        self._followers: tuple[Callable[[], None], ...] = (
-            lambda: adapters.drop_unused(scheduler.lifecycle.adapters_in_use()),
-            self._feed.follow,
-        )
+        self._adapters = adapters = adapters or EngineAdapters(executor.control, 0)
+        self._feed = feed
         # nothing to do until the next message, because the last schedule granted nothing
         self._is_idle = True
         self._on_step: Callable[[SchedulerOutput], None] = _tell_nobody
@@ -133,11 +128,17 @@ class EngineCore:
             self._is_idle = not self._in_flight
             outputs = EngineOutputs(step=0)
             self.scheduler.take_events(outputs)
-        for follow in self._followers:
-            follow()
+        self._follow()
         if self._check_invariants or self.scheduler.take_doubt():
             self._checked()
         return outputs
+
+    def _follow(self) -> None:
+        """The results of a step are known, and requests may have let go of something."""
+        if self._adapters.leaving:
+            self._adapters.drop_unused(self.scheduler.lifecycle.adapters_in_use())
+        if self._feed is not None:
+            self._feed.follow()
 
     def steady_horizon(self) -> tuple[IntArray, int]:
         """(rows, steps): in so many steps each of these rows gets one token, and nothing else happens. For whoever
@@ -152,8 +153,7 @@ class EngineCore:
         held = self.scheduler.advance(rows, token_ids)
         outputs = EngineOutputs(step=0)
         self.scheduler.take_events(outputs)
-        for follow in self._followers:
-            follow()
+        self._follow()
         if self._check_invariants:
             self._checked()
         return held, outputs
@@ -164,7 +164,8 @@ class EngineCore:
 
     def watch_cache(self, tell: Callable[[CacheChanged], None]) -> None:
         """Has `tell` called with what a step has changed in the prefix cache, where that was asked for."""
-        self._feed.watch(tell)
+        if self._feed is not None:
+            self._feed.watch(tell)
 
     def loss_descriptors(self) -> tuple[int, ...]:
         return self.executor.loss_descriptors()
@@ -177,7 +178,8 @@ class EngineCore:
 
     def shutdown(self) -> None:
         failpoint("end_worker")
-        self._feed.close()
+        if self._feed is not None:
+            self._feed.close()
         self.executor.shutdown()
 
     def _reset_prefix_cache(self) -> bool:

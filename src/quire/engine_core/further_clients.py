@@ -62,10 +62,7 @@ class FurtherClients:
         self._context = context
         self._poller = poller
         self._driver: CoreDriver | None = None
-        self._clients: dict[int, _Client] = {}
-
-    def __len__(self) -> int:
-        return len(self._clients)
+        self.clients: dict[int, _Client] = {}
 
     def serve(self, driver: CoreDriver) -> None:
         """From here on clients may come."""
@@ -73,7 +70,7 @@ class FurtherClients:
         driver.operations |= {
             "clients.open": self.open,
             "clients.close": self.close_one,
-            "clients.list": lambda: {client.number: len(client.open) for client in self._clients.values()},
+            "clients.list": lambda: {client.number: len(client.open) for client in self.clients.values()},
         }
 
     # ------------------------------------------------------------------------------------------ coming and going
@@ -81,7 +78,7 @@ class FurtherClients:
     def open(self, number: int, endpoint: str) -> bool:
         """A client that waits at this address. What it hears first is that the engine is ready."""
         assert self._driver is not None
-        if not 0 < number < MOST_CLIENTS or number in self._clients:
+        if not 0 < number < MOST_CLIENTS or number in self.clients:
             raise UserError(f"number={number}: must be a free one between 1 and {MOST_CLIENTS - 1}.")
         socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         socket.set_hwm(0)
@@ -90,7 +87,7 @@ class FurtherClients:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.connect(endpoint)
         self._poller.register(socket, zmq.POLLIN)
-        client = self._clients[number] = _Client(number, socket)
+        client = self.clients[number] = _Client(number, socket)
         # how it was built is told once
         ready = msgspec.structs.replace(self._driver.ready, first_request_id=first_request_id_of(number), report=[])
         client.send(ready)
@@ -99,7 +96,7 @@ class FurtherClients:
     def close_one(self, number: int) -> int:
         """A client that is gone: its requests are aborted. Says how many there were."""
         assert self._driver is not None
-        client = self._clients.pop(number, None)
+        client = self.clients.pop(number, None)
         if client is None:
             return 0
         self._poller.unregister(client.socket)
@@ -109,15 +106,15 @@ class FurtherClients:
         return len(client.open)
 
     def close(self) -> None:
-        for client in self._clients.values():
+        for client in self.clients.values():
             client.socket.close()
-        self._clients.clear()
+        self.clients.clear()
 
     # ------------------------------------------------------------------------------------------ messages in
 
     def hand_to(self, driver: CoreDriver, on_done: Callable[[], None]) -> None:
         """Everything that has arrived."""
-        for client in list(self._clients.values()):
+        for client in list(self.clients.values()):
             while True:
                 try:
                     frame = client.socket.recv(zmq.NOBLOCK)
@@ -161,14 +158,14 @@ class FurtherClients:
                 for number, part in parts_of(message).items():
                     if number == 0:
                         to_first(part)
-                    elif (client := self._clients.get(number)) is not None:
+                    elif (client := self.clients.get(number)) is not None:
                         _close_ended(client.open, part)
                         client.send(part)
             case ControlReply():
                 self._reply(message, to_first)
             case EngineFailed():
                 to_first(message)
-                for client in self._clients.values():
+                for client in self.clients.values():
                     # it is to be heard before the socket closes
                     client.socket.linger = 1000
                     client.send(message)
@@ -179,7 +176,7 @@ class FurtherClients:
         number = client_of(reply.call_id)
         if number == 0:
             to_first(reply)
-        elif (client := self._clients.get(number)) is not None:
+        elif (client := self.clients.get(number)) is not None:
             reply.call_id -= first_request_id_of(number)
             client.send(reply)
 

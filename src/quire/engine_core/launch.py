@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from quire.chain_hashes import ChainHasher
 from quire.config import EngineConfig, WorkerConfig
 from quire.engine_core.adapters import EngineAdapters
-from quire.engine_core.cache_feed import CacheFeed, NoCacheFeed
+from quire.engine_core.cache_feed import CacheFeed
 from quire.engine_core.engine_core import EngineCore
 from quire.engine_core.executor.child_placement import ChildPlacement
 from quire.engine_core.executor.executor import Executor
@@ -94,7 +94,7 @@ def build_engine_core(
         connector=connector,
         adapters=adapters.loaded,
         num_cohorts=1 if config.worker.grid.pipeline == 1 else 1 + depth,
-        changes=feed.changes,
+        changes=feed.changes if feed is not None else None,
         make_manager=make_manager,
     )
     if depth:
@@ -180,9 +180,9 @@ def make_scheduler(
     )
 
 
-def _feed(config: EngineConfig, plan: CachePlan, adapters: EngineAdapters) -> NoCacheFeed:
+def _feed(config: EngineConfig, plan: CachePlan, adapters: EngineAdapters) -> CacheFeed | None:
     if config.kv_events is None and not config.tells_cache_changes:
-        return NoCacheFeed()
+        return None
     digest = ChainHasher(config.block_size, config.prefix_hash_key or None).digest
     log = CacheChangeLog(CacheChangeLog.group_of(plan.groups), config.block_size, digest, adapters.name_of)
     publisher = None if config.kv_events is None else KVEventPublisher(config.kv_events, config.replica)
@@ -251,7 +251,7 @@ def assemble(
     *,
     depth: int = 0,
     adapters: EngineAdapters | None = None,
-    feed: NoCacheFeed | None = None,
+    feed: CacheFeed | None = None,
 ) -> EngineCore:
     ready = EngineReady(
         max_model_len=plan.max_model_len,

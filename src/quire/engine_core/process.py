@@ -91,7 +91,7 @@ class CoreSocket:
 
     def deliver(self, message: ToClient) -> None:
         """To the client that it is for."""
-        if len(self.further):
+        if self.further.clients:
             self.further.send(message, self.send)
         else:
             self.send(message)
@@ -106,7 +106,7 @@ class CoreSocket:
             self._pulse.receives()
             self._take(frame, driver)
             self._pulse.has_done()
-        if len(self.further):
+        if self.further.clients:
             # not counted as received: the pulse is compared with what the first client has sent
             self.further.hand_to(driver, self._pulse.has_done)
 

@@ -20,7 +20,7 @@ from quire.engine_core.scheduler.policies import make_policy
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery, RecoveryCosts
 from quire.engine_core.scheduler.scheduler import Scheduler
-from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
+from quire.engine_core.scheduler.speculation import Speculation
 from quire.kv_connectors.memory.scheduler import MemoryScheduler
 from quire.kv_connectors.memory.store import PrefixStore
 from quire.messages import NUM_DRAFTS, DecodingSpec, EngineOutputs, EngineReady, EngineRequest, IntArray, SequenceEnd
@@ -107,7 +107,7 @@ class CoreUnderTest:
         drafts = (drafts or SimulatedDrafts()) if num_drafts else None
         if speculation is None:
             lookahead = num_drafts if drafts is not None and drafts.has_cache else 0
-            speculation = ManyDrafts(num_drafts, lookahead=lookahead) if num_drafts else NoSpeculation()
+            speculation = ManyDrafts(num_drafts, lookahead=lookahead) if num_drafts else None
         self.speculation = speculation
         self.is_async = is_async
         self.store = store
@@ -137,7 +137,7 @@ class CoreUnderTest:
             self.rows,
             hasher,
             num_host_blocks,
-            lookahead=speculation.lookahead,
+            lookahead=speculation.lookahead if speculation is not None else 0,
             num_uncertain=num_drafts + is_async * (1 + num_drafts),
             checkpoint_interval=checkpoint_interval,
             checkpoint_share=checkpoint_share,

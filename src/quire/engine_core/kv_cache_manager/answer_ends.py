@@ -46,25 +46,22 @@ class AnswerEnds:
     """By name, and by what comes before them."""
 
     def __init__(self) -> None:
-        self._by_name: dict[bytes, AnswerEnd] = {}
+        self.by_name: dict[bytes, AnswerEnd] = {}
         self._by_parent: dict[bytes, list[AnswerEnd]] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_name)
-
     def get(self, name: bytes) -> AnswerEnd | None:
-        return self._by_name.get(name)
+        return self.by_name.get(name)
 
     def behind(self, parent: bytes) -> list[AnswerEnd]:
         """Those that follow these full blocks."""
         return self._by_parent.get(parent, [])
 
     def add(self, end: AnswerEnd) -> None:
-        self._by_name[end.name] = end
+        self.by_name[end.name] = end
         self._by_parent.setdefault(end.parent, []).append(end)
 
     def remove(self, end: AnswerEnd) -> None:
-        del self._by_name[end.name]
+        del self.by_name[end.name]
         others = self._by_parent[end.parent]
         others.remove(end)
         if not others:

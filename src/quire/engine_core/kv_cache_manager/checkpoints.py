@@ -16,7 +16,6 @@ Called by the KV cache manager.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
 
 from quire.engine_core.block_table import BlockTable
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
@@ -28,73 +27,11 @@ from quire.engine_core.rows import Rows
 Entry = tuple[int, int]
 
 
-class Checkpoints(Protocol):
-    """What the manager asks when blocks are about to be written."""
-
-    @property
-    def interval(self) -> int:
-        """Tokens between two that are wanted; 0: none are."""
-
-    def worth_a_copy(
-        self, sequence: Sequence, start: int, table: list[int] | BlockTable, num_holders: int
-    ) -> list[Entry]:
-        """Blocks of the state that nobody else needs (`num_holders` are all they have), and that would be found again
-        if the sequence went on in copies of them."""
-
-    def leave(self, sequence: Sequence, start: int, name: bytes) -> None:
-        """They stay behind as a checkpoint of so many tokens; `name`: under which they are one already."""
-
-    def leave_end(self, sequence: Sequence, num_settled: int) -> None:
-        """Its output ends, and so many of its tokens are surely computed: its blocks are about to be let go of."""
-
-    def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
-        """There is no room for copies: they are written, and found no more."""
-
-    def give_up_end(self, name: bytes) -> bool:
-        """The end of an answer is not to be found any more. False: it is none."""
-
-    def count_hit(self, computed: ComputedBlocks) -> None:
-        """A new sequence begins behind these."""
-
-    def statistics(self) -> dict[str, float]: ...
-
-    def check_invariants(self) -> None: ...
-
-
-class NoCheckpoints:
-    """The model has no states."""
-
-    interval = 0
-
-    def worth_a_copy(
-        self, sequence: Sequence, start: int, table: list[int] | BlockTable, num_holders: int
-    ) -> list[Entry]:
-        return []
-
-    def leave(self, sequence: Sequence, start: int, name: bytes) -> None:
-        """There is nothing to leave."""
-
-    def leave_end(self, sequence: Sequence, num_settled: int) -> None:
-        """There is nothing to leave."""
-
-    def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
-        """There is nothing to take."""
-
-    def give_up_end(self, name: bytes) -> bool:
-        return False
-
-    def count_hit(self, computed: ComputedBlocks) -> None:
-        """None was found."""
-
-    def statistics(self) -> dict[str, float]:
-        return {}
-
-    def check_invariants(self) -> None:
-        """There is nothing to be wrong."""
-
-
 class StateCheckpoints:
-    """At most `share` of the pool; of those, the ones that were found or made last."""
+    """Of a model with states: at most `share` of the pool; of those, the ones that were found or made last.
+
+    Asked when blocks are about to be written: `worth_a_copy`, then `leave` or, without room for copies, `take_over`.
+    """
 
     def __init__(
         self, pool: BlockPool, cache: PrefixCache, rows: Rows, interval: int, share: float, least: int
@@ -104,6 +41,7 @@ class StateCheckpoints:
         self._cache = cache
         self._rows = rows
         self._block_size = cache.hasher.block_size
+        # tokens between two that are wanted
         self.interval = -(-max(interval, least) // self._block_size) * self._block_size
         self._least = least
         self._most = int(share * pool.num_blocks) // max(1, cache.num_state_blocks)
@@ -115,6 +53,8 @@ class StateCheckpoints:
     def worth_a_copy(
         self, sequence: Sequence, start: int, table: list[int] | BlockTable, num_holders: int
     ) -> list[Entry]:
+        """Blocks of the state that nobody else needs (`num_holders` are all they have), and that would be found again
+        if the sequence went on in copies of them."""
         is_found = num_holders == 0  # it is one already, which the sequence is about to begin from
         if not len(table) or not (is_found or self._is_wanted(sequence, start)):
             return []
@@ -133,6 +73,7 @@ class StateCheckpoints:
         return position % self.interval == 0 or position == last_of_prompt or bool(is_branch)
 
     def leave(self, sequence: Sequence, start: int, name: bytes) -> None:
+        """They stay behind as a checkpoint of so many tokens; `name`: under which they are one already."""
         name = name or self._cache.name_state(sequence, start)
         if self._remember(name) and start > sequence.request.num_prompt_tokens:
             self._drop(sequence.last_checkpoint)
@@ -140,6 +81,7 @@ class StateCheckpoints:
         self._keep_share()
 
     def leave_end(self, sequence: Sequence, num_settled: int) -> None:
+        """Its output ends, and so many of its tokens are surely computed: its blocks are about to be let go of."""
         is_answer = sequence.index == 0 and sequence.num_known_tokens > sequence.request.num_prompt_tokens
         is_worth_it = num_settled >= max(1, self._least)
         if not (is_answer and is_worth_it and self._most and self._pool.keeps_contents):
@@ -161,6 +103,7 @@ class StateCheckpoints:
         return is_new
 
     def take_over(self, sequence: Sequence, entries: list[Entry]) -> None:
+        """There is no room for copies: they are written, and found no more."""
         for group, index in entries:
             self._pool.forget(sequence.block_tables[group][index])
 
@@ -177,6 +120,7 @@ class StateCheckpoints:
             self._cache.forget_state(name)
 
     def give_up_end(self, name: bytes) -> bool:
+        """The end of an answer is not to be found any more. False: it is none."""
         is_end = self._cache.ends.get(name) is not None
         if is_end:
             self._names.pop(name, None)
@@ -184,11 +128,12 @@ class StateCheckpoints:
         return is_end
 
     def count_hit(self, computed: ComputedBlocks) -> None:
+        """A new sequence begins behind these."""
         self.num_hit_tokens += computed.num_tokens if computed.source is None else 0
 
     def check_invariants(self) -> None:
         assert len(self._names) <= self._most, "checkpoints take more of the pool than their share"
-        assert len(self._cache.ends) <= len(self._names), "ends of answers are remembered that nobody counts"
+        assert len(self._cache.ends.by_name) <= len(self._names), "ends of answers are remembered that nobody counts"
 
     def statistics(self) -> dict[str, float]:
         num_there = sum(map(self._cache.names_state, self._names))

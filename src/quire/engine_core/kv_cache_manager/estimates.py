@@ -100,7 +100,7 @@ class Estimates:
     def pinned_hits(self, sequence: Sequence) -> int:
         """Full blocks of pinned prefixes that the sequence shares to its end; a window passes them sooner or later, and
         a state it copies. One that has begun shares what it holds, not what it would find if it began now."""
-        pinned = self._manager.kept.pinned_blocks()
+        pinned = self._manager.kept.pinned_blocks
         if sequence.is_begun:
             num_computed = sequence.num_computed_tokens
             tables = [table.blocks.tolist() for table in sequence.block_tables]

@@ -79,31 +79,24 @@ class KeptSequences:
         self._has_states = groups[-1].num_state_blocks > 0
         self._block_size = block_size
         self._cache = cache
-        self._by_handle: dict[str, KeptSequence] = {}
-        self._pinned: list[KeptSequence] = []
-        self._pinned_blocks: frozenset[int] = frozenset()
+        self.by_handle: dict[str, KeptSequence] = {}
+        self.pinned: list[KeptSequence] = []
+        self.pinned_blocks: frozenset[int] = frozenset()
         # those that offer their blocks, least recently used first
         self._offering: OrderedDict[str, KeptSequence] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._by_handle)
-
     def __iter__(self) -> Iterator[KeptSequence]:
-        return iter(self._by_handle.values())
-
-    @property
-    def pinned(self) -> list[KeptSequence]:
-        return self._pinned
+        return iter(self.by_handle.values())
 
     def find(self, handle: str) -> KeptSequence | None:
-        return self._by_handle.get(handle)
+        return self.by_handle.get(handle)
 
     # ------------------------------------------------------------------------------------------ operations
 
     def keep(self, handle: str, sequence: Sequence, num_settled: int) -> None:
         """Holds what a living sequence has computed for sure; what a step in flight computes may yet fail. The handle's
         old content goes, unless it was pinned meanwhile."""
-        old = self._by_handle.get(handle)
+        old = self.by_handle.get(handle)
         if old is not None and old.is_pinned:
             return
         num_known = sequence.num_known_tokens
@@ -123,18 +116,18 @@ class KeptSequences:
         self._hold(kept)
         if old is not None:
             self.release(handle)
-        self._by_handle[handle] = kept
+        self.by_handle[handle] = kept
         self._offer(kept)
 
     def fork(self, handle: str, into: str) -> bool:
         source = self._get(handle)
-        if into in self._by_handle:
+        if into in self.by_handle:
             raise UserError(f"handle {into!r}: it is in use. Release it, or choose another one.")
         tables = [table.first(len(table)) for table in source.block_tables]
         copy = KeptSequence(into, source.tokens, tables, source.num_computed_tokens, source.user_key, source.scope)
         copy.is_ahead = source.is_ahead
         self._hold(copy)
-        self._by_handle[into] = copy
+        self.by_handle[into] = copy
         self._offer(copy)
         return True
 
@@ -156,9 +149,9 @@ class KeptSequences:
         kept = self._get(handle)
         self._drop_blocks(kept)
         if kept.is_pinned:
-            self._pinned.remove(kept)
+            self.pinned.remove(kept)
             self._count_pinned()
-        del self._by_handle[handle]
+        del self.by_handle[handle]
         return True
 
     def pin(self, handle: str, num_tokens: int, most_blocks: int) -> dict[str, Any]:
@@ -193,16 +186,16 @@ class KeptSequences:
         self._free_passed(kept)
         if not kept.is_pinned:
             kept.is_pinned = True
-            self._pinned.append(kept)
+            self.pinned.append(kept)
             # the longest that fits is the best hit
-            self._pinned.sort(key=lambda one: -len(one.tokens))
+            self.pinned.sort(key=lambda one: -len(one.tokens))
         self._count_pinned()
         self.name_pinned()
         return kept.report()
 
     def name_pinned(self) -> None:
         """Gives the full blocks of pinned prefixes their names, also after the cache was reset."""
-        for kept in self._pinned:
+        for kept in self.pinned:
             names = self._names_of(kept)
             # a state is found by the tokens before it (`extended`), not by names
             tables = kept.block_tables[:-1] if self._has_states else kept.block_tables
@@ -226,22 +219,22 @@ class KeptSequences:
 
     def set_public_part(self, request: Request) -> None:
         """Of a tenant's prompt the full blocks that a pinned prefix has as well, and that are no secret. It is settled
-        before the first of its blocks has a name."""
+        before the first of its blocks has a name. Asked where the request has a scope."""
         (sequence,) = request.sequences.values()
-        if not request.scope or request.was_started or sequence.is_begun:
+        if request.was_started or sequence.is_begun:
             return
         sequence.block_hashes.clear()  # it was looked up with less of its prompt
         tokens = sequence.token_ids(0, sequence.num_known_tokens)
         request.num_public_blocks = self._num_public_blocks(request.user_key, tokens)
 
     def _num_public_blocks(self, user_key: bytes, tokens: Tokens) -> int:
-        most = max((_num_common(one.tokens, tokens) for one in self._pinned if _is_open_to(one, user_key)), default=0)
+        most = max((_num_common(one.tokens, tokens) for one in self.pinned if _is_open_to(one, user_key)), default=0)
         return most // self._block_size
 
     def continued(self, sequence: Sequence) -> ComputedBlocks | None:
         """What the handle that the request continues has at hand; None if it has lost its blocks or has changed."""
         handle = sequence.request.message.continues
-        kept = self._by_handle.get(handle) if handle is not None else None
+        kept = self.by_handle.get(handle) if handle is not None else None
         request = sequence.request
         if kept is None or (kept.user_key, kept.scope) != (request.user_key, request.scope):
             return None
@@ -254,9 +247,9 @@ class KeptSequences:
     def extended(self, sequence: Sequence, hit: ComputedBlocks) -> ComputedBlocks:
         """A hit, with the rest of the pinned prefix that it reaches the end of. One of whole blocks does, or there is a
         state behind that prefix alone."""
-        if not self._pinned or not looks_up(sequence):
+        if not self.pinned or not looks_up(sequence):
             return hit
-        for kept in self._pinned:
+        for kept in self.pinned:
             length = len(kept.tokens)
             is_reached = self._has_states or length - length % self._block_size == hit.num_tokens
             is_longer = hit.num_tokens < length < sequence.num_known_tokens
@@ -269,9 +262,9 @@ class KeptSequences:
     def count_hit(self, computed: ComputedBlocks) -> None:
         """Usage, as it is reported: also of prompts that share the pinned blocks and go on with others."""
         kept = computed.source
-        if kept is None and self._pinned and computed.num_tokens:
+        if kept is None and self.pinned and computed.num_tokens:
             blocks = set(computed.blocks[0])
-            kept = next((one for one in self._pinned if self._last_full_block(one) in blocks), None)
+            kept = next((one for one in self.pinned if self._last_full_block(one) in blocks), None)
         if kept is None:
             return
         kept.num_hits += 1
@@ -300,9 +293,6 @@ class KeptSequences:
         self._offer(kept)
         return True
 
-    def pinned_blocks(self) -> frozenset[int]:
-        return self._pinned_blocks
-
     # ------------------------------------------------------------------------------------------ inside
 
     def _first(self, tables: list[BlockTable], num_tokens: int) -> list[BlockTable]:
@@ -310,15 +300,15 @@ class KeptSequences:
         return [table.first(group.num_blocks(num_tokens, self._block_size)) for group, table in pairs]
 
     def _get(self, handle: str) -> KeptSequence:
-        kept = self._by_handle.get(handle)
+        kept = self.by_handle.get(handle)
         if kept is None:
-            raise UserError(f"handle {handle!r}: nothing is kept under it.{suggestion(str(handle), self._by_handle)}")
+            raise UserError(f"handle {handle!r}: nothing is kept under it.{suggestion(str(handle), self.by_handle)}")
         return kept
 
     def _count_pinned(self) -> None:
         """Once when they change: each arrival asks."""
-        tables = (table for kept in self._pinned for table in kept.block_tables)
-        self._pinned_blocks = frozenset(block for table in tables for block in table.held().tolist())
+        tables = (table for kept in self.pinned for table in kept.block_tables)
+        self.pinned_blocks = frozenset(block for table in tables for block in table.held().tolist())
 
     def _hold(self, kept: KeptSequence) -> None:
         for table in kept.block_tables:

@@ -21,7 +21,7 @@ from quire.engine_core.kv_cache_manager.accounting import MemoryAccount, account
 from quire.engine_core.kv_cache_manager.block_map import BlockMap, map_of
 from quire.engine_core.kv_cache_manager.block_moves import BlockMoves, TakenMoves
 from quire.engine_core.kv_cache_manager.block_pool import BlockPool
-from quire.engine_core.kv_cache_manager.checkpoints import Checkpoints, Entry, NoCheckpoints, StateCheckpoints
+from quire.engine_core.kv_cache_manager.checkpoints import Entry, StateCheckpoints
 from quire.engine_core.kv_cache_manager.estimates import Estimates, Tables
 from quire.engine_core.kv_cache_manager.groups import KVGroup
 from quire.engine_core.kv_cache_manager.kept import KeptSequences
@@ -80,11 +80,10 @@ class KVCacheManager:
         self.num_state_blocks = groups[-1].num_state_blocks
         # what one sequence has computed, a sibling may not find
         self.may_miss_siblings = self.has_windows or self.num_state_blocks > 0
-        self.checkpoints: Checkpoints = (
-            StateCheckpoints(pool, self.cache, rows, checkpoint_interval, checkpoint_share, least_checkpoint)
-            if self.num_state_blocks
-            else NoCheckpoints()
-        )
+        self.checkpoints: StateCheckpoints | None = None
+        if self.num_state_blocks:
+            share, least = checkpoint_share, least_checkpoint
+            self.checkpoints = StateCheckpoints(pool, self.cache, rows, checkpoint_interval, share, least)
         self.steady = SteadyGrowth(self, rows)
 
     @property
@@ -97,7 +96,7 @@ class KVCacheManager:
     def get_computed_blocks(self, sequence: Sequence) -> ComputedBlocks:
         """The longest prefix at hand. Pure: references are taken in allocate_slots."""
         computed = self.cache.longest_hit(sequence)
-        if not self.kept and not self._found:
+        if not self.kept.by_handle and not self._found:
             return computed
         computed = self.kept.extended(sequence, computed)
         # of what it continues, blocks may have been given up and live on in the cache, or were found and are held
@@ -118,7 +117,8 @@ class KVCacheManager:
         start = computed.num_tokens if computed else sequence.num_computed_tokens
         tables: Tables = computed.blocks if computed else sequence.block_tables
         shared = self._shared_at(tables, start, is_taken=computed is not None)
-        spare = self.checkpoints.worth_a_copy(sequence, start, tables[-1], 0 if computed else 1)
+        checkpoints = self.checkpoints
+        spare = checkpoints.worth_a_copy(sequence, start, tables[-1], 0 if computed else 1) if checkpoints else []
         end = start + num_new_tokens
         ahead = min(end + self.lookahead, max(end, sequence.request.max_total))
         targets = [group.num_blocks(ahead, self.block_size) for group in self.groups]
@@ -133,12 +133,12 @@ class KVCacheManager:
             return False
         if computed:
             self._attach(sequence, computed)
-        if spare and self.pool.num_available >= num_new + len(spare):
-            self.checkpoints.leave(sequence, start, computed.state_name if computed else b"")
+        if checkpoints and spare and self.pool.num_available >= num_new + len(spare):
+            checkpoints.leave(sequence, start, computed.state_name if computed else b"")
             self._left.append((sequence, spare))
             shared += spare
-        elif spare and computed:
-            self.checkpoints.take_over(sequence, spare)
+        elif checkpoints and spare and computed:
+            checkpoints.take_over(sequence, spare)
         for number, index in shared:
             self._copy_on_write(sequence, number, index)
         for number, target in enumerate(targets):
@@ -192,8 +192,10 @@ class KVCacheManager:
         blocks, and the end of an answer, which it would copy, is found no more. False if there is neither."""
         if self.kept.give_up_blocks_of(request.message.continues):
             return True
+        if self.checkpoints is None:
+            return False
         names = [self.get_computed_blocks(one).state_name for one in request.sequences.values() if not one.is_begun]
-        return any(self.checkpoints.give_up_end(name) for name in names)
+        return any(map(self.checkpoints.give_up_end, names))
 
     def _make_available(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had, if need be without the checkpoints of this step, and after kept sequences
@@ -237,8 +239,10 @@ class KVCacheManager:
         if not sequence.request.was_started and looks_up(sequence):
             self.num_queried_tokens += sequence.num_total_tokens
             self.num_hit_tokens += computed.num_tokens
-            self.kept.count_hit(computed)
-            self.checkpoints.count_hit(computed)
+            if self.kept.by_handle:
+                self.kept.count_hit(computed)
+            if self.checkpoints is not None:
+                self.checkpoints.count_hit(computed)
         for number, blocks in enumerate(computed.blocks):
             sequence.block_tables[number] = BlockTable(blocks)
             self.moves.write(number, sequence.row, 0, blocks)
@@ -292,7 +296,8 @@ class KVCacheManager:
         now become known, and its state can be found from now on."""
         if sequence.is_begun:
             self.name_granted(sequence, sequence.num_sure_tokens)
-            self.checkpoints.leave_end(sequence, num_settled)
+            if self.checkpoints is not None:
+                self.checkpoints.leave_end(sequence, num_settled)
 
     # ------------------------------------------------------------------------------------------ sharing and freeing
 
@@ -315,7 +320,8 @@ class KVCacheManager:
     def free(self, sequence: Sequence) -> None:
         """All or nothing (3.4.5), here and in swap space."""
         self._free_here(sequence)
-        self.swap.free(sequence)
+        if sequence.host_tables:
+            self.swap.free(sequence)
 
     def _free_here(self, sequence: Sequence) -> None:
         """Deepest blocks first, so that the beginning of a prompt is cached longest; before them the state, which is of
@@ -409,7 +415,8 @@ class KVCacheManager:
         """What changed since the last call; it belongs to one step."""
         self._left = []
         taken = self.moves.take()
-        self.swap.settle()
+        if self.swap.late_releases:
+            self.swap.settle()
         self.cache.step_decided()
         return taken
 
@@ -438,9 +445,9 @@ class KVCacheManager:
             "num_prefix_hit_tokens_total": self.num_hit_tokens,
             "swapped_out_blocks_total": self.moves.num_swapped_out,
             "swapped_in_blocks_total": self.moves.num_swapped_in,
-            "num_kept_sequences": len(self.kept),
+            "num_kept_sequences": len(self.kept.by_handle),
             "num_pinned_prefixes": len(self.kept.pinned),
-            **self.checkpoints.statistics(),
+            **(self.checkpoints.statistics() if self.checkpoints is not None else {}),
         }
 
     def check_invariants(self, sequences: list[Sequence]) -> None:
@@ -458,7 +465,8 @@ class KVCacheManager:
         offered = [table for one in self.kept if not one.is_pinned for table in one.block_tables]
         self.pool.check_invariants(self._num_entries(holding), self._num_entries(offered))
         self.swap.check_invariants(sequences)
-        self.checkpoints.check_invariants()
+        if self.checkpoints is not None:
+            self.checkpoints.check_invariants()
 
     def _num_entries(self, tables: list[BlockTable]) -> IntArray:
         """By block. NO_BLOCK is counted in front of them all."""

@@ -105,12 +105,12 @@ class PrefixCache:
         limit = (sequence.num_known_tokens - 1) // self._block_size
         # Siblings would hold a checkpoint while all of them copy it, and that is more than they were admitted with.
         is_crowd = self.num_state_blocks and len(sequence.request.sequences) > 1
-        if limit < (0 if self.ends else 1) or is_crowd or sequence.is_unnamed or not looks_up(sequence):
+        if limit < (0 if self.ends.by_name else 1) or is_crowd or sequence.is_unnamed or not looks_up(sequence):
             return ComputedBlocks(0, [[] for _ in self._groups])
         hashes = self.hasher.hashes(sequence, limit)
         length, reached = self._longest(hashes, sequence.request)
         num_without_state = reached * self._block_size
-        found = self._longest_end(sequence, hashes, length) if self.ends else None
+        found = self._longest_end(sequence, hashes, length) if self.ends.by_name else None
         if not length and found is None:
             return ComputedBlocks(0, [[] for _ in self._groups], num_without_state=num_without_state)
         if found is not None:

@@ -26,7 +26,7 @@ class SwapSpace:
         self._moves = moves
         self._free = list(range(num_blocks - 1, -1, -1))
         # Nobody holds them, but the next step reads them, after it has filled others.
-        self._late_releases: list[int] = []
+        self.late_releases: list[int] = []
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         # held host blocks by content
@@ -35,7 +35,7 @@ class SwapSpace:
     @property
     def num_used(self) -> int:
         """Those that somebody holds."""
-        return self.num_blocks - len(self._free) - len(self._late_releases)
+        return self.num_blocks - len(self._free) - len(self.late_releases)
 
     @property
     def free_blocks(self) -> list[int]:
@@ -77,8 +77,8 @@ class SwapSpace:
 
     def settle(self) -> None:
         """The moves have been handed to a step."""
-        self._free += self._late_releases
-        self._late_releases = []
+        self._free += self.late_releases
+        self.late_releases = []
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         holders = [0] * self.num_blocks
@@ -89,7 +89,7 @@ class SwapSpace:
                         holders[block] += 1
         assert holders == self._counts, "host blocks: counts and holders differ"
         free = [block for block, count in enumerate(holders) if not count]
-        assert sorted([*self._free, *self._late_releases]) == free, "host blocks are lost or held twice"
+        assert sorted([*self._free, *self.late_releases]) == free, "host blocks are lost or held twice"
         named = list(self._host_block_by_key.values())
         keys = list(map(self._keys.__getitem__, named))
         assert keys == list(self._host_block_by_key), "host blocks: keys and blocks do not match"
@@ -122,4 +122,4 @@ class SwapSpace:
             key = self._keys[host_block]
             if key is not None:
                 self.forget(key)
-            (self._late_releases if self._moves.reads_host_block(host_block) else self._free).append(host_block)
+            (self.late_releases if self._moves.reads_host_block(host_block) else self._free).append(host_block)

@@ -12,6 +12,7 @@ import numpy as np
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence
 from quire.engine_core.scheduler.constraints import Constraint
+from quire.engine_core.scheduler.transfers import Transfers
 from quire.messages import AdmittedSequence, EngineRequest, SequenceStart, int_array
 from quire.pooling_params import MEAN, POOLINGS
 
@@ -23,6 +24,7 @@ class Admission:
         self,
         manager: KVCacheManager,
         constraints: tuple[Constraint, ...],
+        transfers: Transfers,
         step_tokens: int,
         max_model_len: int,
         vocab_size: int,
@@ -32,6 +34,7 @@ class Admission:
         self._kept = manager.kept
         self._estimates = manager.estimates
         self._constraints = constraints
+        self._transfers = transfers
         self._step_tokens = step_tokens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -59,7 +62,10 @@ class Admission:
         if request.is_final and request.num_prompt_tokens == 0:
             return "the prompt is empty: at least one token is needed."
         reasons = (constraint.reason_to_refuse(request) for constraint in self._constraints)
-        return next((reason for reason in reasons if reason is not None), None)
+        refusal = next((reason for reason in reasons if reason is not None), None)
+        if refusal is None and message.transfer is not None:
+            refusal = self._transfers.reason_to_refuse(request)
+        return refusal
 
     def reason_of_memory(self, request: Request) -> str | None:
         """Asked when all tokens that are there are its sequence's, and how many are everybody's is settled."""
@@ -69,7 +75,7 @@ class Admission:
         size = self._manager.block_size
         needed = self.most_blocks(request)
         there = self._pool.num_blocks
-        num_pinned = len(self._kept.pinned_blocks())
+        num_pinned = len(self._kept.pinned_blocks)
         if needed <= there - num_pinned or needed <= self._num_usable(request):
             return None
         pinned = f", {num_pinned} of them pinned" if num_pinned else ""
@@ -82,7 +88,7 @@ class Admission:
 
     def _num_usable(self, request: Request) -> int:
         """All blocks but the pinned ones that it does not share: those that it shares it need not have twice."""
-        num_pinned = len(self._kept.pinned_blocks())
+        num_pinned = len(self._kept.pinned_blocks)
         if num_pinned:
             num_pinned -= self._estimates.pinned_hits(next(iter(request.sequences.values())))
         return self._pool.num_blocks - num_pinned
@@ -127,7 +133,7 @@ class Admission:
         most = request.max_total_tokens(self._max_model_len)
         if request.sampling.max_tokens is not None or request.message.pooling:
             return most
-        if self._most_blocks(request, most) <= self._pool.num_blocks - len(self._kept.pinned_blocks()):
+        if self._most_blocks(request, most) <= self._pool.num_blocks - len(self._kept.pinned_blocks):
             return most
         there = self._num_usable(request)
         size = self._manager.block_size

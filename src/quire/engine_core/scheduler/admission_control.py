@@ -97,7 +97,9 @@ class AdmissionControl:
         """What it would compute if it started now; algorithm 2 refreshes it whenever somebody has started."""
         (sequence,) = request.sequences.values()
         num_computed = self._manager.get_computed_blocks(sequence).num_tokens
-        return sequence.num_total_tokens - num_computed - self._transfers.num_found(sequence, num_computed)
+        if request.message.transfer is not None:
+            num_computed += self._transfers.num_found(sequence, num_computed)
+        return sequence.num_total_tokens - num_computed
 
     def num_steps_without_start(self, step: int) -> int:
         """From this step on nobody would start in so many, if nobody comes or ends, nobody gives way, and blocks only
@@ -291,8 +293,10 @@ class AdmissionControl:
     def _num_needed(self, request: Request, running: list[Request]) -> int:
         # One that was preempted must also get on by a block before it gives way again; alone it need not share.
         num_more = self._manager.block_size if request.was_started and running else 0
-        reserved = self._recovery.num_reserved_blocks(request, running, self._step_tokens)
-        return self._estimates.blocks_to_come(request, self._step_tokens, num_more) + reserved
+        needed = self._estimates.blocks_to_come(request, self._step_tokens, num_more)
+        if request.was_started or self._recovery.protected:
+            needed += self._recovery.num_reserved_blocks(request, running, self._step_tokens)
+        return needed
 
     def _is_still_too_little(self, request: Request) -> bool:
         """Looking a long prompt up in every step would cost more than the step."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,13 +19,12 @@ from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows, Tokens
 from quire.engine_core.scheduler.admission import Admission, further_ids
-from quire.engine_core.scheduler.changes import ClientEvents, WorkerChanges
-from quire.engine_core.scheduler.in_flight import StepsInFlight
 from quire.engine_core.scheduler.queues import WaitingQueues
-from quire.engine_core.scheduler.running import Running
+from quire.engine_core.scheduler.running import Running, StepsInFlight
 from quire.engine_core.scheduler.speculation import Speculation
 from quire.errors import RequestError, one_line
 from quire.messages import (
+    AdmittedSequence,
     AppendedTokens,
     Candidates,
     EngineRequest,
@@ -32,12 +32,56 @@ from quire.messages import (
     IntArray,
     SequenceEnd,
     SequenceLogprobs,
+    SequenceStart,
+    SequenceVector,
     TokenLogprobs,
     sequence_id_of,
     split_sequence_id,
 )
 
 logger = logging.getLogger("quire.scheduler")
+
+
+@dataclass
+class WorkerChanges:
+    """For the worker, since the last SchedulerOutput: differences of its persistent rows."""
+
+    forked: list[ForkedSequence] = field(default_factory=list)
+    # by row, in order
+    released: dict[int, None] = field(default_factory=dict)
+    admitted: list[AdmittedSequence] = field(default_factory=list)
+    progress: dict[int, int] = field(default_factory=dict)
+    appended: dict[int, list[AppendedTokens]] = field(default_factory=dict)
+
+    def fork(self, fork: ForkedSequence) -> None:
+        """Forks come first at the worker. A row that was freed since the last step is overwritten, not released."""
+        assert fork.parent_row not in self.appended, "the worker forks before it appends"
+        self.forked.append(fork)
+        self.released.pop(fork.row, None)
+
+    def append(self, appended: AppendedTokens) -> None:
+        self.appended.setdefault(appended.row, []).append(appended)
+
+    def release(self, row: int) -> None:
+        """The row is given back; what was still to be said about it is void."""
+        num_admitted = len(self.admitted)
+        self.admitted = [sequence for sequence in self.admitted if sequence.row != row]
+        if len(self.admitted) == num_admitted:  # else the worker has not heard of the sequence
+            self.released[row] = None
+        self.progress.pop(row, None)
+        self.appended.pop(row, None)
+
+
+@dataclass
+class ClientEvents:
+    """For the client: sequences that began, grew by a choice of the core, or ended."""
+
+    starts: list[SequenceStart] = field(default_factory=list)
+    # (sequence_id, token_id) of outputs whose tokens the core chose, in order
+    tokens: list[tuple[int, int]] = field(default_factory=list)
+    logprobs: list[SequenceLogprobs] = field(default_factory=list)
+    ends: list[SequenceEnd] = field(default_factory=list)
+    vectors: list[SequenceVector] = field(default_factory=list)
 
 
 class Lifecycle:
@@ -48,7 +92,7 @@ class Lifecycle:
         manager: KVCacheManager,
         rows: Rows,
         admission: Admission,
-        speculation: Speculation,
+        speculation: Speculation | None,
         in_flight: StepsInFlight,
     ) -> None:
         self.requests: dict[int, Request] = {}
@@ -96,7 +140,8 @@ class Lifecycle:
         prompt = self._prompt_of(message)
         request = Request(message, method, self.num_arrivals, prompt, is_private=not self._manager.keeps_contents)
         request.sequences[0] = Sequence(request, 0, prompt, message.seed, len(self._manager.groups))
-        self._kept.set_public_part(request)
+        if request.scope:
+            self._kept.set_public_part(request)
         request.max_total = self._admission.max_total_tokens(request)
         request.tenant = self._shares.enter(message.tenant)
         self.num_arrivals += 1
@@ -129,7 +174,8 @@ class Lifecycle:
             return
         (sequence,) = request.sequences.values()
         sequence.extend_prompt(np.asarray(token_ids, dtype=np.int32))
-        self._kept.set_public_part(request)
+        if request.scope:
+            self._kept.set_public_part(request)
         request.max_total = self._admission.max_total_tokens(request)
         if self._refuse(request, self._admission.reason_of_memory(request)):
             return
@@ -167,7 +213,8 @@ class Lifecycle:
         if sequence.row < 0:
             self.running.place(sequence)
             self._rows.set_stop_ids(sequence.row, sequence.request.stop_ids)
-            self._speculation.reset(sequence.row)
+            if self._speculation is not None:
+                self._speculation.reset(sequence.row)
             self._set_limits(sequence)
 
     def set_progress(self, sequence: Sequence, num_computed_tokens: int) -> None:
@@ -198,7 +245,9 @@ class Lifecycle:
     def _drafts_of(self, sequence: Sequence) -> tuple[int, int]:
         """(drafts, accepted ones) since it began."""
         earlier = sequence.earlier_drafts
-        now = self._speculation.counts(sequence.row) if sequence.row >= 0 else (0, 0)
+        if self._speculation is None or sequence.row < 0:
+            return earlier
+        now = self._speculation.counts(sequence.row)
         return earlier[0] + now[0], earlier[1] + now[1]
 
     def _set_limits(self, sequence: Sequence) -> None:

@@ -40,7 +40,8 @@ class Recovery:
         self.num_recomputed_tokens = 0
         self.lost_seconds = 0.0
         self.num_broken_protections = 0
-        self._protected: list[Request] = []
+        # those that came back; some may be victims again
+        self.protected: list[Request] = []
 
     # ------------------------------------------------------------------------------------------ who
 
@@ -63,12 +64,12 @@ class Recovery:
 
     def _protected_ones(self) -> list[Request]:
         """Those that were resumed not long ago: few, so that a start need not look at everybody who runs."""
-        self._protected = [
+        self.protected = [
             request
-            for request in self._protected
+            for request in self.protected
             if request.status is Status.RUNNING and not self.may_be_victim(request)
         ]
-        return self._protected
+        return self.protected
 
     # ------------------------------------------------------------------------------------------ giving way
 
@@ -121,7 +122,7 @@ class Recovery:
         self.lost_seconds += self._manager.swap_in(request) * self._costs.seconds_per_block
 
     def begun(self, sequence: Sequence, num_computed: int) -> None:
-        """What had been computed before it gave way, and is not at hand, is computed again."""
+        """It gave way before: what had been computed, and is not at hand, is computed again."""
         again = max(0, sequence.num_lost_tokens - num_computed)
         sequence.num_lost_tokens = 0
         self.num_recomputed_tokens += again
@@ -130,7 +131,7 @@ class Recovery:
     def protect(self, request: Request) -> None:
         if request.is_final:
             request.protected_until = request.longest + self._manager.block_size
-            self._protected = [*(one for one in self._protected if one is not request), request]
+            self.protected = [*(one for one in self.protected if one is not request), request]
 
     def statistics(self) -> dict[str, float]:
         return {

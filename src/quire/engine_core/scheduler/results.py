@@ -15,9 +15,8 @@ import numpy.typing as npt
 from quire.engine_core.kv_cache_manager.manager import KVCacheManager
 from quire.engine_core.request import Sequence
 from quire.engine_core.rows import Rows
-from quire.engine_core.scheduler.changes import ClientEvents
-from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
-from quire.engine_core.scheduler.lifecycle import Lifecycle
+from quire.engine_core.scheduler.lifecycle import ClientEvents, Lifecycle
+from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.speculation import Speculation
 from quire.messages import (
     STEP_COUNTS,
@@ -40,7 +39,7 @@ class Results:
         manager: KVCacheManager,
         rows: Rows,
         lifecycle: Lifecycle,
-        speculation: Speculation,
+        speculation: Speculation | None,
         in_flight: StepsInFlight,
     ) -> None:
         self.in_flight = in_flight
@@ -236,7 +235,8 @@ class Results:
         self._rows.settle_drafts(rows, computed, totals, decided.num_changes, granted[rows], growth[rows])
         # with no draft verified it may be one that has stepped back by a token
         self._rows.doubt(rows[speculated[3] == 0], computed[speculated[3] == 0])
-        self._speculation.observe(speculated)
+        if self._speculation is not None:
+            self._speculation.observe(speculated)
 
     # ------------------------------------------------------------------------------------------ failures
 

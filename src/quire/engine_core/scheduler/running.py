@@ -1,4 +1,4 @@
-"""Who runs: requests by arrival, and which sequence sits in which row.
+"""Who runs: requests by arrival, which sequence sits in which row, and the steps that are under way.
 
 Keeps the rows of all running sequences as one array, built again only when somebody came or went.
 """
@@ -6,6 +6,8 @@ Keeps the rows of all running sequences as one array, built again only when some
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
+from dataclasses import dataclass
 
 from quire.engine_core.request import Request, Sequence, Status
 from quire.engine_core.rows import Rows
@@ -73,3 +75,31 @@ class Running:
 
     def living_sequences(self) -> list[Sequence]:
         return [sequence for sequence in self._sequences if sequence is not None]
+
+
+@dataclass(frozen=True)
+class StepInFlight:
+    """What the worker was told to do, and when in the life of the rows."""
+
+    step: int
+    rows: IntArray
+    num_tokens: IntArray
+    # by how much each row's total grew with what it was to sample and to propose
+    growth: IntArray
+    num_changes: int
+
+
+class StepsInFlight(deque[StepInFlight]):
+    """Earliest first. What they compute counts as computed from the decision on, and may still fail."""
+
+    # in the life of the rows, when the last one was decided whose results are there
+    settled_at = 0
+
+    def num_settled(self, sequence: Sequence, rows: Rows) -> int:
+        """How many of its computed tokens cannot fail any more."""
+        if not sequence.is_begun:
+            return 0  # it gave way: it has its tokens, but no blocks here
+        row = sequence.row
+        if self and rows.set_back_at[row] > self.settled_at:
+            return 0  # it has begun since, maybe in blocks that a step in flight was to write
+        return sequence.num_computed_tokens - sum(int(step.num_tokens[step.rows == row].sum()) for step in self)

@@ -24,7 +24,6 @@ from quire.engine_core.request import Sequence as TokenSequence
 from quire.engine_core.rows import Rows
 from quire.engine_core.scheduler.admission import Admission
 from quire.engine_core.scheduler.admission_control import AdmissionControl
-from quire.engine_core.scheduler.changes import WorkerChanges
 from quire.engine_core.scheduler.constraints import (
     CheckpointBoundaries,
     Constraint,
@@ -33,13 +32,13 @@ from quire.engine_core.scheduler.constraints import (
     RowLimit,
     Uncut,
 )
-from quire.engine_core.scheduler.in_flight import StepInFlight, StepsInFlight
 from quire.engine_core.scheduler.leap import Leap
-from quire.engine_core.scheduler.lifecycle import Lifecycle
+from quire.engine_core.scheduler.lifecycle import Lifecycle, WorkerChanges
 from quire.engine_core.scheduler.policies.policy import SchedulingPolicy
 from quire.engine_core.scheduler.recovery import Recovery
 from quire.engine_core.scheduler.results import Results
-from quire.engine_core.scheduler.speculation import NoSpeculation, Speculation
+from quire.engine_core.scheduler.running import StepInFlight, StepsInFlight
+from quire.engine_core.scheduler.speculation import Speculation
 from quire.engine_core.scheduler.transfers import Transfers
 from quire.kv_connectors.connector import NoSchedulerHalf, SchedulerHalf
 from quire.messages import EngineOutputs, EngineRequest, IntArray, SchedulerOutput, StepOutput
@@ -73,17 +72,17 @@ class Scheduler:
         self.rows = rows
         self.policy = policy
         self.recovery = recovery
-        self.speculation = speculation or NoSpeculation()
+        self.speculation = speculation
         self._transfers = Transfers(connector or NoSchedulerHalf(), manager.block_size)
         self.max_num_batched_tokens = max_num_batched_tokens
         uncut = Uncut(max_num_batched_tokens)
         self._constraints = (*constraints, *_boundaries(manager), uncut)
         # what a sequence may reach beyond what it surely has, in the estimates of its blocks
         reach = max_num_batched_tokens + manager.num_uncertain + manager.lookahead
-        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(adapters), self._transfers, uncut)
+        always = (ModelLength(max_model_len), RowLimit(rows.num_rows), KnownAdapters(adapters), uncut)
         self._steady = manager.steady
         self._cache = manager.cache
-        self._admission = Admission(manager, (*always, *constraints), reach, max_model_len, vocab_size)
+        self._admission = Admission(manager, (*always, *constraints), self._transfers, reach, max_model_len, vocab_size)
         self._in_flight = StepsInFlight()
         self.lifecycle = Lifecycle(manager, rows, self._admission, self.speculation, self._in_flight)
         self.running = self.lifecycle.running
@@ -135,7 +134,7 @@ class Scheduler:
         largest = max(map(self._admission.most_blocks, requests.values()), default=1)
         pool = self.manager.pool
         kept = self.manager.kept
-        return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - len(kept.pinned_blocks()) - largest)
+        return kept.pin(handle, num_tokens, most_blocks=pool.num_blocks - len(kept.pinned_blocks) - largest)
 
     # ------------------------------------------------------------------------------------------ one step
 
@@ -183,7 +182,13 @@ class Scheduler:
         """4.6.1: the numbers follow from the decision alone, not from what will be sampled."""
         self.rows.grant(rows, num_tokens)
         self._shares.charge(self.rows.tenant[rows], num_tokens)
-        growth = self.rows.promise(rows, self.speculation.num_drafts(rows, self.rows.num_total[rows]))
+        speculation = self.speculation
+        num_drafts = 0 if speculation is None else speculation.num_drafts(rows, self.rows.num_total[rows])
+        growth = self.rows.promise(rows, num_drafts)
+        transfers = self._transfers
+        step_data = transfers.step_data() if transfers.fetches or transfers.to_store else {}
+        if speculation is not None:
+            step_data |= speculation.step_data(growth)
         self._num_steps += 1
         self._in_flight.append(StepInFlight(self._num_steps, rows, num_tokens, growth, self.rows.num_changes))
         changes = self.lifecycle.changes
@@ -202,7 +207,7 @@ class Scheduler:
             block_copies=moves.block_copies,
             rows=rows,
             num_tokens=num_tokens,
-            step_data={**self.speculation.step_data(growth), **self._transfers.step_data()},
+            step_data=step_data,
         )
         self.recorder.decided(decision)
         return decision
@@ -351,7 +356,8 @@ class Scheduler:
     def _begin(self, sequence: TokenSequence, budget: int) -> bool:
         """The first tokens of a sequence that holds nothing: behind the longest prefix at hand, and what is fetched."""
         computed = self.manager.get_computed_blocks(sequence)
-        num_fetched = self._transfers.begin(sequence, computed.num_tokens)
+        has_transfer = sequence.request.message.transfer is not None
+        num_fetched = self._transfers.begin(sequence, computed.num_tokens) if has_transfer else 0
         num_computed = computed.num_tokens + num_fetched
         self.rows.begin_at(sequence.row, num_computed)  # limits ask for it
         self.rows.checkpoint_at(sequence.row, computed.num_without_state)
@@ -361,7 +367,8 @@ class Scheduler:
         if not num_tokens or not self.manager.allocate_slots(sequence, num_fetched + num_tokens, computed):
             self.rows.begin_at(sequence.row, 0)
             return not num_tokens  # a limit grants nothing: it begins later, and nobody need make room
-        self.recovery.begun(sequence, num_computed)
+        if sequence.num_lost_tokens:
+            self.recovery.begun(sequence, num_computed)
         self.recorder.found(sequence.sequence_id, computed.num_tokens, num_fetched, sequence.num_total_tokens)
         self.lifecycle.set_progress(sequence, num_computed)
         self._granted[sequence.row] = num_tokens
@@ -475,7 +482,7 @@ class Scheduler:
             **{f"{name}_total": count for name, count in counts.items()},
             **self.manager.statistics(),
             **self.recovery.statistics(),
-            **self.speculation.statistics(),
+            **(self.speculation.statistics() if self.speculation is not None else {}),
             **self._transfers.statistics(),
             **{f"kv_slots_{name}": count for name, count in account["slots"].items()},
             **{f"host_slots_{name}": count for name, count in account["host_slots"].items()},
@@ -496,8 +503,9 @@ class Scheduler:
 
 def _boundaries(manager: KVCacheManager) -> tuple[Constraint, ...]:
     """Where a checkpoint of a state is to be left, a grant must end."""
-    interval = manager.checkpoints.interval
-    return (CheckpointBoundaries(manager.block_size, interval),) if interval else ()
+    if manager.checkpoints is None:
+        return ()
+    return (CheckpointBoundaries(manager.block_size, manager.checkpoints.interval),)
 
 
 # ---- sharing out a budget that is too small for all (4.5) ------------------------------------------------------------

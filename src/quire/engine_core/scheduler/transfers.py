@@ -12,7 +12,6 @@ from typing import Any
 
 from quire.engine_core.kv_cache_manager.prefix_cache import looks_up
 from quire.engine_core.request import Request, Sequence, Status
-from quire.engine_core.scheduler.constraints import Constraint
 from quire.kv_connectors.connector import STEP_DATA, BlockLoad, BlockStore, Found, SchedulerHalf, StepTransfers
 
 
@@ -27,21 +26,21 @@ class _Fetch:
     last: int
 
 
-class Transfers(Constraint):
-    """A request that asks for what no connector can do is refused; as a constraint it limits nothing else."""
+class Transfers:
+    """Asked for requests with a transfer alone. One that asks for what no connector can do is refused."""
 
     def __init__(self, connector: SchedulerHalf, block_size: int) -> None:
         self._connector = connector
         self._block_size = block_size
-        self._fetches: list[_Fetch] = []
+        # of the step that is being decided
+        self.fetches: list[_Fetch] = []
         # by request: the sequence whose prompt is stored as soon as it is computed
-        self._to_store: dict[int, Sequence] = {}
+        self.to_store: dict[int, Sequence] = {}
         self._num_fetched_tokens = self._num_fetched_blocks = self._num_stored_blocks = 0
 
     def reason_to_refuse(self, request: Request) -> str | None:
         transfer = request.message.transfer
-        if transfer is None:
-            return None
+        assert transfer is not None
         num_sent = len(request.message.prompt_token_ids)
         if not 0 <= transfer.num_output_tokens < max(1, num_sent):
             return f"transfer: num_output_tokens={transfer.num_output_tokens} of {num_sent} tokens that were sent."
@@ -65,14 +64,14 @@ class Transfers(Constraint):
         if sequence.request.status is Status.RUNNING:
             return 0
         transfer = sequence.request.message.transfer
-        is_new = not sequence.request.was_started or sequence.request.request_id in self._to_store
+        is_new = not sequence.request.was_started or sequence.request.request_id in self.to_store
         if transfer is not None and transfer.store is not None and sequence.index == 0 and is_new:
-            self._to_store[sequence.request.request_id] = sequence
+            self.to_store[sequence.request.request_id] = sequence
         found, num_tokens = self._look_up(sequence, num_computed)
         if found is not None and num_tokens:
             first = num_computed // self._block_size
             last = -(-(num_computed + num_tokens) // self._block_size)
-            self._fetches.append(_Fetch(sequence, found, num_tokens, first, last))
+            self.fetches.append(_Fetch(sequence, found, num_tokens, first, last))
         return num_tokens
 
     def _look_up(self, sequence: Sequence, num_computed: int) -> tuple[Found | None, int]:
@@ -89,15 +88,13 @@ class Transfers(Constraint):
     # ------------------------------------------------------------------------------------------ what a step moves
 
     def step_data(self) -> dict[str, Any]:
-        """What the worker half must do in the step that has just been decided."""
-        if not self._fetches and not self._to_store:
-            return {}
+        """What the worker half must do in the step that has just been decided; asked if something is to be moved."""
         step = StepTransfers(
             # some may have found too few blocks after all
-            loads=[self._load(fetch) for fetch in self._fetches if fetch.sequence.is_begun],
+            loads=[self._load(fetch) for fetch in self.fetches if fetch.sequence.is_begun],
             stores=[self._store(sequence) for sequence in self._take_computed()],
         )
-        self._fetches = []
+        self.fetches = []
         return {STEP_DATA: step} if step.loads or step.stores else {}
 
     def _load(self, fetch: _Fetch) -> BlockLoad:
@@ -114,12 +111,12 @@ class Transfers(Constraint):
     def _take_computed(self) -> list[Sequence]:
         """Those whose prompt is complete after the step."""
         computed = []
-        for number, sequence in list(self._to_store.items()):
+        for number, sequence in list(self.to_store.items()):
             request = sequence.request
             if request.sequences.get(sequence.index) is not sequence:
-                del self._to_store[number]
+                del self.to_store[number]
             elif request.is_final and sequence.is_begun and sequence.num_computed_tokens >= request.num_prompt_tokens:
-                del self._to_store[number]
+                del self.to_store[number]
                 computed.append(sequence)
         return computed
 

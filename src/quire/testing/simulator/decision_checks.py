@@ -115,7 +115,7 @@ class DecisionChecks:
 
     def _forget_what_a_pin_took(self) -> None:
         """Who came back did so on blocks that could be had then; whoever pins some of them takes them from all."""
-        pinned = self._core.manager.kept.pinned_blocks()
+        pinned = self._core.manager.kept.pinned_blocks
         if pinned - self._pinned:
             self._length_at_resume.clear()
         self._pinned = pinned
