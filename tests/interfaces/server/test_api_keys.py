@@ -7,9 +7,11 @@ import pytest
 
 from quire.errors import OptionError
 from quire.interfaces.cli import main
+from quire.interfaces.gateway.access.access import Callers
 from quire.interfaces.gateway.access.api_keys import key_ring
 from quire.interfaces.gateway.access.doors import doors_of, is_loopback
 from quire.interfaces.gateway.access.tenants import NOBODY, Quota, Tenant, Tenants
+from quire.interfaces.gateway.access.waiting_room import WaitingRoom
 from quire.interfaces.server.options import ServerOptions
 
 HASH = hashlib.sha256(b"secret").hexdigest()
@@ -31,7 +33,7 @@ def test_all_forms_of_a_line(keys):
         f"# ours\n\nhashed: {HASH} weight=2.5 max_requests=4\nprefixed: sha256:{HASH[::-1]}\n"
         "plain: sk-plain tokens_per_minute=1000 priority=-1\nsk-alone\nplain: sk-second\n"
     )
-    assert len(ring) == 5
+    assert len(ring.keys) == 5
     hashed = ring.tenant_of(b"secret")
     assert hashed == Tenant("hashed", Quota(weight=2.5, max_requests=4))
     plain = Tenant("plain", Quota(tokens_per_minute=1000, priority=-1))
@@ -158,6 +160,11 @@ def test_parts_of_the_cache_follow_from_the_secret():
 
 
 def test_nobody_is_told_apart_from_nobody():
-    assert Tenants().tenancy(NOBODY) is None
-    assert Tenants([Tenant("one")]).tenancy(Tenant("one")) is None
-    assert Tenants([Tenant("one"), Tenant("two")]).tenancy(NOBODY) is None
+    def tenancy_among(tenants, tenant):
+        return Callers(Tenants(tenants), WaitingRoom(tenants)).of(tenant, "").tenancy
+
+    one, two = Tenant("one"), Tenant("two")
+    assert tenancy_among([], NOBODY) is None
+    assert tenancy_among([one], one) is None
+    assert tenancy_among([one, two], NOBODY) is None
+    assert tenancy_among([one, two], one) is not None

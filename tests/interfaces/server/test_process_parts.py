@@ -14,7 +14,7 @@ from starlette.datastructures import State
 from quire.errors import EngineDeadError, OptionError, QuireError
 from quire.interfaces.gateway import create_app
 from quire.interfaces.gateway.access.endpoints import TENANT_COUNTS, reports_of_all
-from quire.interfaces.gateway.access.shared_bound import SharedBound
+from quire.interfaces.gateway.access.ledger import SharedBound
 from quire.interfaces.gateway.access.tenants import Quota, Tenant
 from quire.interfaces.gateway.access.waiting_room import WaitingRoom
 from quire.interfaces.gateway.processes import fleet

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from quire.errors import RequestError
-from quire.interfaces.gateway.access.rates import Throughput, TokenBucket
-from quire.interfaces.gateway.access.shared_bound import SharedBound
+from quire.interfaces.gateway.access.ledger import SharedBound, Throughput, TokenBucket
 from quire.interfaces.gateway.access.tenants import NOBODY, Quota, Tenant
 from quire.interfaces.gateway.access.waiting_room import WaitingRoom
 from quire.interfaces.server.wire.errors import ApiError

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from quire.interfaces.async_llm import AsyncLLM
 from quire.interfaces.gateway.access import endpoints as tenants
-from quire.interfaces.gateway.access.callers import Callers, KeyedDoor
+from quire.interfaces.gateway.access.access import Callers, KeyedDoor
 from quire.interfaces.gateway.access.doors import doors_of, is_loopback
 from quire.interfaces.gateway.access.ledger import Ledger
 from quire.interfaces.gateway.access.waiting_room import WaitingRoom

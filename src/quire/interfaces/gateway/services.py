@@ -23,7 +23,7 @@ from quire.interfaces.server.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from quire.interfaces.async_llm import AsyncLLM
-    from quire.interfaces.gateway.access.callers import Callers
+    from quire.interfaces.gateway.access.access import Callers
     from quire.interfaces.gateway.batches.service import Batches
     from quire.interfaces.gateway.files.files import Files
     from quire.interfaces.gateway.responses.background import BackgroundResponses

@@ -2,9 +2,11 @@
 
     Authorization: Bearer KEY, or x-api-key: KEY        one of them, once
 
-Ordinary keys name tenants. The administrator's key opens everything. Endpoints of the administrator ask for a visit
-with `is_admin` (`admins_only`); a server without any keys gives it to visitors on the machine itself, who could do
-everything anyway, but not to a page in their browser that pretends to be there, nor to what a proxy passes on.
+Ordinary keys name tenants. The administrator's key opens everything. Endpoints of the administrator ask for a caller
+with `is_admin` (`admins_only`); a server without any keys takes for one who calls from the machine itself, and could do
+everything anyway, but not a page in a browser that pretends to be there, nor what a proxy passes on.
+
+The server hears of a tenant through the protocols of `server/access/caller.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.interfaces.gateway.access.api_keys import KeyRing, hash_of
-from quire.interfaces.gateway.access.tenants import NOBODY, Tenant
-from quire.interfaces.server.access.caller import Header
+from quire.interfaces.gateway.access.tenants import NOBODY, Tenant, Tenants
+from quire.interfaces.gateway.access.waiting_room import WaitingRoom
+from quire.interfaces.server.access.caller import Caller, Header
 from quire.interfaces.server.wire.errors import ApiError
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
@@ -26,11 +29,27 @@ _LOCAL_HOST = re.compile(rb"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", r
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
-    """Who a request comes from."""
+class Callers:
+    """Makes callers of visitors and of tenants. Owns nothing."""
 
-    tenant: Tenant = NOBODY
-    is_admin: bool = False
+    tenants: Tenants
+    room: WaitingRoom
+
+    def patient(self, name: str, request_id: str = "") -> Caller:
+        """For work on behalf of a tenant that no request stands behind any more."""
+        return self.of(self.tenants.named(name), request_id, is_patient=True)
+
+    def of(self, tenant: Tenant, request_id: str, *, is_admin: bool = False, is_patient: bool = False) -> Caller:
+        return Caller(
+            name=tenant.name,
+            tenancy=self.tenants.tenancy(tenant) if self.tenants.are_several else None,
+            admission=self.room,
+            tenant=tenant,
+            is_admin=is_admin,
+            is_alone=not self.tenants.are_several,
+            request_id=request_id,
+            is_patient=is_patient,
+        )
 
 
 class Access:
@@ -54,10 +73,11 @@ class Access:
     @property
     def needs_key(self) -> bool:
         """Of everybody."""
-        return self._admin_digest is not None if self._is_for_admins else bool(len(self._keys))
+        return self._admin_digest is not None if self._is_for_admins else bool(self._keys.keys)
 
-    def visitor(self, headers: Iterable[Header], *, is_public: bool) -> Visitor:
-        """Raises 401 for a key that is missing or wrong, where one is needed."""
+    def who_calls(self, headers: Iterable[Header], *, is_public: bool) -> tuple[Tenant, bool]:
+        """The tenant, and whether it is the administrator. Raises 401 for a key that is missing or wrong, where one is
+        needed."""
         headers = list(headers)
         given = _keys_in(headers)
         found = self._found(given)
@@ -68,9 +88,9 @@ class Access:
                 raise ApiError(401, "No API key: send the header Authorization: Bearer KEY.", headers=_CHALLENGE)
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=_CHALLENGE)
         is_open = self._is_open_to_admins or (self._is_for_admins and not self.needs_key)
-        return Visitor(is_admin=is_open and _is_local(headers))
+        return NOBODY, is_open and _is_local(headers)
 
-    def _found(self, given: list[bytes]) -> Visitor | None:
+    def _found(self, given: list[bytes]) -> tuple[Tenant, bool] | None:
         """Whose key it is; two of them are nobody's."""
         if len(given) != 1:
             return None
@@ -79,8 +99,24 @@ class Access:
         is_admin = self._admin_digest is not None and hmac.compare_digest(hash_of(key), self._admin_digest)
         tenant = None if self._is_for_admins else self._keys.tenant_of(key)
         if is_admin:
-            return Visitor(is_admin=True)
-        return None if tenant is None else Visitor(tenant)
+            return NOBODY, True
+        return None if tenant is None else (tenant, False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedDoor:
+    """The door of one port: a key tells who calls."""
+
+    access: Access
+    callers: Callers
+
+    @property
+    def needs_key(self) -> bool:
+        return self.access.needs_key
+
+    def caller(self, headers: Iterable[Header], request_id: str, *, is_public: bool) -> Caller:
+        tenant, is_admin = self.access.who_calls(headers, is_public=is_public)
+        return self.callers.of(tenant, request_id, is_admin=is_admin)
 
 
 def _keys_in(headers: list[Header]) -> list[bytes]:

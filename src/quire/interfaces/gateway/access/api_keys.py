@@ -44,20 +44,17 @@ class KeyRing:
     """All keys of a server. Empty: nobody needs one."""
 
     def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
-        self._keys = tuple(keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        self.keys = tuple(keys)
 
     @property
     def tenants(self) -> list[Tenant]:
-        return list({key.tenant.name: key.tenant for key in self._keys}.values())
+        return list({key.tenant.name: key.tenant for key in self.keys}.values())
 
     def tenant_of(self, key: bytes) -> Tenant | None:
         """Whose key this is. How long it takes says nothing about any key."""
         digest = hash_of(key)
         found = None
-        for known in self._keys:
+        for known in self.keys:
             if hmac.compare_digest(digest, known.digest):
                 found = known.tenant
         return found

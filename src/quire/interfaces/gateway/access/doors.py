@@ -53,7 +53,7 @@ def doors_of(options: ServerOptions, *, is_local: bool = False) -> Doors:
             f"admin_host={options.admin_host}: other machines reach it, so the admin port needs a key. Give "
             "admin_api_key, or leave the host at 127.0.0.1."
         )
-    is_open = is_local and not (len(keys) or has_key or has_port)
+    is_open = is_local and not (keys.keys or has_key or has_port)
     return Doors(
         main=Access(keys, admin_key=None if has_port else options.admin_api_key, is_open_to_admins=is_open),
         admin=Access(admin_key=options.admin_api_key, is_for_admins=True) if has_port else None,

@@ -54,24 +54,18 @@ class Tenants:
         self, tenants: Iterable[Tenant] = (), *, secret: str | None = None, share_prefix_cache: bool = False
     ) -> None:
         self.by_name: Mapping[str, Tenant] = {one.name: one for one in tenants} or {ANONYMOUS: NOBODY}
+        self.are_several = len(self.by_name) > 1
         self._secret = secret.encode() if secret else secrets.token_bytes(32)
         self._shares_cache = share_prefix_cache
         self._tenancies = {name: self._tenancy_of(tenant) for name, tenant in self.by_name.items()}
-
-    def __len__(self) -> int:
-        return len(self.by_name)
-
-    @property
-    def are_several(self) -> bool:
-        return len(self.by_name) > 1
 
     def named(self, name: str) -> Tenant:
         """One whose key is gone has its name still, and no quota."""
         return self.by_name.get(name) or Tenant(name)
 
     def tenancy(self, tenant: Tenant) -> Tenancy | None:
-        """What the engine is told; None where there is nobody to be told apart from."""
-        if not self.are_several or tenant.name == ANONYMOUS:
+        """What the engine is told where there are several; None: of nobody in particular."""
+        if tenant.name == ANONYMOUS:
             return None
         return self._tenancies.get(tenant.name) or self._tenancy_of(tenant)
 

@@ -6,7 +6,7 @@ them for each prompt) and the tokens of prompts; an HTTP request gets places for
     accepted + rejected = offered          exactly, because a decision is one uninterrupted step
 
 Owns the counts of each tenant. Knows no engine: endpoints say when a prompt begins and when all is over. A part of the
-room is kept for each tenant (shared_bound.py).
+room is kept for each tenant (ledger.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from quire.errors import RequestError
-from quire.interfaces.gateway.access.ledger import Ledger, OwnLedger
-from quire.interfaces.gateway.access.rates import Throughput, TokenBucket
+from quire.interfaces.gateway.access.ledger import Ledger, OwnLedger, Throughput, TokenBucket
 from quire.interfaces.gateway.access.tenants import NOBODY, Tenant
 from quire.interfaces.server.access.caller import Size
 from quire.interfaces.server.wire.errors import ApiError, rate_limited

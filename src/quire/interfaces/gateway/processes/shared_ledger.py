@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from quire.interfaces.gateway.access.rates import TokenBucket
-from quire.interfaces.gateway.access.shared_bound import parts_of
+from quire.interfaces.gateway.access.ledger import TokenBucket, parts_of
 from quire.interfaces.gateway.processes.nameless_file import nameless_file
 
 _KINDS = ("requests", "tokens", "in_flight")
