@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.interfaces.server.openai.beam_search import _FROM_REQUEST, NOT_WITH_BEAMS, ONLY_WITH_BEAMS
 from quire.interfaces.server.openai.requests import GenerationFields
+from quire.interfaces.server.openai.sampling import _FOR_BEAMS, NOT_WITH_BEAMS, ONLY_WITH_BEAMS
 from quire.messages import DecodingSpec
 from quire.testing.fake_beams import logprob_of_tail
 
@@ -142,7 +142,7 @@ WRONG = {
 def test_every_field_is_for_beams_or_refused_with_them():
     assert set(WRONG) == set(NOT_WITH_BEAMS)
     whatever = {"model", "stream", "stream_options", "add_special_tokens", "priority", "cache_salt"}
-    known = {*NOT_WITH_BEAMS, *_FROM_REQUEST, *whatever, "n", "use_beam_search"}
+    known = {*NOT_WITH_BEAMS, *_FOR_BEAMS, *whatever, "n", "use_beam_search"}
     assert set(GenerationFields.__struct_fields__) == known
 
 

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from quire.interfaces.server.openai.beam_search import ONLY_WITH_BEAMS
 from quire.interfaces.server.openai.requests import GenerationFields
-from quire.interfaces.server.openai.structured_outputs import FIELDS as STRUCTURED_FIELDS
+from quire.interfaces.server.openai.sampling import FORMS as STRUCTURED_FIELDS
+from quire.interfaces.server.openai.sampling import ONLY_WITH_BEAMS
 from quire.renderer import template_budget, template_sandbox
 
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 from quire.interfaces.server import request_body
-from quire.interfaces.server.access.turnstile import Turnstile
+from quire.interfaces.server.access.in_flight import Turnstile
 from quire.interfaces.server.request_body import parse_request
 
 

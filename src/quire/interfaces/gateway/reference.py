@@ -24,11 +24,11 @@ from quire.interfaces.server.administration.pinned_prefixes import PinPrefixRequ
 from quire.interfaces.server.anthropic_messages.fields import REFUSED as REFUSED_BY_MESSAGES
 from quire.interfaces.server.anthropic_messages.fields import RULES as MESSAGES_RULES
 from quire.interfaces.server.anthropic_messages.fields import MessagesRequest
-from quire.interfaces.server.openai.beam_search import NOT_WITH_BEAMS
 from quire.interfaces.server.openai.embeddings import REFUSED as REFUSED_BY_EMBEDDINGS
 from quire.interfaces.server.openai.embeddings import EmbeddingRequest
 from quire.interfaces.server.openai.known_fields import REFUSED_BY_ALL
 from quire.interfaces.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields, PromptPiece
+from quire.interfaces.server.openai.sampling import NOT_WITH_BEAMS
 from quire.interfaces.server.openai_responses.fields import REFUSED as REFUSED_BY_RESPONSES
 from quire.interfaces.server.openai_responses.fields import RULES as RESPONSES_RULES
 from quire.interfaces.server.openai_responses.fields import ResponsesRequest

@@ -19,8 +19,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 
 from quire.interfaces.server.access.caller import PUBLIC_PATHS, Caller, Door, acting_for, new_request_id
-from quire.interfaces.server.access.in_flight import InFlight, Receive
-from quire.interfaces.server.access.turnstile import Turnstile
+from quire.interfaces.server.access.in_flight import InFlight, Receive, Turnstile
 from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable

@@ -16,8 +16,7 @@ import msgspec
 from fastapi import Request
 
 from quire.interfaces.async_llm import AsyncLLM
-from quire.interfaces.server.access.in_flight import InFlight
-from quire.interfaces.server.access.turnstile import Turnstile
+from quire.interfaces.server.access.in_flight import InFlight, Turnstile
 from quire.interfaces.server.options import ServerOptions
 from quire.interfaces.server.wire.errors import CLOSE, ApiError, ClientGoneError, idle, invalid
 from quire.interfaces.server.wire.field_rules import FieldRules

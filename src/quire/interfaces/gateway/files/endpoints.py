@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from quire.interfaces.gateway.files.answers import FileDeleted, FileList, FileObject
 from quire.interfaces.gateway.files.download import Download
 from quire.interfaces.server.access.caller import tenant_of
-from quire.interfaces.server.access.time_limits import arriving_within
+from quire.interfaces.server.access.in_flight import arriving_within
 from quire.interfaces.server.wire.api_description import described
 from quire.interfaces.server.wire.json_answer import json_answer
 from quire.interfaces.server.wire.paging import After, Page, Sorted, ends_of, limited

@@ -1,22 +1,28 @@
-"""Requests that are being answered, how one is ended from outside, and what ended those that did not end themselves.
+"""Requests that are being answered: how few begin at once, how one is ended from outside, and the clocks that do so.
 
 A request is ended for a cause: its client went away, the server stops, the engine died. The cause is raised inside the
 request's own task, so that every `finally` on the way runs and the engine is told to abort.
+
+Few requests begin in one turn of the event loop, however many arrive at once. To read, check and tokenise one takes
+some milliseconds. Of hundreds that come together each would do so before the loop looks at its sockets again, and
+/health and all streams would stand still meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from quire.errors import EngineDeadError
-from quire.interfaces.server.access.caller import current_caller
-from quire.interfaces.server.wire.errors import ApiError, ClientGoneError
+from quire.interfaces.server.access.caller import Admission, Reservation, current_caller
+from quire.interfaces.server.wire.errors import ApiError, ClientGoneError, idle
 
 Receive = Callable[[], Awaitable[Any]]
+MOST_A_TURN = 4
 _T = TypeVar("_T")
 
 
@@ -159,3 +165,85 @@ def ended_by_administrator() -> ApiError:
         code="request_aborted",
         headers={"x-should-retry": "false"},
     )
+
+
+@contextmanager
+def within_time(admission: Admission, reservation: Reservation, *, is_arriving: bool = False) -> Iterator[None]:
+    """Ends the running request if it has not begun in time, or is not over in time.
+
+    `is_arriving`: its prompt is on the way, so only the time of the whole counts.
+    """
+    ticket = current_ticket()
+    if ticket is None or current_caller().is_patient:
+        # of work in the background, which has a time of its own
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    too_long = _took_too_long(admission.request_seconds)
+    timers = [loop.call_later(admission.request_seconds, ticket.interrupt, too_long, "request_time")]
+    if not is_arriving:
+        timers.append(loop.call_later(admission.queue_seconds, _end_waiting, admission, reservation, ticket))
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+@contextmanager
+def arriving_within(seconds: float, ticket: Ticket) -> Iterator[None]:
+    """Ends a request whose body comes piece by piece, each in time, and never ends."""
+    too_long = idle(f"The body did not come whole within {seconds:g} seconds (max_request_seconds).")
+    timer = asyncio.get_running_loop().call_later(seconds, ticket.interrupt, too_long, "request_time")
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end_waiting(admission: Admission, reservation: Reservation, ticket: Ticket) -> None:
+    if not reservation.has_begun:
+        ticket.interrupt(admission.waited_too_long(), "queue_time")
+
+
+def _took_too_long(seconds: float) -> ApiError:
+    # official clients send what ended with 5xx once more by themselves, unless they are told not to
+    return ApiError(
+        504,
+        f"The request ran for {seconds:g} s and was ended: that is the longest here (max_request_seconds). Ask for "
+        "fewer tokens or fewer answers at once, or raise the limit.",
+        type="server_error",
+        code="request_timeout",
+        headers={"x-should-retry": "false"},
+    )
+
+
+class Turnstile:
+    """First come, first through. Belongs to one event loop."""
+
+    def __init__(self, most: int = MOST_A_TURN) -> None:
+        self._most = most
+        self._num_begun = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self) -> None:
+        """Returns in this turn, or in a later one."""
+        loop = asyncio.get_running_loop()
+        if self._num_begun == 0:
+            loop.call_soon(self._next_turn, loop)
+        if self._num_begun < self._most:
+            self._num_begun += 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._num_begun = 0
+        while self._waiting and self._num_begun < self._most:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._num_begun += 1
+        if self._num_begun:
+            loop.call_soon(self._next_turn, loop)

@@ -16,7 +16,7 @@ from starlette.datastructures import State
 
 from quire.errors import ContextLengthError
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
-from quire.interfaces.server.access.time_limits import within_time
+from quire.interfaces.server.access.in_flight import within_time
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import render

@@ -1,17 +1,25 @@
 """From a request's fields to SamplingParams or BeamSearchParams. What the request leaves open comes from
-generation_config.json."""
+generation_config.json.
+
+`use_beam_search`: n beams are followed, and all of them are choices, best first. Names and meanings are vLLM's. Fields
+that draw tokens or change their probabilities have no meaning for beams: one that asks for something is refused.
+
+A form of the answer is asked for by OpenAI's and vLLM's fields. A mistake in it is found by StructuredOutputsParams, or
+later by the checking process; both call the field `structured_outputs`. `form_names` has the name under which the
+client gave it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from quire.beam_search_params import GenerationParams
-from quire.errors import ContextLengthError
-from quire.interfaces.server.openai.beam_search import beam_search_params, check_fields
+from quire.beam_search_params import BeamSearchParams, GenerationParams
+from quire.errors import ContextLengthError, RequestError, suggestion
 from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
-from quire.interfaces.server.openai.structured_outputs import structured_outputs_of
-from quire.interfaces.server.wire.errors import invalid
+from quire.interfaces.server.wire.errors import ApiError, invalid, renamed
 from quire.sampling_params import SamplingParams
+from quire.structured_outputs_params import StructuredOutputsParams
 
 # Taken over under their own names.
 _FROM_REQUEST = (
@@ -24,22 +32,68 @@ _FROM_REQUEST = (
 MAX_TEMPERATURE = 2.0
 # OpenAI's for a completion; a chat has no such default
 _DEFAULT_MAX_TOKENS = 16
+# BeamSearchParams' names for what the request says under another
+BEAM_NAMES = {"beam_width": "n"}
+_FOR_BEAMS = (
+    "length_penalty", "early_stopping", "temperature", "ignore_eos", "stop_token_ids", "skip_special_tokens",
+)  # fmt: skip
+# Of the model's recommendations only the length is for beams; the others are for drawing.
+_DEFAULTS_FOR_BEAMS = ("max_tokens",)
+
+# With use_beam_search: field -> the values that ask for nothing.
+NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "seed": (),
+    "stop": ([],),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "min_tokens": (0,),
+    "thinking_token_budget": (),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+# The same without it.
+ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,), "early_stopping": (False,)}
+
+FORMS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_SCHEMA_KEYS = ("name", "schema", "strict", "description")
+_TEXT = {"type": "text"}
 
 
 def generation_params(fields: GenerationFields, defaults: dict[str, Any], **decided: Any) -> GenerationParams:
     """`decided` holds what the endpoint derives itself (max_tokens, logprobs) and wins over the defaults."""
-    check_fields(fields)
+    _check_fields(fields)
     if fields.temperature is not None and fields.temperature > MAX_TEMPERATURE:
         text = f"temperature={fields.temperature:g}: must be between 0 and {MAX_TEMPERATURE:g}."
         raise invalid(text, "temperature")
     if fields.use_beam_search:
-        return beam_search_params(fields, defaults, decided)
+        return _beam_params(fields, defaults, decided)
     values = dict(defaults)
     for name in _FROM_REQUEST:
         value = getattr(fields, name)
         if value is not None:
             values[name] = value
-    return SamplingParams(**{**values, **decided}, structured_outputs=structured_outputs_of(fields))
+    return SamplingParams(**{**values, **decided}, structured_outputs=_structured_outputs_of(fields))
 
 
 def completion_params(body: CompletionRequest, defaults: dict[str, Any]) -> GenerationParams:
@@ -84,3 +138,110 @@ def check_stream_options(fields: GenerationFields) -> None:
         raise invalid("stream_options: only with stream=true.", "stream_options")
     if fields.stream and fields.prompt_logprobs is not None:
         raise invalid("prompt_logprobs: not with stream=true; they are of the prompt as a whole.", "prompt_logprobs")
+
+
+# ---- beams -----------------------------------------------------------------------------------------------------------
+
+
+def _check_fields(fields: GenerationFields) -> None:
+    """Raises ApiError for a field that would be ignored."""
+    for name, neutral in (NOT_WITH_BEAMS if fields.use_beam_search else ONLY_WITH_BEAMS).items():
+        value = getattr(fields, name)
+        if value is not None and value not in neutral:
+            raise _has_no_effect(name, value, is_beams=bool(fields.use_beam_search))
+
+
+def _has_no_effect(name: str, value: Any, *, is_beams: bool) -> ApiError:
+    shown = repr(value)
+    said = f"{name}={shown if len(shown) <= 60 else '...'}"
+    if is_beams:
+        why = "it has no effect on beams, which are the most probable continuations as the model sees them"
+        return invalid(f"{said}: not with use_beam_search=true; {why}. Leave it out, or sample.", name)
+    return invalid(f"{said}: only with use_beam_search=true; nothing of the kind is searched here. Leave it out.", name)
+
+
+def _beam_params(fields: GenerationFields, defaults: dict[str, Any], decided: dict[str, Any]) -> BeamSearchParams:
+    """`decided` is what the endpoint derives itself (max_tokens, logprobs) and wins over the defaults."""
+    values = {name: defaults[name] for name in _DEFAULTS_FOR_BEAMS if name in defaults}
+    for name in _FOR_BEAMS:
+        value = getattr(fields, name)
+        if value is not None:
+            values[name] = value
+    if "prompt_logprobs" in decided:
+        raise invalid("logprobs: not with echo and use_beam_search=true; beams do not score their prompt.", "logprobs")
+    width = 1 if fields.n is None else fields.n
+    try:
+        return BeamSearchParams(**{**values, **decided, "beam_width": width})
+    except RequestError as error:
+        raise renamed(error, BEAM_NAMES) from None
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+
+
+def _structured_outputs_of(fields: GenerationFields) -> StructuredOutputsParams | None:
+    """The form that is asked for, if one is."""
+    names = _given(fields)
+    if not names:
+        return None
+    if len(names) > 1:
+        raise invalid(f"{names[1]}: not together with {names[0]}; an answer has one form. Give one of them.", names[1])
+    [name] = names
+    value = getattr(fields, name)
+    try:
+        return StructuredOutputsParams(**_parameters(name, value))
+    except RequestError as error:
+        raise renamed(error, form_names(fields)) from None
+
+
+def form_names(fields: GenerationFields) -> Mapping[str, str]:
+    """For `renamed`."""
+    names = _given(fields)
+    return {"structured_outputs": names[0]} if names else {}
+
+
+def _given(fields: GenerationFields) -> list[str]:
+    values = {name: getattr(fields, name) for name in FORMS}
+    return [name for name, value in values.items() if value is not None and value != _TEXT]
+
+
+def _parameters(name: str, value: Any) -> dict[str, Any]:
+    if name == "response_format":
+        return _of_response_format(value)
+    if name == "structured_outputs":
+        return dict(value)
+    return {name.removeprefix("guided_"): value}
+
+
+def _of_response_format(value: dict[str, Any]) -> dict[str, Any]:
+    match value.get("type"):
+        case "json_object":
+            _check_keys(value, ("type",), "response_format")
+            return {"json_object": True}
+        case "json_schema":
+            _check_keys(value, ("type", "json_schema"), "response_format")
+            return {"json": _schema_in(value.get("json_schema"))}
+        case "structural_tag":
+            return {"structural_tag": value}
+        case other:
+            raise invalid(f"response_format.type={other!r}: must be one of {', '.join(_FORMATS)}.", "response_format")
+
+
+def _schema_in(value: Any) -> Any:
+    """`strict` makes no difference: what comes out follows the schema in either case."""
+    where = "response_format.json_schema"
+    if not isinstance(value, dict) or not isinstance(value.get("schema"), dict):
+        text = f'{where}: must be {{"name": text, "schema": a JSON schema, "strict": true or false}}.'
+        raise invalid(text, "response_format")
+    _check_keys(value, _SCHEMA_KEYS, where)
+    if not isinstance(value.get("strict"), bool | None):
+        raise invalid(f"{where}.strict={value['strict']!r}: must be true or false.", "response_format")
+    if not isinstance(value.get("name"), str | None) or not isinstance(value.get("description"), str | None):
+        raise invalid(f"{where}: name and description must be texts.", "response_format")
+    return value["schema"]
+
+
+def _check_keys(value: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in value:
+        if name not in known:
+            raise invalid(f"{where}.{name}: there is no such field.{suggestion(name, known)}", "response_format")

@@ -18,12 +18,11 @@ from quire.errors import ContextLengthError, RequestError
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.generation import Generation
 from quire.interfaces.server.access.caller import Caller, Reservation, current_caller
-from quire.interfaces.server.access.time_limits import within_time
-from quire.interfaces.server.openai import beam_search
+from quire.interfaces.server.access.in_flight import within_time
 from quire.interfaces.server.openai.reasoning_tokens import total_reasoning_tokens
 from quire.interfaces.server.openai.requests import CompletionRequest, GenerationFields
 from quire.interfaces.server.openai.responses import CachedTokens, CompletionTokens, Usage
-from quire.interfaces.server.openai.structured_outputs import form_names
+from quire.interfaces.server.openai.sampling import BEAM_NAMES, form_names
 from quire.interfaces.server.served_model import ServedModel
 from quire.interfaces.server.wire.errors import internal, renamed
 from quire.observability.request_observer import RequestObserver
@@ -235,7 +234,7 @@ def _whose(model: ServedModel, caller: Caller, body: GenerationFields) -> dict[s
 
 
 def _in_words_of_the_client(error: RequestError, params: GenerationParams, names: Mapping[str, str]) -> RequestError:
-    return renamed(error, {**names, **(beam_search.NAMES if isinstance(params, BeamSearchParams) else {})})
+    return renamed(error, {**names, **(BEAM_NAMES if isinstance(params, BeamSearchParams) else {})})
 
 
 class _Watch:
