@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -191,9 +192,10 @@ class AsyncLLM:
         parts = await self._started()
         text, token_ids, media = await self._rendered(prompt, parts)
         params = sampling_params if sampling_params is not None else self._defaults
-        await parts.structured.check(self, params)
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            await parts.structured.check(self, params)
         whose: dict[str, Any] = {"priority": priority, "cache_salt": salt_of(prompt, cache_salt), "tenant": tenant}
-        adapter = await parts.adapters.number_of(self, lora_request)
+        adapter = await parts.adapters.number_of(self, lora_request) if lora_request is not None else 0
         request = parts.maker.make(token_ids, params, media=media, adapter=adapter, **whose)
         return PreparedRequest(request, text, params.logprobs is not None)
 
@@ -227,7 +229,7 @@ class AsyncLLM:
                 add_special_tokens=add_special_tokens,
             ),
         )
-        with self._labels.borne(request_id, feed.abort):
+        with self._borne(request_id, feed.abort):
             return await feed.run(pieces, request, shows_logprobs=params.logprobs is not None)
 
     async def generate(
@@ -313,7 +315,7 @@ class AsyncLLM:
         generation = Generation(client, self.renderer, observer)
         try:
             for one in prepared:
-                generation.start(one, self._labels.borne(request_id, partial(client.abort, one.request.request_id)))
+                generation.start(one, self._borne(request_id, partial(client.abort, one.request.request_id)))
                 if len(prepared) > 1:
                     # others have their turn between many
                     await asyncio.sleep(0)
@@ -323,6 +325,10 @@ class AsyncLLM:
             await generation.aclose()
             raise
         return generation
+
+    def _borne(self, label: str | None, abort: Callable[[], None]) -> AbstractContextManager[None]:
+        """While the request runs, its label ends it, if it has one."""
+        return nullcontext() if label is None else self._labels.borne(label, abort)
 
     async def embed(
         self,
@@ -346,7 +352,7 @@ class AsyncLLM:
             lora_request=lora_request,
         )
         client = self._held.running
-        with self._labels.borne(request_id, partial(client.abort, asked.request.request_id)):
+        with self._borne(request_id, partial(client.abort, asked.request.request_id)):
             return await embedded(asked, client, on_start, request_id)
 
     async def prepare_embedding(

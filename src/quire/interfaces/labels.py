@@ -18,10 +18,7 @@ class Labels:
         return len(self._aborts_by_label)
 
     @contextmanager
-    def borne(self, label: str | None, abort: Abort) -> Iterator[None]:
-        if label is None:
-            yield
-            return
+    def borne(self, label: str, abort: Abort) -> Iterator[None]:
         aborts = self._aborts_by_label.setdefault(label, [])
         aborts.append(abort)
         try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from quire.errors import OptionError
-from quire.observability.tracing import Headers, NoTracing, RequestTrace, Tracing
+from quire.observability.tracing import Headers, RequestTrace, Tracing
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _OPERATIONS = {
 }
 
 
-def open_tracing(endpoint: str | None) -> Tracing:
+def open_tracing(endpoint: str | None) -> Tracing | None:
     """To `endpoint`, or to where the environment says."""
     if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
         raise OptionError(
@@ -61,7 +61,7 @@ def open_tracing(endpoint: str | None) -> Tracing:
         if endpoint is not None:
             raise OptionError(f"otlp_endpoint={endpoint!r}: {text}") from None
         logger.warning("the environment asks for traces, and none are sent: %s", text)
-        return NoTracing()
+        return None
     # what it says of every failed attempt is said here once
     logging.getLogger(OTLPSpanExporter.__module__).setLevel(logging.CRITICAL)
     return OpenTelemetryTracing(OTLPSpanExporter(endpoint=None if endpoint is None else _traces_url(endpoint)))

@@ -39,7 +39,7 @@ class RequestObserver:
     def __init__(
         self,
         metrics: ServerMetrics,
-        trace: RequestTrace,
+        trace: RequestTrace | None,
         num_prompt_tokens: int,
         now: float,
         *,
@@ -104,7 +104,8 @@ class RequestObserver:
             metrics.request_inference_time.observe(now - self._started)
         if self._first is not None:
             self._observe_tokens_after_the_first(self._last - self._first)
-        self._tell_trace(reason, now)
+        if self._trace is not None:
+            self._tell_trace(self._trace, reason, now)
 
     def _observe_tokens_after_the_first(self, seconds: float) -> None:
         self._metrics.request_decode_time.observe(seconds)
@@ -112,13 +113,13 @@ class RequestObserver:
         if most > 1:
             self._metrics.request_time_per_output_token.observe(seconds / (most - 1))
 
-    def _tell_trace(self, reason: str | None, now: float) -> None:
+    def _tell_trace(self, trace: RequestTrace, reason: str | None, now: float) -> None:
         started = self._started
         first = self._first
-        self._trace.stage("queue", self._arrived, now if started is None else started)
+        trace.stage("queue", self._arrived, now if started is None else started)
         if started is not None:
             name = "vector" if self._is_pooled else "first token"
-            self._trace.stage(name, started, now if first is None else first)
+            trace.stage(name, started, now if first is None else first)
         if first is not None:
-            self._trace.stage("generation", first, now)
-        self._trace.count(self._num_prompt, self._num_generated, reason or "unknown")
+            trace.stage("generation", first, now)
+        trace.count(self._num_prompt, self._num_generated, reason or "unknown")

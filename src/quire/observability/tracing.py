@@ -1,4 +1,4 @@
-"""The trace of a request: what the server asks of it, and the null objects that stand there when nobody traces.
+"""The trace of a request: what the server asks of it. Without an endpoint for traces there are none.
 
 Nothing here knows OpenTelemetry: otel.py does, and is imported when an endpoint for traces is given. No trace holds a
 prompt, an answer, a key or a user.
@@ -43,45 +43,20 @@ class Tracing(Protocol):
         """Sends what is left, within two seconds."""
 
 
-class NoTrace:
-    """A request that nobody follows."""
-
-    def describe(self, attributes: Mapping[str, Any]) -> None: ...
-
-    def stage(self, name: str, start: float, end: float) -> None: ...
-
-    def count(self, num_prompt_tokens: int, num_generated_tokens: int, finish_reason: str) -> None: ...
-
-    def end(self, route: str, status: int) -> None: ...
-
-
-class NoTracing:
-    """Nobody asked for traces."""
-
-    def begin(self, method: str, headers: Headers) -> RequestTrace:
-        return NO_TRACE
-
-    def statistics(self) -> Mapping[str, float]:
-        return {}
-
-    def close(self) -> None: ...
-
-
-NO_TRACE = NoTrace()
 # That of the HTTP request that this task answers, and of the tasks that it starts.
-current_trace: ContextVar[RequestTrace] = ContextVar("quire_request_trace", default=NO_TRACE)
+current_trace: ContextVar[RequestTrace | None] = ContextVar("quire_request_trace", default=None)
 
 
-def make_tracing(endpoint: str | None) -> Tracing:
+def make_tracing(endpoint: str | None) -> Tracing | None:
     """To the endpoint of the option, else of the environment, else nowhere.
 
     An option needs the extra `otel`; where only the environment asks, which may be that of many programs, a missing
     package is a warning.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return NoTracing()
+        return None
     if endpoint is None and not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
-        return NoTracing()
+        return None
     from quire.observability.otel import open_tracing
 
     return open_tracing(endpoint)

@@ -165,7 +165,7 @@ class Renderer:
         tokenizer = self._needed_tokenizer(param)
         if is_brief and not tokenizer.is_known:
             raise NotBriefError
-        sources = placed(images)
+        sources = placed(images) if images else []
         if self._images is not None and not isinstance(chat, str):
             chat, sources = take_images(chat)
         if sources and is_brief:

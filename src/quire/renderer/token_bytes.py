@@ -46,10 +46,6 @@ class ByteDecoding:
     bytes_of: BytesOf
     bytes_of_first: BytesOf
 
-    @property
-    def treats_first_alike(self) -> bool:
-        return self.bytes_of is self.bytes_of_first
-
 
 def recognise(decoder: dict[str, Any] | None) -> ByteDecoding | None:
     """The decoding that a tokenizer.json's `decoder` describes, or None if a token's text depends on its neighbours."""

@@ -134,7 +134,7 @@ class Tokenizer:
     def encode_continuation(self, text: str) -> list[int]:
         """As it stands in the middle of a text. SentencePiece puts a space before the first word, which is not wanted
         here: then the text is tokenised behind a line end, whose own tokens are taken off again."""
-        if self._decoding is None or self._decoding.treats_first_alike:
+        if self._decoding is None or self._decoding.bytes_of_first is self._decoding.bytes_of:
             return self.encode(text, add_special_tokens=False)
         opening = self.encode(_LINE_END, add_special_tokens=False)
         whole = self.encode(_LINE_END + text, add_special_tokens=False)
@@ -200,7 +200,9 @@ class Tokenizer:
         if tail:
             return ContinuedCharacter(table, tail)
         skipped = self.special_ids if skip_special_tokens else frozenset()
-        if decoding.treats_first_alike or any(token_id not in skipped for token_id in prompt_token_ids):
+        if decoding.bytes_of_first is decoding.bytes_of or any(
+            token_id not in skipped for token_id in prompt_token_ids
+        ):
             return ByteDecoder(table)
         return ByteDecoder(table, first=self._first_bytes_by_token.__getitem__, is_skipped=skipped.__contains__)
 

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from quire.errors import OptionError
 from quire.observability.otel import OpenTelemetryTracing, SpanQueue, open_tracing
-from quire.observability.tracing import NO_TRACE, NoTracing, make_tracing
+from quire.observability.tracing import current_trace, make_tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRET = "a-secret-that-no-trace-may-hold"
@@ -289,9 +289,9 @@ def test_spans_reach_a_collector(run, served, collector, monkeypatch, by_environ
 
 
 def test_nobody_asks_for_traces(monkeypatch):
-    assert isinstance(make_tracing(None), NoTracing)
+    assert make_tracing(None) is None
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert isinstance(make_tracing("http://127.0.0.1:1"), NoTracing)
+    assert make_tracing("http://127.0.0.1:1") is None
 
 
 def test_an_endpoint_that_is_none():
@@ -315,7 +315,7 @@ def test_packages_that_are_missing(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(OptionError, match=r'pip install "quire\[otel\]"'):
         open_tracing("http://127.0.0.1:4318")
-    assert isinstance(open_tracing(None), NoTracing)
+    assert open_tracing(None) is None
     assert "none are sent" in caplog.text
 
 
@@ -325,9 +325,9 @@ def test_a_server_without_traces_follows_nobody(run, served):
     async def main():
         async with served() as server:
             reply_to = server.fake.reply_to
-            server.fake.reply_to = lambda *args: seen.append(server.state.tracing) or reply_to(*args)
+            server.fake.reply_to = lambda *args: seen.append(current_trace.get()) or reply_to(*args)
             assert (await server.complete()).status_code == 200
-            assert isinstance(seen[0], NoTracing)
-            assert server.state.tracing.begin("GET", []) is NO_TRACE
+            assert server.state.tracing is None
+            assert seen[0] is None
 
     run(main())

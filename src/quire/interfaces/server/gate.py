@@ -24,7 +24,7 @@ from quire.interfaces.server.page import PATHS as PAGE_PATHS
 from quire.interfaces.server.serving import Readiness, Serving
 from quire.interfaces.server.wire.errors import ApiError, api_error_of, dialect_of, forbidden, unavailable
 from quire.observability.metrics import ServerMetrics
-from quire.observability.tracing import NO_TRACE, RequestTrace, Tracing, current_trace
+from quire.observability.tracing import RequestTrace, Tracing, current_trace
 
 logger = logging.getLogger("quire.server.access")
 
@@ -56,7 +56,7 @@ class Gate:
         serving: Serving,
         in_flight: InFlight,
         metrics: ServerMetrics,
-        tracing: Tracing,
+        tracing: Tracing | None,
         door: Door,
         allowed_origins: Sequence[str] = (),
     ) -> None:
@@ -79,8 +79,9 @@ class Gate:
         if dialect is not None:
             response.headers.append((dialect.request_id_header, request_id))
         began = time.monotonic()
-        is_traced = not scope["path"].startswith(_NOT_TRACED)
-        trace = self._tracing.begin(scope.get("method", "WS"), scope["headers"]) if is_traced else NO_TRACE
+        trace = None
+        if self._tracing is not None and not scope["path"].startswith(_NOT_TRACED):
+            trace = self._tracing.begin(scope.get("method", "WS"), scope["headers"])
         token = current_trace.set(trace)
         try:
             with acting_for(self._checked(scope, request_id.decode())):
@@ -134,11 +135,12 @@ class Gate:
             raise forbidden(f"Pages of {origins[0][:100]!r} may not use this server (option allowed_origins).")
 
     def _account(
-        self, scope: Scope, response: _Response, request_id: bytes, seconds: float, trace: RequestTrace
+        self, scope: Scope, response: _Response, request_id: bytes, seconds: float, trace: RequestTrace | None
     ) -> None:
         route = getattr(scope.get("route"), "path", "none")
         status = _GONE if scope.get("client_gone") else response.status or _GONE
-        trace.end(route, status)
+        if trace is not None:
+            trace.end(route, status)
         self._metrics.http_responses.add(1, route, str(status))
         level = logging.DEBUG if scope["path"] in _ALWAYS else logging.INFO
         method = scope.get("method", "WS")

@@ -26,6 +26,7 @@ from quire.interfaces.server.transport.web_sockets import web_sockets_of
 from quire.interfaces.server.wire.errors import unavailable
 from quire.observability.instruments import Histogram
 from quire.observability.metrics import ServerMetrics
+from quire.observability.tracing import Tracing
 
 # After the last event of an interrupted stream: connections that do not close by then are dropped.
 _CLOSE_SECONDS = 1
@@ -175,11 +176,12 @@ class HttpServer:
         """Ends what runs with an error event, closes connections and the socket."""
         if self._serving.readiness is not Readiness.DEAD:
             self._serving.readiness = Readiness.STOPPING
+        tracing: Tracing | None = self.app.state.tracing
         await end_each(
             # before the rest, so that what is interrupted in a batch is left for the next start
             services=self.app.state.services.stop,
             connections=self._close_connections,
-            tracing=lambda: asyncio.to_thread(self.app.state.tracing.close),
+            **({} if tracing is None else {"tracing": lambda: asyncio.to_thread(tracing.close)}),
             storage=lambda: asyncio.to_thread(self.app.state.services.close),
         )
 

@@ -14,7 +14,7 @@ from quire.interfaces.server.served_model import Models
 from quire.interfaces.server.services import NoServices
 from quire.interfaces.server.serving import Serving
 from quire.observability.metrics import ServerMetrics
-from quire.observability.tracing import NoTracing, Tracing
+from quire.observability.tracing import Tracing
 
 
 def parts_of(options: ServerOptions, tracing: Tracing | None = None, role: ProcessRole | None = None) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def parts_of(options: ServerOptions, tracing: Tracing | None = None, role: Proce
         "in_flight": in_flight,
         "metrics": metrics,
         "log_level": log_level,
-        "tracing": tracing or NoTracing(),
+        "tracing": tracing,
         "role": role,
         "siblings": role.siblings,
         "services": NoServices(),

@@ -153,6 +153,11 @@ def new_request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
+def new_id(prefix: str) -> str:
+    """Never a client's id: two clients may send the same one."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
 _CALLER: ContextVar[Caller] = ContextVar("caller")
 
 

@@ -58,7 +58,8 @@ def own_statistics(state: State) -> dict[str, float]:
 
 
 def _beside_the_engine(state: State) -> dict[str, float]:
-    return {**state.tracing.statistics(), **state.services.statistics()}
+    traces = state.tracing.statistics() if state.tracing is not None else {}
+    return {**traces, **state.services.statistics()}
 
 
 def added(one: Mapping[str, float], others: Iterable[Mapping[str, float]]) -> dict[str, float]:

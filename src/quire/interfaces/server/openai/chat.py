@@ -13,7 +13,7 @@ from quire.errors import RequestError
 from quire.interfaces.server.access.caller import current_caller
 from quire.interfaces.server.endpoint import Endpoint
 from quire.interfaces.server.openai.chat_answer import ChatAnswer
-from quire.interfaces.server.openai.chat_tools import ToolChoice, tool_choice_of, with_call_enforced
+from quire.interfaces.server.openai.chat_tools import NO_TOOLS, ToolChoice, tool_choice_of, with_call_enforced
 from quire.interfaces.server.openai.chunks import ChatChunk
 from quire.interfaces.server.openai.known_fields import rules_for
 from quire.interfaces.server.openai.rendering import opens_answer, render
@@ -57,7 +57,8 @@ async def prepare_chat(body: ChatRequest, model: ServedModel, *, conversation: s
     params = _params(body, model)
     caller = current_caller()
     caller.admission.check(caller.tenant, num_sequences(params))
-    choice = tool_choice_of(body.tools, body.tool_choice)
+    says_tools = body.tools or body.tool_choice is not None
+    choice = tool_choice_of(body.tools, body.tool_choice) if says_tools else NO_TOOLS
     if choice.must_call:
         forms = model.renderer.output_formats
         params = with_call_enforced(params, choice, forms, parallel_calls=body.parallel_tool_calls is not False)
@@ -91,6 +92,8 @@ def _answer_formats(
 ) -> AnswerFormats | None:
     """How to read the answers; None: as they are."""
     formats = renderer.output_formats
+    if formats.reasoning is None and not choice.tools:
+        return None
     if isinstance(params, SamplingParams) and params.structured_outputs is not None:
         # a form leaves no room for thoughts, nor for calls unless it is made of them
         formats = OutputFormats(tool=formats.tool if choice.must_call else None)

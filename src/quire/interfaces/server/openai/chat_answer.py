@@ -13,6 +13,7 @@ from msgspec.json import encode as encode_json
 
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.generation import Generation
+from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
 from quire.interfaces.server.openai.chunks import encoder_of
 from quire.interfaces.server.openai.logprobs import chat_logprobs, prompt_logprobs_json
@@ -25,7 +26,6 @@ from quire.interfaces.server.openai.responses import (
     FunctionCall,
     TokenLogprob,
     ToolCall,
-    new_id,
 )
 from quire.interfaces.server.openai.work import Work, pieces_of
 from quire.interfaces.server.wire.json_answer import JsonArray

@@ -34,13 +34,16 @@ class ToolChoice:
     name: str | None = None
 
 
+NO_TOOLS = ToolChoice()
+
+
 def tool_choice_of(tools: list[dict[str, Any]] | None, choice: Any) -> ToolChoice:
     """Raises ApiError for what is wrong."""
     name = _named(choice)
     if not tools:
         if choice not in (None, "none"):
             raise invalid("tool_choice: needs tools.", _PARAM)
-        return ToolChoice()
+        return NO_TOOLS
     if len(tools) > MAX_TOOLS:
         raise invalid(f"tools: {len(tools)} tools, at most {MAX_TOOLS} are allowed.", "tools")
     names: set[str] = set()
@@ -49,7 +52,7 @@ def tool_choice_of(tools: list[dict[str, Any]] | None, choice: Any) -> ToolChoic
     if name is not None and name not in names:
         raise invalid(f"tool_choice: {name[:64]!r} is none of the tools.", _PARAM)
     if choice == "none":
-        return ToolChoice()
+        return NO_TOOLS
     return ToolChoice(tools, must_call=choice == "required" or name is not None, name=name)
 
 

@@ -13,11 +13,12 @@ from msgspec.json import encode as encode_json
 
 from quire.interfaces.assembly import OutputDelta
 from quire.interfaces.generation import Generation
+from quire.interfaces.server.access.caller import new_id
 from quire.interfaces.server.event_stream import OPENAI
 from quire.interfaces.server.openai.chunks import encoder_of
 from quire.interfaces.server.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
 from quire.interfaces.server.openai.requests import CompletionRequest, StreamOptions
-from quire.interfaces.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, new_id
+from quire.interfaces.server.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from quire.interfaces.server.openai.work import Work
 from quire.outputs import Logprobs, PromptLogprobs
 

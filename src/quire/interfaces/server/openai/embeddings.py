@@ -200,7 +200,9 @@ class _Work:
 
     async def _outputs(self) -> list[EmbeddingRequestOutput]:
         """In the order of the inputs. The first that fails ends the others."""
-        current_trace.get().describe({"gen_ai.request.model": self._model.name})
+        trace = current_trace.get()
+        if trace is not None:
+            trace.describe({"gen_ai.request.model": self._model.name})
         caller = self._caller
         count = _window(self._caller, len(self._inputs))
         places = [(1, len(token_ids)) for token_ids in self._inputs[:count]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated, Any
 
 import msgspec
@@ -156,8 +155,3 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str = SYSTEM_FINGERPRINT
-
-
-def new_id(prefix: str) -> str:
-    """Never a client's id: two clients may send the same one."""
-    return f"{prefix}-{secrets.token_hex(12)}"

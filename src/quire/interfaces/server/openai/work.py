@@ -151,7 +151,9 @@ class Work:
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[Generation]:
         """Starts it. Raises 429 before anything, if there is no room. What still runs at the end is aborted."""
-        current_trace.get().describe(self._description())
+        trace = current_trace.get()
+        if trace is not None:
+            trace.describe(self._description())
         with closing(self.accepted()) as reservation, within_time(self.caller.admission, reservation):
             watch = _Watch(self, reservation)
             try:
