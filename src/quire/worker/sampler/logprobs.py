@@ -57,29 +57,26 @@ class LogprobReader:
 
 
 class SampledLogprobs:
-    """Those of the tokens of a batch; `counts` is below 0 where none are asked for. The raw logits are read when the
-    tokens are known: what processors change must be a copy."""
+    """Those of the tokens of a batch in which some are asked for; `counts` is below 0 where none are. The raw logits
+    are read when the tokens are known: what processors change must be a copy."""
 
     def __init__(self, counts_N: IntArray, vocab_size: int, device: torch.device) -> None:
         self._positions_n = np.flatnonzero(counts_N >= 0)
-        self.is_asked = len(self._positions_n) > 0
-        if self.is_asked:
-            self._reader = LogprobReader(counts_N[self._positions_n], vocab_size)
-            (self._index_n,) = to_device([self._positions_n], device)
+        self._reader = LogprobReader(counts_N[self._positions_n], vocab_size)
+        (self._index_n,) = to_device([self._positions_n], device)
 
     def read(self, logits_NV: Tensor, tokens_N: Tensor) -> list[Tensor]:
-        return self._reader.read(logits_NV, tokens_N[self._index_n], self._index_n) if self.is_asked else []
+        return self._reader.read(logits_NV, tokens_N[self._index_n], self._index_n)
 
     def by_row(
         self, arrays: Sequence[Array], rows_N: IntArray, is_kept_N: npt.NDArray[np.bool_]
     ) -> dict[int, list[TokenLogprobs]]:
         """One entry for each token that is kept, in the order of the batch."""
         entries_by_row: dict[int, list[TokenLogprobs]] = {}
-        if self.is_asked:
-            columns = rows_N[self._positions_n].tolist(), is_kept_N[self._positions_n].tolist()
-            for row, is_kept, entry in zip(*columns, self._reader.entries(arrays), strict=True):
-                if is_kept:
-                    entries_by_row.setdefault(row, []).append(entry)
+        columns = rows_N[self._positions_n].tolist(), is_kept_N[self._positions_n].tolist()
+        for row, is_kept, entry in zip(*columns, self._reader.entries(arrays), strict=True):
+            if is_kept:
+                entries_by_row.setdefault(row, []).append(entry)
         return entries_by_row
 
 

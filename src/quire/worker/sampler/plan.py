@@ -56,7 +56,8 @@ class SamplingPlan:
     rows_N: IntArray
     # None: every row is greedy
     draws: RowDraws | None
-    logprobs: SampledLogprobs
+    # None: none are asked for
+    logprobs: SampledLogprobs | None
     # Which processors change logits, of which of the rows that sample, in slices, and the other rows. In place: the
     # logits as they come may be changed, because they are float32, of these rows alone, and nobody needs the raw ones.
     processors: tuple[LogitsProcessor, ...]
@@ -74,16 +75,19 @@ class SamplingPlan:
         asked = Positions(np.flatnonzero(counts_N), len(rows_N), device)
         sampled = Positions(np.flatnonzero(counts_N == 0), len(rows_N), device)
         sampled_N = rows_N[sampled.index]
-        active = tuple(processor for processor in processors if processor.is_active(sampled_N))
+        active = tuple(one for one in processors if one.rows and one.is_active(sampled_N))
         is_edited = np.zeros(len(sampled_N), dtype=np.bool_)
         for processor in active:
             is_edited |= processor.is_used_by(sampled_N)
         size = len(sampled_N)
         edited_n = np.flatnonzero(is_edited)
-        logprobs = SampledLogprobs(settings.num_logprobs[sampled_N], vocab_size, device)
-        is_in_place = len(edited_n) == size and logits_NV.dtype == torch.float32 and not logprobs.is_asked
-        step = max(1, size) if is_in_place else rows_in_slice(vocab_size, device)
-        slices = (edited_n[start : start + step] for start in range(0, len(edited_n), step))
+        logprob_counts_N = settings.num_logprobs[sampled_N]
+        has_logprobs = bool((logprob_counts_N >= 0).any())
+        is_in_place = len(edited_n) == size and logits_NV.dtype == torch.float32 and not has_logprobs
+        slices: list[IntArray] = []
+        if len(edited_n):
+            step = size if is_in_place else rows_in_slice(vocab_size, device)
+            slices = [edited_n[start : start + step] for start in range(0, len(edited_n), step)]
         return cls(
             asked=asked,
             sampled=sampled,
@@ -91,7 +95,7 @@ class SamplingPlan:
             num_candidates_n=counts_N[asked.index],
             rows_N=sampled_N,
             draws=settings.draws_of(sampled_N),
-            logprobs=logprobs,
+            logprobs=SampledLogprobs(logprob_counts_N, vocab_size, device) if has_logprobs else None,
             processors=active,
             edited=tuple(Positions(index, size, device) for index in slices),
             untouched=Positions(np.flatnonzero(~is_edited), size, device),

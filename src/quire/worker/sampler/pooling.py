@@ -44,6 +44,7 @@ class Pooling:
     """Looks at the hidden states of a step."""
 
     parameter_of = attrgetter("pooling")
+    none = ""
 
     def __init__(self, table: RowTable) -> None:
         self._table = table

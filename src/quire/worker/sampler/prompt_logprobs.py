@@ -28,6 +28,7 @@ class PromptLogprobs:
     """Nothing is computed or allocated unless a row of the step asks."""
 
     parameter_of = attrgetter("sampling.prompt_logprobs")
+    none = None
 
     def __init__(self, table: RowTable, compute_logits: Callable[[Tensor], Tensor]) -> None:
         self._table = table

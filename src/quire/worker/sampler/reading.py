@@ -6,15 +6,14 @@ before `settle`: until then a step may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from operator import attrgetter
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from quire.messages import IntArray, StepOutput, no_ints
 from quire.worker.input_batch import InputBatch
-from quire.worker.sampler.processors import RowFollower
+from quire.worker.sampler.processors import RowFeature
 from quire.worker.staging import Array
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be chosen."
@@ -53,15 +52,7 @@ class Reading(Protocol):
         """Puts its part into the answer, out of the arrays of `tensors`."""
 
 
-class StepReader(RowFollower, Protocol):
+class StepReader(RowFeature, Protocol):
     """Whatever looks at the hidden states of a step beside those that tokens are sampled from."""
-
-    # what a sequence asks for; None or an empty text: nothing, and it need not be admitted
-    parameter_of: attrgetter[Any]
-
-    @property
-    def rows(self) -> Collection[int]:
-        """Those that ask for something; without any the step is not looked at."""
-        ...
 
     def start(self, hidden_TE: Tensor, batch: InputBatch) -> Reading: ...

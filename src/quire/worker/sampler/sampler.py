@@ -28,7 +28,7 @@ from quire.worker.sampler.candidates import read_candidates
 from quire.worker.sampler.choose import choose_tokens
 from quire.worker.sampler.plan import Positions, SamplingPlan
 from quire.worker.sampler.pooling import Pooling
-from quire.worker.sampler.processors import RowFollower, built_in_processors
+from quire.worker.sampler.processors import RowFeature, built_in_processors
 from quire.worker.sampler.prompt_logprobs import PromptLogprobs
 from quire.worker.sampler.reading import NOT_FINITE, Reading, Sampled, StepReader
 from quire.worker.sampler.settings import RowSettings
@@ -62,7 +62,7 @@ class Sampler(StepMember):
         self.beside = BesideSteps(table.num_rows, is_alone=is_alone)
         self._processors = built_in_processors(table, grammars, self.beside, self._reasons)
         self._readers: tuple[StepReader, ...] = (PromptLogprobs(table, compute_logits), Pooling(table))
-        self._followers: tuple[RowFollower, ...] = (self.settings, *self._processors)
+        self._features: tuple[RowFeature, ...] = (*self._processors, *self._readers)
         self._has_work_beside = False
         self._room = torch.empty(0)
         # of the last batch; None: rows have come or gone since
@@ -71,30 +71,29 @@ class Sampler(StepMember):
 
     def admit(self, sequence: AdmittedSequence) -> None:
         self._forget(sequence.row)
-        for follower in self._followers:
-            follower.admit(sequence)
-        for reader in self._readers:
-            if reader.parameter_of(sequence) not in (None, ""):
-                reader.admit(sequence)
+        self.settings.admit(sequence)
+        for feature in self._features:
+            if feature.parameter_of(sequence) != feature.none:
+                feature.admit(sequence)
 
     def fork(self, fork: ForkedSequence) -> None:
         self._forget(fork.row)
-        for follower in (*self._followers, *self._readers):
-            follower.fork(fork)
+        self.settings.fork(fork)
+        for feature in self._features:
+            if fork.parent_row in feature.rows:
+                feature.fork(fork)
 
     def release(self, row: int) -> None:
         self._forget(row)
-        for follower in self._followers:
-            follower.release(row)
 
     def _forget(self, row: int) -> None:
         """Whoever had the row has it no more."""
         self._plan = None
         if row in self.beside.jobs:
             self.beside.forget(row)
-        for reader in self._readers:
-            if row in reader.rows:
-                reader.release(row)
+        for feature in self._features:
+            if row in feature.rows:
+                feature.release(row)
 
     def without_waiting(self, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, IntArray]:
         """Those whose next token waits for work that is done beside the steps compute nothing before it is done, unless
@@ -143,7 +142,7 @@ class Sampler(StepMember):
         lengths_N = plan.sampled.of(batch.lengths_N)
         logits_NV = plan.sampled.rows_of(logits_NV)
         tokens_N, top_N = self._choose(plan, logits_NV, lengths_N)
-        logprobs = plan.logprobs.read(logits_NV, tokens_N)
+        logprobs = [] if plan.logprobs is None else plan.logprobs.read(logits_NV, tokens_N)
         late = self._late_among(plan.rows_N)
         verified = self._table if batch.has_drafts else None
         yield ChosenTokens(plan, lengths_N, [tokens_N, top_N, *logprobs], late, self._reasons, verified)
@@ -230,7 +229,8 @@ class ChosenTokens:
             # What followed a wrong draft may be as it likes. A row that fails before gets no token at all.
             is_failed &= is_said
             is_kept = is_said & ~is_late & ~np.isin(rows_N, rows_N[is_failed])
-        sampled.output.logprobs = self._plan.logprobs.by_row(logprobs, rows_N, is_kept)
+        if self._plan.logprobs is not None:
+            sampled.output.logprobs = self._plan.logprobs.by_row(logprobs, rows_N, is_kept)
         if not is_kept.all():
             self._fail(rows_N[is_failed], top[is_failed], sampled)
             rows_N = rows_N[is_kept]

@@ -1,6 +1,6 @@
 """Sampling parameters of every row, as arrays, so that a mixed batch costs what a uniform one does.
 
-Same hooks as a logits processor: admit, fork, release. Owned by Sampler.
+Filled when a row is admitted or forked. Owned by Sampler.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ class RowSettings:
         for column in self._inherited:
             column[fork.row] = column[fork.parent_row]
         self.seed[fork.row] = to_uint64(fork.seed)
-
-    def release(self, row: int) -> None:
-        """Nothing to free."""
 
     def draws_of(self, rows_N: IntArray) -> RowDraws | None:
         """How these rows draw; None if every one is greedy."""

@@ -13,7 +13,7 @@ from quire.worker.sampler.processors.bad_words import BadWords
 from quire.worker.sampler.processors.logit_bias import LogitBias
 from quire.worker.sampler.processors.min_tokens import MinTokens
 from quire.worker.sampler.processors.penalties import Penalties
-from quire.worker.sampler.processors.processor import ByRow, LogitsProcessor, RowFollower
+from quire.worker.sampler.processors.processor import ByRow, LogitsProcessor, RowFeature, RowFollower
 from quire.worker.sampler.processors.structured_output import StructuredOutput
 from quire.worker.sampler.processors.thinking_budget import ThinkingBudget
 
@@ -30,7 +30,7 @@ def built_in_processors(
     beside = beside or BesideSteps(num_rows)
     structured = StructuredOutput(table, grammars or Grammars(), beside, {} if reasons is None else reasons)
     forms = ByRow(structured, num_rows, "sampling.structured_outputs")
-    beside.users = forms.states
+    beside.users = forms.rows
     return (
         ByRow(AllowedTokenIds(), num_rows, "sampling.allowed_token_ids"),
         ByRow(BadWords(table), num_rows, "bad_words_token_ids", none=[]),
@@ -42,4 +42,4 @@ def built_in_processors(
     )
 
 
-__all__ = ["LogitsProcessor", "RowFollower", "built_in_processors"]
+__all__ = ["LogitsProcessor", "RowFeature", "RowFollower", "built_in_processors"]

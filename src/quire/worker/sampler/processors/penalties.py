@@ -6,6 +6,8 @@ included, and counted anew in every step: for what a step costs, that is little,
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,29 +17,34 @@ from quire.messages import AdmittedSequence, ForkedSequence, IntArray
 from quire.worker.kernels import penalise
 from quire.worker.row_table import RowTable
 
-_NONE = (1.0, 0.0, 0.0)
-
 
 class Penalties:
     """The three numbers of every row; a logits processor with all hooks."""
 
+    parameter_of = attrgetter("sampling.repetition_penalty", "sampling.frequency_penalty", "sampling.presence_penalty")
+    none = (1.0, 0.0, 0.0)
+
     def __init__(self, table: RowTable) -> None:
         self._table = table
-        self._strengths = np.full((table.num_rows, 3), _NONE, dtype=np.float32)
+        self.rows: set[int] = set()
+        self._strengths = np.full((table.num_rows, 3), self.none, dtype=np.float32)
         self._is_used = np.zeros(table.num_rows, dtype=np.bool_)
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        sampling = sequence.sampling
-        strengths = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
+        strengths = self.parameter_of(sequence)
         self._strengths[sequence.row] = strengths
-        self._is_used[sequence.row] = strengths != _NONE
+        self._use(sequence.row, is_used=strengths != self.none)
 
     def fork(self, fork: ForkedSequence) -> None:
         self._strengths[fork.row] = self._strengths[fork.parent_row]
-        self._is_used[fork.row] = self._is_used[fork.parent_row]
+        self._use(fork.row, is_used=fork.parent_row in self.rows)
 
     def release(self, row: int) -> None:
-        self._is_used[row] = False
+        self._use(row, is_used=False)
+
+    def _use(self, row: int, *, is_used: bool) -> None:
+        self._is_used[row] = is_used
+        (self.rows.add if is_used else self.rows.discard)(row)
 
     def is_active(self, rows_N: IntArray) -> bool:
         return bool(self._is_used[rows_N].any())

@@ -6,7 +6,7 @@ uses costs one look at an empty dictionary. The order of processors is the order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -46,11 +46,25 @@ class RowFollower(Protocol):
         ...
 
 
-class LogitsProcessor(RowFollower, Protocol):
+class RowFeature(RowFollower, Protocol):
+    """What only some rows ask for. A row that does not is not admitted, and where no row does nobody asks it."""
+
+    # what a sequence says about it, and what it says if it asks for nothing
+    parameter_of: attrgetter[Any]
+    none: Any
+
+    @property
+    def rows(self) -> Collection[int]:
+        """Those that ask for it."""
+        ...
+
+
+class LogitsProcessor(RowFeature, Protocol):
     """Three more hooks over a step. A row with drafts occurs several times in it, side by side, with rising lengths."""
 
     def is_active(self, rows_N: IntArray) -> bool:
-        """Whether any of these rows uses it. Asked when rows have come or gone, not in every step."""
+        """Whether any of these rows uses it. Asked when rows have come or gone, not in every step, and while there are
+        `rows` at all."""
         ...
 
     def is_used_by(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
@@ -82,25 +96,24 @@ class ByRow(Generic[State]):
     def __init__(self, rule: Rule[State], num_rows: int, parameter: str, none: Any = None) -> None:
         """`parameter`: of the sequence, what the rule is about; where it is `none`, the rule need not look."""
         self._rule = rule
-        self._parameter_of = attrgetter(parameter)
-        self._none = none
-        # by row
-        self.states: dict[int, State] = {}
+        self.parameter_of = attrgetter(parameter)
+        self.none = none
+        # states by row
+        self.rows: dict[int, State] = {}
         self._has_state = np.zeros(num_rows, dtype=np.bool_)
 
     def admit(self, sequence: AdmittedSequence) -> None:
-        is_asked_for = self._parameter_of(sequence) != self._none
-        self._set(sequence.row, self._rule.state_of(sequence) if is_asked_for else None)
+        self._set(sequence.row, self._rule.state_of(sequence))
 
     def fork(self, fork: ForkedSequence) -> None:
-        parent = self.states.get(fork.parent_row)
+        parent = self.rows.get(fork.parent_row)
         self._set(fork.row, None if parent is None else self._rule.state_of_child(parent))
 
     def release(self, row: int) -> None:
         self._set(row, None)
 
     def is_active(self, rows_N: IntArray) -> bool:
-        return bool(self.states) and bool(self._has_state[rows_N].any())
+        return bool(self._has_state[rows_N].any())
 
     def is_used_by(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
         return self._has_state[rows_N]
@@ -108,15 +121,15 @@ class ByRow(Generic[State]):
     def apply(self, logits_NV: Tensor, rows_N: IntArray, lengths_N: IntArray) -> None:
         positions_n = np.flatnonzero(self._has_state[rows_N])
         columns = positions_n.tolist(), rows_N[positions_n].tolist(), lengths_N[positions_n].tolist()
-        users = [User(position, row, length, self.states[row]) for position, row, length in zip(*columns, strict=True)]
+        users = [User(position, row, length, self.rows[row]) for position, row, length in zip(*columns, strict=True)]
         self._rule.apply(logits_NV, users)
 
     def _set(self, row: int, state: State | None) -> None:
         self._has_state[row] = state is not None
         if state is None:
-            self.states.pop(row, None)
+            self.rows.pop(row, None)
         else:
-            self.states[row] = state
+            self.rows[row] = state
 
 
 class TokenPlaces:
