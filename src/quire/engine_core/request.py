@@ -51,6 +51,8 @@ class Sequence:
         self.host_tables: list[list[int]] = []
         # chain hashes of the leading full blocks, as far as anyone has asked
         self.block_hashes: list[bytes] = []
+        # what it found when it was looked up last; the prefix cache's own
+        self.last_hit: object = None
         # name of the checkpoint of its state that goes when it leaves another one
         self.last_checkpoint = b""
         # tokens that were computed when it gave way, so that what is computed again can be counted

@@ -44,6 +44,8 @@ class BlockPool:
         # count 0 and content known
         self._cached: EvictionOrder = LeastRecentlyUsed() if order is None else order
         self.num_evictions = 0
+        # names that are not to be found any more, or under which another block is
+        self.num_names_lost = 0
         # everybody who stands on this pool reports to the same one
         self.recorder = recorder or Recorder()
         self.changes = changes
@@ -199,6 +201,7 @@ class BlockPool:
         """The content of a held block is not to be found any more."""
         key = self._keys[block]
         if key is not None:
+            self.num_names_lost += 1
             del self._block_by_key[key]
             self._keys[block] = None
             self._cached.unnamed(block)
@@ -218,6 +221,7 @@ class BlockPool:
         self.recorder.forgotten(list(self._cached))
         self._free.extend(self._cached)
         self._cached.clear()
+        self.num_names_lost += len(self._block_by_key)
         self._block_by_key.clear()
         if self.changes is not None:
             self.changes.cleared()

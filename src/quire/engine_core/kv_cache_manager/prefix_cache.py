@@ -46,6 +46,18 @@ class ComputedBlocks:
         return int_array([block for table in self.blocks for block in table[first:] if block != NO_BLOCK])
 
 
+@dataclass(frozen=True, slots=True)
+class KnownHit:
+    """What a sequence has found. Until a name is lost it can only become longer, and does so where its next block gets
+    a name: who waits is asked for it in each step, and looked up once."""
+
+    num_names_lost: int
+    # blocks that could be found, and those that were there
+    limit: int
+    length: int
+    found: ComputedBlocks
+
+
 class PrefixHasher(ChainHasher):
     """Computes and remembers the chain hashes of a sequence's full blocks."""
 
@@ -92,6 +104,9 @@ class PrefixCache:
         self.state_group = len(groups) - 1
         self._attention = groups[:-1] if self.num_state_blocks else groups
         self._is_whole = [group.sliding_window == 0 for group in self._attention]
+        # a hit is the beginning of one chain, and can be remembered
+        self._is_simple = self._is_whole == [True] and not self.num_state_blocks
+        self._nothing = ComputedBlocks(0, [[] for _ in groups])
         # block -> request that was granted its tokens in the step that is being decided
         self._promises: dict[int, int] = {}
         # blocks that were named in each step whose results are not there, earliest first, and in the one being decided
@@ -106,7 +121,9 @@ class PrefixCache:
         # Siblings would hold a checkpoint while all of them copy it, and that is more than they were admitted with.
         is_crowd = self.num_state_blocks and len(sequence.request.sequences) > 1
         if limit < (0 if self.ends.by_name else 1) or is_crowd or sequence.is_unnamed or not looks_up(sequence):
-            return ComputedBlocks(0, [[] for _ in self._groups])
+            return self._nothing
+        if self._is_simple and not self._promises:
+            return self._longest_of_chain(sequence, limit)
         hashes = self.hasher.hashes(sequence, limit)
         length, reached = self._longest(hashes, sequence.request)
         num_without_state = reached * self._block_size
@@ -124,6 +141,21 @@ class PrefixCache:
         if self.num_state_blocks:
             blocks.append(self.state_after(state_name) or [])
         return ComputedBlocks(num_tokens, blocks, state_name=state_name, num_without_state=num_without_state)
+
+    def _longest_of_chain(self, sequence: Sequence, limit: int) -> ComputedBlocks:
+        known = sequence.last_hit
+        if isinstance(known, KnownHit) and known.limit == limit:
+            is_longer = known.length < limit and self._pool.find((0, sequence.block_hashes[known.length])) is not None
+            if not is_longer and (not known.length or known.num_names_lost == self._pool.num_names_lost):
+                return known.found
+        hashes = self.hasher.hashes(sequence, limit)
+        length = self._pool.length_of_chain(0, hashes)
+        found = self._nothing
+        if whole := sequence.request.whole_ranges.blocks_back(length, self._block_size):
+            num_tokens = whole * self._block_size
+            found = ComputedBlocks(num_tokens, [self._blocks_of(0, hashes, whole)], num_without_state=num_tokens)
+        sequence.last_hit = KnownHit(self._pool.num_names_lost, limit, length, found)
+        return found
 
     def _longest_end(
         self, sequence: Sequence, hashes: list[bytes], length: int
@@ -302,9 +334,6 @@ class PrefixCache:
         over the hashes, for any mix of windows. None that ends where the request may not be cut."""
         request_id = request.request_id
         ranges = request.whole_ranges
-        if self._is_whole == [True] and not self._promises and not self.num_state_blocks:
-            length = ranges.blocks_back(self._pool.length_of_chain(0, hashes), self._block_size)
-            return length, length
         run_lengths = [0] * len(self._attention)
         longest = reached = 0
         for index, content in enumerate(hashes):
