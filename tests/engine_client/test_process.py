@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from tests.support.blocking_client import BlockingClient
 
 from quire.engine_client import AsyncEngineClient
-from quire.engine_client.incoming import Incoming
-from quire.engine_client.socket_link import SocketLink, fresh_folder
+from quire.engine_client.socket_link import Incoming, SocketLink, fresh_folder
 from quire.engine_core.launch_document import LaunchDocument
 from quire.engine_core.unread_frames import answer_to_no_message
 from quire.errors import EngineDeadError

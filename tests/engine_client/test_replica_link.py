@@ -8,8 +8,7 @@ import pytest
 from quire import SamplingParams
 from quire.chain_hashes import ChainHasher, public_name
 from quire.engine_client import AsyncEngineClient
-from quire.engine_client.block_namer import TOKENS_A_TURN
-from quire.engine_client.replica_link import ReplicaLink
+from quire.engine_client.replica_link import TOKENS_A_TURN, ReplicaLink
 from quire.messages import (
     AbortRequests,
     CacheChanged,

@@ -2,9 +2,8 @@
 
 import pytest
 
-from quire.engine_core.kv_cache_manager.capacity import CacheOptions, plan_cache
+from quire.engine_core.kv_cache_manager.capacity import CacheOptions, largest_part, plan_cache
 from quire.engine_core.kv_cache_manager.groups import make_groups
-from quire.engine_core.kv_cache_manager.stage_layers import largest_part
 from quire.messages import LayerSpec, WorkerCapacity
 from quire.state_layout import state_layout
 

@@ -10,8 +10,7 @@ from tests.support.recordings import recording_of
 
 from quire.observability.decisions import KINDS, Decision
 from quire.observability.perfetto import perfetto_trace
-from quire.observability.recorder import DecisionRecorder
-from quire.observability.ring import Ring
+from quire.observability.recorder import DecisionRecorder, Ring
 from quire.testing.core import CoreUnderTest
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -41,7 +41,7 @@ FLOORS = {
         ("process", "scheduler"),
         ("decoding", "kv_cache_manager", "launch_document"),
         ("further_clients", "pulse", "request"),
-        ("adapters", "block_table", "driver", "executor", "kv_event_publisher", "last_steps", "rows", "unread_frames"),
+        ("adapters", "block_table", "driver", "executor", "kv_event_publisher", "rows", "unread_frames"),
         ("whole_ranges",),
     ),
 }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from quire.engine_client.incoming import Incoming
+from quire.engine_client.socket_link import Incoming
 from quire.message_encoding import encode
 from quire.messages import ToClient, ToCore
 

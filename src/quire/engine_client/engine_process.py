@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.processes.process_state import is_stopped, processor_seconds, state_of
+from quire.processes.child_process import is_stopped, processor_seconds, state_of
 
 if TYPE_CHECKING:
     from quire.engine_core.pulse import Pulse, PulsePage

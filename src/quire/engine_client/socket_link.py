@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from quire.engine_client.engine_process import WatchedProcess
-from quire.engine_client.incoming import Incoming
 from quire.errors import EngineDeadError, EngineError
-from quire.message_encoding import encode
+from quire.message_encoding import decode_to_client, encode
 from quire.messages import EngineFailed, ToClient, ToCore
 from quire.processes.child_process import ChildProcess
 
@@ -196,3 +195,38 @@ def fresh_folder() -> str:
     """A folder that only this user may enter; near the root if the temporary folder's own name is too long."""
     longest = len(os.fsencode(tempfile.gettempdir())) + len("/quire-12345678/core")
     return tempfile.mkdtemp(prefix="quire-", dir=None if longest <= _LONGEST_PATH else "/tmp")
+
+
+logger = logging.getLogger(__name__)
+
+
+class Incoming:
+    """What a core says, decoded strictly: a frame that is no message is counted and dropped, and the first one
+    logged."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._num_garbage_frames = 0
+
+    def take(self) -> list[ToClient]:
+        """All that is there; does not wait."""
+        messages: list[ToClient] = []
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(decode_to_client(frame))
+            except Exception as error:
+                # Any: bytes from elsewhere may also exhaust the decoder's recursion or its memory.
+                self._count(frame, error)
+
+    def statistics(self) -> dict[str, float]:
+        return {"garbage_frames_dropped": self._num_garbage_frames}
+
+    def _count(self, frame: bytes, error: Exception) -> None:
+        self._num_garbage_frames += 1
+        if self._num_garbage_frames == 1:
+            text = "dropped a frame of %d bytes that is no message (%s); others will be counted only"
+            logger.warning(text, len(frame), error)

@@ -12,9 +12,8 @@ from quire.engine_core.executor.keyed_channel import KeyedAddress
 from quire.engine_core.executor.placement import Rank, RankSight, Sight
 from quire.engine_core.executor.rank_channel import channel_pair
 from quire.engine_core.executor.shared_memory import GridMeetings
-from quire.processes.child_process import ChildProcess
+from quire.processes.child_process import ChildProcess, is_stopped, processor_ticks
 from quire.processes.documents import encode_document
-from quire.processes.process_state import is_stopped, processor_ticks
 
 if TYPE_CHECKING:
     from quire.worker.crossing import Facts

@@ -2,16 +2,22 @@
 
 A small model must not take the machine (it is capped by need), and a long context must not fail at the first long
 request (the length is lowered to what memory holds, if the user left it to us).
+
+Where workers have some layers each, there is one plan of blocks for all of them. A block has the same number everywhere
+and holds a part on each stage: what the layers of that stage keep. So the plan is made with the layers of all, and a
+block counts with the largest of its parts, which one worker must have room for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from quire.engine_core.kv_cache_manager.groups import KVGroup, make_groups
-from quire.engine_core.kv_cache_manager.stage_layers import largest_part
 from quire.errors import CapacityError
-from quire.messages import WorkerCapacity
+from quire.messages import LayerSpec, WorkerCapacity
+from quire.state_layout import state_layout
 
 GIB = 2**30
 _DEFAULT_CPU_CAP = 4 * GIB
@@ -167,3 +173,20 @@ def _too_small(
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def largest_part(
+    layers: list[LayerSpec], num_layers_of_stages: Sequence[int], groups: list[KVGroup], block_size: int
+) -> int:
+    """Bytes of a block on the stage that keeps most of it; `groups` are those of all `layers`."""
+    bounds = pairwise(accumulate(num_layers_of_stages, initial=0))
+    return max(_bytes_of_part(layers[first:end], groups, block_size) for first, end in bounds)
+
+
+def _bytes_of_part(layers: list[LayerSpec], groups: list[KVGroup], block_size: int) -> int:
+    """Of a block, what a stage keeps."""
+    bytes_per_token = {layer.name: layer.bytes_per_token for layer in layers if not layer.state_bytes}
+    names = [[name for name in group.layer_names if name in bytes_per_token] for group in groups]
+    of_tokens = max(sum(bytes_per_token[name] for name in members) for members in names) * block_size
+    layout = state_layout(layers, names, block_size, groups[-1].num_state_blocks)
+    return max(of_tokens, layout.num_places * layout.chunk_bytes if layout else 0)
