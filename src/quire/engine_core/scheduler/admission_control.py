@@ -69,6 +69,8 @@ class AdmissionControl:
         self._step = step
         self._lenders = None
         self._has_results_to_come = has_results_to_come
+        if not len(self._queues):
+            return
         head = next(self._heads(), None) if self._may_displace() else None
         if head is not None and not self.may_start(head):
             self._make_way(head)
@@ -77,6 +79,8 @@ class AdmissionControl:
 
     def next(self) -> Request | None:
         """The request that starts now."""
+        if not len(self._queues):
+            return None
         self._lenders = None
         for head in self._heads():
             if self.may_start(head) and self._borrows(head):

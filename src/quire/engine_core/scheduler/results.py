@@ -90,11 +90,11 @@ class Results:
         result.token_ids = token_ids
         result.logprobs = self._logprobs_of(output.logprobs, decided, rows)
         # Looked up before a decoding method gives rows away.
-        answers = self._lifecycle.answers_of(
-            {row: found for row, found in output.candidates.items() if self._is_answer(row, decided)}
-        )
+        answers = {row: found for row, found in output.candidates.items() if self._is_answer(row, decided)}
+        by_request = self._lifecycle.answers_of(answers) if answers else {}
         self._lifecycle.show_tokens(rows)
-        self._lifecycle.show_candidates(answers)
+        if by_request:
+            self._lifecycle.show_candidates(by_request)
         self._lifecycle.end_blamed()  # before a stop rule ends them as if all were well
         for row, token, is_stop in ends:
             self._end(row, token, is_stop)
